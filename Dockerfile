@@ -13,7 +13,7 @@
 #
 # The volume also keeps what the driver compiles for GPUs that TensorFlow has no machine
 # code for. To have that done once, and see it, run the image with --entrypoint python
-# and the command -m harness.doctor.gpu_code.
+# and the command -m harness.doctor.gpu.
 #
 # docs/ci.md explains users, volumes and other base images.
 ARG BASE=python:3.12-slim-bookworm

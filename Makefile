@@ -43,7 +43,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 setup-gpu: $(STAMP_GPU)  # Add the locked libraries of CUDA (several GB), checked by hash; compile once what TensorFlow lacks for these GPUs.
-	$(BIN)/python -m harness.doctor.gpu_code
+	$(BIN)/python -m harness.doctor.gpu
 
 $(STAMP_GPU): $(STAMP) requirements-gpu.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-gpu.lock

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import program
 from harness.command.worker import free_port
 from harness.errors import PlanError
-from harness.machine.allocation import Processes
+from harness.machine.allocation import ONE_PROCESS
 from harness.run import trial_tree
 from harness.run.session import Session, SessionEndedError
 from harness.run.trial_tree import ProcessTree
@@ -37,12 +36,10 @@ from results.store import untrusted
 from results.verify import trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.run.trial_runner import Prepared
     from harness.run.trial_tree import TrialExit
-
-    Check = Callable[[Path, Sequence[str], float], str]
 
 
 ASKED: Final[dict[str, Any]] = {
@@ -57,6 +54,11 @@ ASKED: Final[dict[str, Any]] = {
     "is_evaluated": True,
 }
 """What the trials of the checks ask for."""
+NUM_MEASURED_STEPS: Final = 12
+TURNS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
+"""Round, attempt and steps of each turn: the first one is void, and repeated."""
+NO_SUCH_VERSION: Final = 99
+CONTROL: Final = "nosync"
 # The last argument is the directory of the trial, which programs find in a variable.
 _START: Final = """
 import os, sys
@@ -65,248 +67,130 @@ os.execvp(sys.argv[2], sys.argv[2:-1])
 """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Staged:
-    """A trial of a check, in the form that ``Session`` starts."""
-
-    trial_dir: Path  # Its directory.
-    command: tuple[str, ...]  # What starts it.
-    variables: dict[str, str]  # Environment variables of its processes.
-    # One is planned; a program says itself how many it has.
-    processes: Processes = dataclasses.field(
-        default_factory=lambda: Processes(members=(), num_ranks=1)
-    )
-    is_client: bool = True  # Always.
-
-    def tree(self) -> ProcessTree:
-        """Returns its processes, planned; it runs alone."""
-        return ProcessTree(self.trial_dir, self.variables, self.command)
-
-    def stderr(self) -> str:
-        """Returns what it wrote to stderr."""
-        return untrusted.tail(self.trial_dir / "stderr.log", 2**20)
-
-
-def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
-    """Returns a trial whose directory is ready."""
-    folder.mkdir()
-    version = asked.pop("protocol", None)
-    content = TrialFile.model_validate({**ASKED, **asked}).model_dump(mode="json")
-    if version is not None:
-        content["protocol"] = version
-    (folder / TRIAL_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
-    output_dir = folder / "output"
-    output_dir.mkdir()
-    values = {
-        **content,
-        "replicas": content["num_replicas"],
-        "workers": content["num_replicas"],
-        "replicas_per_worker": 1,
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": 0,
-        "port": free_port(),
-        "output_dir": output_dir,
-    }
-    words = program.fill_words(command, values)
-    variables = {k: v for k, v in os.environ.items() if k != ADDRESS_VARIABLE}
-    variables |= {
-        process_tree.MARKER: str(folder.resolve()),
-        trial_tree.VARIABLE: str(trial_tree.folder_of(folder)),
-    }
-    return Staged(
-        trial_dir=folder,
-        command=(sys.executable, "-c", _START, str(Path.cwd()), *words),
-        variables=variables,
-    )
-
-
-NUM_MEASURED_STEPS: Final = 12
-TURNS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
-"""Round, attempt and steps of each turn: the first one is void, and repeated."""
-NO_SUCH_VERSION: Final = 99
-CONTROL: Final = "nosync"
-_STUCK: Final = "it did not answer, or end, within the time limit"
-
-
 class NonconformingError(Exception):
     """What a program does wrong; one line."""
 
 
-def is_alone(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
-    """A trial without a connection: warm-up, then as many steps as asked for."""
-    staged = stage(folder, command, num_measured_steps=NUM_MEASURED_STEPS)
-    _check_end(staged, _run(staged, timeout_sec))
-    return _check_files(staged, NUM_MEASURED_STEPS, 0)
+class Checked:
+    """A trial of a check, in the form that ``Session`` starts: it runs alone."""
 
+    processes = ONE_PROCESS  # A program says itself how many it has.
+    is_client = True
 
-def takes_turns(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
-    """It waits for its turns, and runs in each as many steps as it is told."""
-    staged = stage(folder, command)
-    with _met(staged, timeout_sec) as session:
-        for round_index, attempt, num_steps in TURNS:
-            session.send(
-                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
+    def __init__(
+        self, folder: Path, command: Sequence[str], timeout_sec: float, **asked: Any
+    ) -> None:
+        self.trial_dir, self.timeout_sec = folder, timeout_sec
+        output_dir = folder / "output"
+        output_dir.mkdir(parents=True)
+        version = {name: asked.pop(name) for name in ("protocol",) if name in asked}
+        content = TrialFile.model_validate({**ASKED, **asked}).model_dump(mode="json")
+        text = json.dumps({**content, **version})
+        (folder / TRIAL_FILE).write_text(text + "\n", encoding="utf-8")
+        values = {
+            **content,
+            "replicas": content["num_replicas"],
+            "workers": content["num_replicas"],
+            "replicas_per_worker": 1,
+            "cores": len(os.sched_getaffinity(0)),
+            "gpus": 0,
+            "port": free_port(),
+            "output_dir": output_dir,
+        }
+        words = program.fill_words(command, values)
+        self.command = (sys.executable, "-c", _START, str(Path.cwd()), *words)
+        self.variables = {
+            **{k: v for k, v in os.environ.items() if k != ADDRESS_VARIABLE},
+            process_tree.MARKER: str(folder.resolve()),
+            trial_tree.VARIABLE: str(trial_tree.folder_of(folder)),
+        }
+
+    def run(self) -> TrialExit:
+        """Runs it without a connection."""
+        tree = ProcessTree(self.trial_dir, self.variables, self.command)
+        ended = trial_tree.run_tree(tree, timeout_sec=self.timeout_sec)
+        _check_time(ended)
+        return ended
+
+    @contextlib.contextmanager
+    def met(self) -> Iterator[Session]:
+        """Yields it connected and warm; leaves nothing of it behind."""
+        session = Session(cast("Prepared", self), timeout_sec=self.timeout_sec)
+        try:
+            session.start()
+            session.receive("imported")
+            session.send("build", is_alone=True)
+            session.receive("built")
+            session.send("warm_up", heap_fraction=0.0)
+            session.receive("ready")
+            yield session
+        except SessionEndedError:
+            assert session.exit is not None
+            self.check_end(session.exit)
+            raise NonconformingError(
+                f"it ended while {session.awaited!r} was expected; its last line:"
+                f" {self.last_line()!r}"
+            ) from None
+        finally:
+            session.kill()
+
+    def last_line(self) -> str:
+        """Returns the last line that it wrote to stderr."""
+        text = untrusted.tail(self.trial_dir / "stderr.log", 2**20)
+        lines = [line for line in text.splitlines() if line.strip()]
+        return (lines or [""])[-1][:300]
+
+    def check_end(self, ended: TrialExit) -> None:
+        _check_time(ended)
+        if reason := rank_file.read_first_exit(self.trial_dir).reason:
+            raise NonconformingError(reason)
+        if ended.exit_code:
+            raise NonconformingError(
+                f"exit code {ended.exit_code}; its last line: {self.last_line()!r}"
             )
-            for answer in session.receive("turn"):
-                said = answer["round_index"], answer["attempt"], answer["num_steps"]
-                if said != (round_index, attempt, num_steps):
-                    raise NonconformingError(
-                        f"the answer to turn {round_index}, attempt {attempt} of"
-                        f" {num_steps} steps repeats {said}"
-                    )
-        session.send("finish")
-        _check_end(staged, session.wait(timeout_sec))
-    return _check_files(staged, sum(turn[-1] for turn in TURNS), len(TURNS))
 
-
-def has_or_refuses_controls(
-    folder: Path, command: Sequence[str], timeout_sec: float
-) -> str:
-    """It leaves out what a control says, or fails: it never ignores one."""
-    staged = stage(
-        folder, command, num_measured_steps=NUM_MEASURED_STEPS, control=CONTROL
-    )
-    ended = _run(staged, timeout_sec)
-    if ended.exit_code == 0:
-        _check_files(staged, NUM_MEASURED_STEPS, 0)
-        return f"it has the control {CONTROL!r}"
-    if CONTROL not in _last_line(staged):
-        raise NonconformingError(
-            f"the control {CONTROL!r} ends it with exit code {ended.exit_code}, and its"
-            f" last line does not name the control: {_last_line(staged)!r}"
-        )
-    return f"it refuses the control {CONTROL!r}, by name"
-
-
-def refuses_other_versions(
-    folder: Path, command: Sequence[str], timeout_sec: float
-) -> str:
-    """A ``client.json`` of another version ends it, with one line that says so."""
-    staged = stage(
-        folder, command, num_measured_steps=NUM_MEASURED_STEPS, protocol=NO_SUCH_VERSION
-    )
-    ended = _run(staged, timeout_sec)
-    if not ended.exit_code or str(NO_SUCH_VERSION) not in _last_line(staged):
-        raise NonconformingError(
-            f"client.json of version {NO_SUCH_VERSION} gave exit code"
-            f" {ended.exit_code} and the last line {_last_line(staged)!r}; end with an"
-            " exit code that is not 0, and name the version on stderr"
-        )
-    return "exit code and last line say so"
-
-
-def ends_without_harness(
-    folder: Path, command: Sequence[str], timeout_sec: float
-) -> str:
-    """It ends by itself when the harness has gone while it waits."""
-    staged = stage(folder, command)
-    with _met(staged, timeout_sec) as session:
-        processes = session.processes()
-        session.close()
-        deadline = time.monotonic() + timeout_sec
-        while any(_runs(process) for process in processes):
-            if time.monotonic() > deadline:
-                raise NonconformingError(
-                    "the connection was closed while it waited, and"
-                    f" {timeout_sec:g} s later it still ran; treat end-of-file as an"
-                    " error, and exit"
-                )
-            time.sleep(0.02)
-    return "all its processes ended"
-
-
-CHECKS: Final[dict[str, Check]] = {
-    "runs alone": is_alone,
-    "takes turns": takes_turns,
-    "controls": has_or_refuses_controls,
-    "other versions": refuses_other_versions,
-    "lost harness": ends_without_harness,
-}
-"""Every check, by name: takes a new folder, the command and a time limit."""
-
-
-@contextlib.contextmanager
-def _met(staged: Staged, timeout_sec: float) -> Iterator[Session]:
-    """Yields a program that has connected and is warm; leaves nothing of it behind."""
-    session = Session(cast("Prepared", staged), timeout_sec=timeout_sec)
-    try:
-        session.start()
-        session.receive("imported")
-        session.send("build", is_alone=True)
-        session.receive("built")
-        session.send("warm_up", heap_fraction=0.0)
-        session.receive("ready")
-        yield session
-    except SessionEndedError:
-        assert session.exit is not None
-        _check_end(staged, session.exit)
-        raise NonconformingError(
-            f"it ended while {session.awaited!r} was expected; its last line:"
-            f" {_last_line(staged)!r}"
-        ) from None
-    finally:
-        session.kill()
+    def check_files(self, num_measured_steps: int, num_turns: int) -> str:
+        """Reads the files of all ranks; returns what they say."""
+        num_ranks, has_losses = _read_rank(self.trial_dir, 0, 1)
+        for rank in range(1, num_ranks):
+            _read_rank(self.trial_dir, rank, num_ranks)
+        try:
+            raw = trials.read_trial(self.trial_dir, ASKED["num_warmup_steps"])
+        except (trials.RawError, FileNotFoundError) as error:
+            raise NonconformingError(str(error)) from error
+        facts = raw.result
+        found = {
+            "global_batch_size": (
+                facts["global_batch_size"],
+                ASKED["global_batch_size"],
+            ),
+            "example_unit": (facts["example_unit"], ASKED["unit"]),
+            "number of blocks": (len(facts["turns"]), num_turns),
+        }
+        for times in facts["ranks"]:
+            name = f"rank {times['rank']}: number of"
+            warmup = len(times["warmup_step_time_sec"])
+            found[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
+            measured = len(times["step_time_sec"])
+            found[f"{name} measured steps"] = (measured, num_measured_steps)
+        for name, (stated, asked) in found.items():
+            if stated != asked:
+                raise NonconformingError(f"{name} is {stated}, {asked} was asked for")
+        if not raw.is_complete:
+            raise NonconformingError(
+                "a rank has no line 'done', or failed a check of correctness"
+            )
+        ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+        return f"{ranks}, {'with' if has_losses else 'without'} losses"
 
 
 def _runs(process: Any) -> bool:
     return bool(process.is_running() and process.status() != "zombie")
 
 
-def _last_line(staged: Staged) -> str:
-    lines = [line for line in staged.stderr().splitlines() if line.strip()]
-    return (lines or [""])[-1][:300]
-
-
-def _run(staged: Staged, timeout_sec: float) -> TrialExit:
-    """Runs a program without a connection."""
-    ended = trial_tree.run_tree(staged.tree(), timeout_sec=timeout_sec)
+def _check_time(ended: TrialExit) -> None:
     if ended.is_timed_out:
-        raise NonconformingError(_STUCK)
-    return ended
-
-
-def _check_end(staged: Staged, ended: TrialExit) -> None:
-    if ended.is_timed_out:
-        raise NonconformingError(_STUCK)
-    if reason := rank_file.read_first_exit(staged.trial_dir).reason:
-        raise NonconformingError(reason)
-    if ended.exit_code:
-        raise NonconformingError(
-            f"exit code {ended.exit_code}; its last line: {_last_line(staged)!r}"
-        )
-
-
-def _check_files(staged: Staged, num_measured_steps: int, num_turns: int) -> str:
-    """Reads the files of all ranks; returns what they say."""
-    folder = staged.trial_dir
-    num_ranks, has_losses = _read_rank(folder, 0, 1)
-    for rank in range(1, num_ranks):
-        _read_rank(folder, rank, num_ranks)
-    try:
-        raw = trials.read_trial(folder, ASKED["num_warmup_steps"])
-    except (trials.RawError, FileNotFoundError) as error:
-        raise NonconformingError(str(error)) from error
-    facts = raw.result
-    found = {
-        "global_batch_size": (facts["global_batch_size"], ASKED["global_batch_size"]),
-        "example_unit": (facts["example_unit"], ASKED["unit"]),
-        "number of blocks": (len(facts["turns"]), num_turns),
-    }
-    for times in facts["ranks"]:
-        name = f"rank {times['rank']}: number of"
-        warmup = len(times["warmup_step_time_sec"])
-        found[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
-        measured = len(times["step_time_sec"])
-        found[f"{name} measured steps"] = (measured, num_measured_steps)
-    for name, (stated, asked) in found.items():
-        if stated != asked:
-            raise NonconformingError(f"{name} is {stated}, {asked} was asked for")
-    if not raw.is_complete:
-        raise NonconformingError(
-            "a rank has no line 'done', or failed a check of correctness"
-        )
-    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
-    return f"{ranks}, {'with' if has_losses else 'without'} losses"
+        raise NonconformingError("it did not answer, or end, within the time limit")
 
 
 def _read_rank(folder: Path, rank: int, num_ranks: int) -> tuple[int, bool]:
@@ -335,6 +219,91 @@ def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         return client_protocol.read_line(line).model_dump(mode="json")
     except ProtocolError as error:
         raise NonconformingError(f"{path.name} line {number}: {error}") from error
+
+
+def runs_alone(folder: Path, *given: Any) -> str:
+    """A trial without a connection: warm-up, then as many steps as asked for."""
+    trial = Checked(folder, *given, num_measured_steps=NUM_MEASURED_STEPS)
+    trial.check_end(trial.run())
+    return trial.check_files(NUM_MEASURED_STEPS, 0)
+
+
+def takes_turns(folder: Path, *given: Any) -> str:
+    """It waits for its turns, and runs in each as many steps as it is told."""
+    trial = Checked(folder, *given)
+    with trial.met() as session:
+        for round_index, attempt, num_steps in TURNS:
+            session.send(
+                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
+            )
+            for answer in session.receive("turn"):
+                said = answer["round_index"], answer["attempt"], answer["num_steps"]
+                if said != (round_index, attempt, num_steps):
+                    raise NonconformingError(
+                        f"the answer to turn {round_index}, attempt {attempt} of"
+                        f" {num_steps} steps repeats {said}"
+                    )
+        session.send("finish")
+        trial.check_end(session.wait(trial.timeout_sec))
+    return trial.check_files(sum(turn[-1] for turn in TURNS), len(TURNS))
+
+
+def has_or_refuses_controls(folder: Path, *given: Any) -> str:
+    """It leaves out what a control says, or fails: it never ignores one."""
+    asked = {"num_measured_steps": NUM_MEASURED_STEPS, "control": CONTROL}
+    trial = Checked(folder, *given, **asked)
+    code = trial.run().exit_code
+    if code == 0:
+        trial.check_files(NUM_MEASURED_STEPS, 0)
+        return f"it has the control {CONTROL!r}"
+    if CONTROL not in trial.last_line():
+        raise NonconformingError(
+            f"the control {CONTROL!r} ends it with exit code {code}, and its"
+            f" last line does not name the control: {trial.last_line()!r}"
+        )
+    return f"it refuses the control {CONTROL!r}, by name"
+
+
+def refuses_other_versions(folder: Path, *given: Any) -> str:
+    """A ``client.json`` of another version ends it, with one line that says so."""
+    asked = {"num_measured_steps": NUM_MEASURED_STEPS, "protocol": NO_SUCH_VERSION}
+    trial = Checked(folder, *given, **asked)
+    code = trial.run().exit_code
+    if not code or str(NO_SUCH_VERSION) not in trial.last_line():
+        raise NonconformingError(
+            f"client.json of version {NO_SUCH_VERSION} gave exit code {code} and the"
+            f" last line {trial.last_line()!r}; end with an exit code that is not 0,"
+            " and name the version on stderr"
+        )
+    return "exit code and last line say so"
+
+
+def ends_without_harness(folder: Path, *given: Any) -> str:
+    """It ends by itself when the harness has gone while it waits."""
+    trial = Checked(folder, *given)
+    with trial.met() as session:
+        processes = session.processes()
+        session.close()
+        deadline = time.monotonic() + trial.timeout_sec
+        while any(_runs(process) for process in processes):
+            if time.monotonic() > deadline:
+                raise NonconformingError(
+                    "the connection was closed while it waited, and"
+                    f" {trial.timeout_sec:g} s later it still ran; treat end-of-file as"
+                    " an error, and exit"
+                )
+            time.sleep(0.02)
+    return "all its processes ended"
+
+
+CHECKS: Final = {
+    "runs alone": runs_alone,
+    "takes turns": takes_turns,
+    "controls": has_or_refuses_controls,
+    "other versions": refuses_other_versions,
+    "lost harness": ends_without_harness,
+}
+"""Every check, by name: takes a new folder, the command and a time limit."""
 
 
 PASSED, BAD_REQUEST, FAILED = 0, 2, 4

@@ -1,23 +1,33 @@
-"""Checks of the machine: cores, clock, memory, and what else runs now."""
+"""Checks of the machine: cores, clock, memory, what else runs now, and canaries."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import multiprocessing
 import os
+import signal
+import statistics as standard
 import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from harness.errors import DoctorError
 from harness.machine import disturbance, machine_state
+from harness.machine.machine_state import read_topology
+from harness.trial.process_tree import request_death_signal
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from harness.machine.disturbance import Disturbance
     from harness.machine.machine_state import CpuTopology
+    from results.statistics.estimates import Estimate
 
 
 Level = Literal["ok", "caution", "bad"]
@@ -292,3 +302,215 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
         found += ": the kernel merges pages of memory while a trial runs"
     advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     yield judged("huge pages", found, caution={advice: is_always})
+
+
+# A canary runs on one core alone, then on all of them at once; the ratio of the rates
+# of that core is the ceiling. No program whose replicas use the cores in the same way
+# can be more efficient. The compute canary stays in the first cache: it shows shared
+# clocks and shared units. The memory canary is a triad over arrays larger than all
+# caches: it shows the shared bandwidth. Rounds alternate, so that drift of the machine
+# cancels.
+
+NUM_ROUNDS = 10
+TURN_SEC = 0.2
+_CACHES = 4
+"""The three arrays together are so many times as large as the largest cache."""
+_NUM_ARRAYS = 3
+_TRIAD_PASSES = 5
+"""Arrays read or written by ``a = s * c`` and ``a = a + b``."""
+_BLOCK = 4
+_LEAST_ARRAY_BYTES = 32 * 2**20
+_MOST_OF_MEMORY = 0.25
+_MOST_SPREAD = 0.1
+_DISTURBED = "find what disturbs it (neighbours, steal, clock), and run doctor again"
+COMPUTE: Final = "compute"
+MEMORY: Final = "memory"
+# By kind: the unit of its rate, the ceiling that is good, and what a low one says.
+_KINDS = {
+    COMPUTE: ("products/s", 0.9, "units or clock"),
+    MEMORY: ("bytes/s", 0.5, "bandwidth"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """The result of one canary."""
+
+    kind: str  # ``compute`` or ``memory``.
+    num_cores: int  # Cores that ran at once.
+    alone: Estimate  # Rate of one core alone, over rounds.
+    ratio: Estimate  # Rate of a core when all are busy / alone, over rounds.
+    spread: float  # Standard deviation of the logarithm of the rate alone, over rounds.
+
+
+Ask = Callable[[Sequence[int], str], list[float]]
+"""Runs a canary of a kind on some cores at once; returns the rate of each."""
+
+
+def array_bytes(cores: Sequence[int], root: Path) -> int | None:
+    """Returns the size of an array of the triad; None if memory is too small for it."""
+    caches = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*/size")
+    sizes = [machine_state.read_line(path).partition("K")[0] for path in caches]
+    largest = max((int(size) * 1024 for size in sizes if size.isdigit()), default=0)
+    wanted = max(_LEAST_ARRAY_BYTES, _CACHES * largest // _NUM_ARRAYS)
+    free = read_memory(root).get("MemAvailable", math.inf)
+    fits = wanted * _NUM_ARRAYS * len(cores) <= _MOST_OF_MEMORY * free
+    return wanted if fits else None
+
+
+_kernels: dict[str, tuple[Callable[[], object], float]] = {}
+"""In a process of canaries: each, and the work that a call does."""
+
+
+def _begin(core: int, num_bytes: int) -> None:
+    """Makes this a process of canaries, with arrays of so many bytes each."""
+    import numpy as np
+
+    request_death_signal()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the process that asks only
+    os.sched_setaffinity(0, {core})
+    multiply = disturbance.make_product()
+    first, second, third = (np.full(num_bytes // 8, x) for x in (1.0, 2.0, 3.0))
+
+    def compute() -> None:
+        for _ in range(_BLOCK):
+            multiply()
+
+    def triad() -> None:
+        np.multiply(third, 0.5, out=first)
+        np.add(first, second, out=first)
+
+    _kernels[COMPUTE] = compute, _BLOCK
+    _kernels[MEMORY] = triad, _TRIAD_PASSES * num_bytes
+    for kernel, _ in _kernels.values():
+        kernel()  # which touches all memory
+
+
+def _run(kind: str, duration_sec: float) -> float:
+    return disturbance.rate(*_kernels[kind], duration_sec)
+
+
+@contextlib.contextmanager
+def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
+    """Starts a process on each core; yields the function that asks them."""
+    spawn = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        pools = {
+            core: stack.enter_context(
+                futures.ProcessPoolExecutor(1, spawn, _begin, (core, num_bytes))
+            )
+            for core in cores
+        }
+
+        def ask(chosen: Sequence[int], kind: str) -> list[float]:
+            runs = [pools[core].submit(_run, kind, TURN_SEC) for core in chosen]
+            try:
+                return [run.result() for run in runs]
+            except futures.BrokenExecutor as error:
+                raise DoctorError(
+                    "a canary process ended before it answered; see its message above,"
+                    " free memory, and run doctor again"
+                ) from error
+
+        ask(cores, COMPUTE)  # so that all have started
+        yield ask
+
+
+def measure_ceilings(
+    cores: Sequence[int], ask: Ask, num_rounds: int = NUM_ROUNDS
+) -> list[Ceiling]:
+    """Runs both canaries in rounds."""
+    alone: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    for round_index in range(num_rounds):
+        place = round_index % len(cores)
+        turns = [[cores[place]], cores]
+        for kind in _KINDS:
+            # Both orders, since a core can be warmer after a turn of all.
+            order = turns[::-1] if round_index % 2 else turns
+            rates = {len(chosen): ask(chosen, kind) for chosen in order}
+            alone[kind].append(rates[1][0])
+            ratios[kind].append(rates[len(cores)][place] / rates[1][0])
+    from results.statistics import estimates  # sweeps need none
+
+    return [
+        Ceiling(
+            kind=kind,
+            num_cores=len(cores),
+            alone=estimates.geometric_mean(alone[kind], unit=unit),
+            ratio=estimates.geometric_mean(ratios[kind], unit=""),
+            spread=standard.stdev(math.log(value) for value in alone[kind]),
+        )
+        for kind, (unit, _, _) in _KINDS.items()
+    ]
+
+
+def check_ceiling(ceiling: Ceiling) -> Finding:
+    """Says what a core does when all are busy, and how steady one is alone."""
+    ratio = ceiling.ratio
+    _, good, shared = _KINDS[ceiling.kind]
+    found = (
+        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone on"
+        f" {ceiling.num_cores} cores at once, n = {ratio.n}"
+    )
+    if ceiling.kind == MEMORY:
+        found += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
+    varies, is_low = ceiling.spread > _MOST_SPREAD, (ratio.high or good) < good
+    if varies:
+        found += f"; the rate alone varied by {100 * ceiling.spread:.0f} %"
+    return judged(
+        f"{ceiling.kind} ceiling",
+        found,
+        caution={
+            _DISTURBED: varies,
+            f"cores share {shared}: compare efficiency with a solo run, not 1": is_low,
+        },
+    )
+
+
+def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding]:
+    if len(cores) == 1:
+        return [Finding("ceilings", "ok", "one core only: nothing to share")]
+    num_bytes = array_bytes(cores, root)
+    if num_bytes is None:
+        return [
+            Finding(
+                "ceilings",
+                "caution",
+                "not measured: arrays larger than the caches need more memory",
+                "free memory, or give doctor fewer cores with taskset",
+            )
+        ]
+    with canary_processes(cores, num_bytes) as ask:
+        return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
+
+
+DURATION_SEC = SPAN_SEC + 4 * NUM_ROUNDS * TURN_SEC + 2.0
+"""About how long it takes; waiting for the processes is the last part."""
+
+
+def diagnose(
+    root: Path = Path("/"),
+    measures: Sequence[Callable[[Sequence[int]], Sequence[Finding]]] = (
+        check_canaries,
+    ),
+) -> list[Finding]:
+    """Returns the findings of every check."""
+    from harness.doctor import gpu  # which names findings
+
+    cpus = read_topology(root)
+    cores = [cpu.cpu for cpu in cpus.cpus]
+    # Before anything of ours runs.
+    now = read_load(cores, root)
+    findings = [
+        *check_machine(cpus, now, root),
+        *gpu.check_gpus(gpu.read_gpu_states()),
+    ]
+    for measure in measures:
+        findings += measure(cores)
+    return findings
+
+
+def is_unfit(findings: Sequence[Finding]) -> bool:
+    """Whether something makes timings of this machine unusable."""
+    return any(finding.level == "bad" for finding in findings)

@@ -1,19 +1,37 @@
-"""Checks of the GPUs: other users, a lowered clock, what TensorFlow can use of them."""
+"""Checks of the GPUs: other users, a lowered clock, what TensorFlow can use of them.
+
+``make setup-gpu`` ends with this module as a program, which has the driver compile the
+machine code that TensorFlow lacks:
+
+    python -m harness.doctor.gpu
+
+``python -m harness.doctor.gpu DURATION_SEC SIZE DEVICE...`` prints one line of JSON:
+matrix products per second of each device alone, and of all at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import json
+import os
 import statistics
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+import time
+from concurrent import futures
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from harness.doctor import gpu_code
+from harness import catalog
 from harness.doctor.checks import Finding, judged
-from harness.errors import DoctorError, UnfitMachineError
+from harness.errors import DoctorError, PlanError, UnfitMachineError
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.machine.gpu_watch import GpuReading
     from harness.machine.gpus import Gpu
@@ -167,7 +185,7 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
         *findings,
         judged("TensorFlow", found or f"sees all {len(ids)} GPUs", bad={advice: found}),
         _check_driver(seen, driver),
-        *gpu_code.check_code(visible, seen.architectures, driver=driver),
+        *check_code(visible, seen.architectures, driver=driver),
     ]
 
 
@@ -198,6 +216,149 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(map(str.isdecimal, parts)) else ()
 
 
+CHECK: Final = "machine code"
+COMMAND: Final = "python -m harness.doctor.gpu"
+_PERIOD_SEC = 10.0
+_OTHER = "an older or newer TensorFlow, or TensorFlow built for them"
+_EACH = "every process compiles for minutes"
+
+
+def check_code(
+    visible: Sequence[Gpu],
+    architectures: Sequence[str],
+    *,
+    driver: str | None,
+) -> list[Finding]:
+    """A finding for each compute capability; none where TensorFlow is silent."""
+    folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])
+    built = ", ".join(architectures)
+    findings = []
+    for capability in _capabilities(visible) if architectures else ():
+        version = "{}.{}".format(*capability)
+        code = gpus.code_for(capability, architectures)
+        is_kept = _key(capability, driver) in gpus.noted_code(folder)
+        is_disabled = gpus.is_cache_disabled()
+        found = f"TensorFlow ({built}) has none for GPUs with {version}"
+        if code == "native":
+            found = f"TensorFlow ({built}) has that of GPUs with {version}"
+        needs = code == "compiled"
+        if needs and is_kept and not is_disabled:
+            kept = gpus.cache_bytes(folder) / 2**20
+            found += f"; compiled once, {kept:.0f} MiB in {folder}"
+        finding = judged(
+            CHECK,
+            found,
+            bad={_OTHER: code == "none"},
+            caution={
+                f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
+                f"make setup-gpu compiles once, for minutes, into {folder}": needs
+                and not is_kept,
+            },
+        )
+        findings.append(finding)
+    return findings
+
+
+def _capabilities(visible: Sequence[Gpu]) -> list[tuple[int, int]]:
+    return sorted({gpu.capability for gpu in visible if gpu.capability is not None})
+
+
+def _key(capability: tuple[int, int], driver: str | None) -> str:
+    """Names what compiled code depends on."""
+    tensorflow = environment.read_packages().get("tensorflow", "")
+    version = "{}.{}".format(*capability)
+    return f"{version}, driver {driver}, TensorFlow {tensorflow}"
+
+
+def compile_once() -> int:
+    """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs."""
+    try:
+        visible = gpus.visible_gpus()
+        if not visible:
+            _say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
+            return 0
+        seen = gpu_probe.probe([gpu.cuda_id for gpu in visible])
+        gpu_probe.check(seen, [gpu.cuda_id for gpu in visible])
+    except (PlanError, gpu_probe.MissingGpuError) as error:
+        _say(f"error: {error}")
+        return 1
+    driver = gpus.driver_version()
+    findings = check_code(visible, seen.architectures, driver=driver)
+    for finding in findings:
+        _say(finding.found)
+    todo = [
+        capability
+        for capability in _capabilities(visible)
+        if gpus.code_for(capability, seen.architectures) == "compiled"
+    ]
+    is_kept = not (todo and gpus.is_cache_disabled())
+    for finding in findings:
+        if finding.level == "bad" or not is_kept:
+            _say(f"error: {finding.advice}")
+            return 1
+    variables = gpus.cache_variables()
+    folder = Path(variables[gpus.CACHE_PATH])
+    for capability in todo:
+        if (key := _key(capability, driver)) in gpus.noted_code(folder):
+            continue
+        chosen = next(gpu for gpu in visible if gpu.capability == capability)
+        given = {
+            **os.environ,
+            **variables,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": chosen.cuda_id,
+        }
+        if not _compile(given, folder):
+            return 1
+        gpus.note_code(folder, key)
+    if todo:
+        names = (gpus.CACHE_PATH, gpus.CACHE_SIZE)
+        of_own = " ".join(f"{name}={variables[name]}" for name in names)
+        _say(f"programs that the harness does not start need {of_own}")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _compile(environ: Mapping[str, str], folder: Path) -> bool:
+    for name, info in catalog.WORKLOADS.items():
+        if all(preset.name != "gpu" for preset in info.presets):
+            continue
+        _say(f"{name}: the driver compiles into {folder} ...")
+        start = time.monotonic()
+        code = _run(name, environ)
+        took = f"{time.monotonic() - start:.0f} s"
+        if code:
+            _say(
+                f"error: {name} ended with {code} after {took}; its last lines say why"
+            )
+            return False
+        _say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
+    return True
+
+
+def _run(name: str, environ: Mapping[str, str]) -> int:
+    """Runs a workload, and shows that it goes on; there is no limit to its time."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workloads.warm_up", name],
+        env=environment.own_variables({"TF_CPP_MIN_LOG_LEVEL": "2", **environ}),
+    )
+    folder = Path(environ[gpus.CACHE_PATH])
+    start = time.monotonic()
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_PERIOD_SEC)
+            size = gpus.cache_bytes(folder) / 2**20
+            _say(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB")
+    finally:
+        if process.poll() is None:
+            process.terminate()
+
+
 # One GPU that is slower than the others of its model makes every synchronous step wait
 # for it, and looks like poor scaling.
 
@@ -224,8 +385,8 @@ def multiply(
     try:
         found = environment.ask_on_gpus(
             ids,
-            "harness.doctor.canary_worker",
-            *("gpus", str(turn_sec), str(size), *devices),
+            "harness.doctor.gpu",
+            *(str(turn_sec), str(size), *devices),
             timeout_sec=_TIMEOUT_SEC,
             TF_FORCE_GPU_ALLOW_GROWTH="true",
             **gpus.cache_variables(),
@@ -274,3 +435,32 @@ def measure_gpus(_cores: Sequence[int]) -> list[Finding]:
     except UnfitMachineError as error:  # timing them now would disturb a sweep
         found, _, advice = str(error).partition("; ")
         return [*findings, Finding("other sweeps", "bad", found, advice)]
+
+
+def measure_products(
+    devices: Sequence[str], size: int, duration_sec: float
+) -> dict[str, list[float]]:
+    """Returns products per second of each device ``alone``, and all ``together``."""
+    from harness.trial.steps import make_kernel, matrix_product_rate
+
+    kernels = [make_kernel(device, size) for device in devices]
+    for multiply in kernels:
+        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
+    alone = [matrix_product_rate(multiply, duration_sec) for multiply in kernels]
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        run = functools.partial(matrix_product_rate, duration_sec=duration_sec)
+        return {"alone": alone, "together": list(pool.map(run, kernels))}
+
+
+def print_products(duration_sec: float, size: int, devices: Sequence[str]) -> int:
+    import tensorflow as tf
+
+    # Otherwise a device that does not exist would be a CPU, without an error.
+    tf.config.set_soft_device_placement(enabled=False)
+    sys.stdout.write(json.dumps(measure_products(devices, size, duration_sec)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sec, size, *devices = sys.argv[1:] or ("", "")
+    sys.exit(print_products(float(sec), int(size), devices) if sec else compile_once())

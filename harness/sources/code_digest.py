@@ -20,6 +20,7 @@ import gc
 import hashlib
 import importlib.metadata
 import importlib.util
+import modulefinder
 import os
 import re
 import sys
@@ -56,7 +57,6 @@ DISTRIBUTIONS: Final = (
 """Packages whose version can change the numbers."""
 _MODULES: Final = ("train", "program", "data_module", "machine_module", "target")
 """Attributes by which a workload or a backend of a plugin names modules."""
-_TARGET: Final = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)+(?::\w+)?")
 _MOST_BYTES: Final = 2**20
 """Of a plugin's file that is not Python; larger ones count by their size."""
 
@@ -267,63 +267,42 @@ def _files_of(plugin: Plugin) -> dict[str, Path]:
     )
     info = table.get(plugin.name)
     modules = [plugin.module, *(str(getattr(info, name, "")) for name in _MODULES)]
-    unvisited = [re.split("[.:]", module)[0] for module in modules if module]
-    home = _origin(unvisited[0])
-    folder = None if home is None or plugin.distribution else home.parent
-    found: dict[str, Path] = {}
-    visited = {*plugins.OURS}
-    while unvisited:
-        top = unvisited.pop()
-        origin = None if top in visited else _origin(top)
-        visited.add(top)
-        if origin is None:
-            continue
-        own = {origin.name: origin}
-        if origin.is_dir():
-            own = {
-                f"{top}/{path.relative_to(origin).as_posix()}": path
-                for path in sorted(origin.rglob("*"))
-                if path.is_file() and path.suffix != ".pyc"
-            }
-        found |= own
-        for path in own.values():
-            if folder is not None and path.suffix == ".py":
-                unvisited += [
-                    name
-                    for name in _referred(path)
-                    if (folder / f"{name}.py").is_file()
-                    or (folder / name / "__init__.py").is_file()
-                ]
+    tops = [re.split("[.:]", module)[0] for module in modules if module]
+    found = _below(tops)
+    home = _origin(tops[0])
+    if home is not None and not plugin.distribution:
+        found |= _below(_imported(found.values(), home.parent))
+    return found
+
+
+def _below(tops: Iterable[str]) -> dict[str, Path]:
+    """Returns the files of modules and packages, by their place in their folder."""
+    found = {}
+    for top in {name.partition(".")[0] for name in tops}.difference(plugins.OURS):
+        if origin := _origin(top):
+            for path in origin.rglob("*") if origin.is_dir() else [origin]:
+                if path.is_file() and path.suffix != ".pyc":
+                    found[path.relative_to(origin.parent).as_posix()] = path
     return found
 
 
 def _origin(top: str) -> Path | None:
     spec = importlib.util.find_spec(top)
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return None if spec.origin is None else Path(spec.origin)
+    places = spec and (spec.submodule_search_locations or [spec.origin])
+    place = next(iter(places or ()), None)
+    return None if place is None else Path(place)
 
 
-def _referred(path: Path) -> set[str]:
-    """Returns the packages that a file imports or names; none if it is not Python."""
-    found = set()
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):
-        return set()
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(str(node.module).partition(".")[0])
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            target = _TARGET.fullmatch(node.value)
-            found |= {target[1]} if target else set()
-    return found
+def _imported(paths: Iterable[Path], folder: Path) -> list[str]:
+    """Returns what files import from a folder, in functions as well."""
+    finder = modulefinder.ModuleFinder([str(folder)])
+    for path in paths:
+        if path.suffix == ".py":
+            try:
+                finder.load_file(str(path))
+            except (OSError, SyntaxError, ValueError) as error:
+                raise _unreadable(str(path), error) from error
+    return [name for name, module in finder.modules.items() if module.__file__]
 
 
 def _content_of(path: Path) -> str:

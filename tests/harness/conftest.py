@@ -21,7 +21,7 @@ from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.doctor import diagnose, gpu
+from harness.doctor import checks, gpu
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
@@ -175,7 +175,7 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         return [*gpu.check_gpus(states), *measures[-1]([0])]
 
     monkeypatch.setattr(gpu, "multiply", multiply)
-    monkeypatch.setattr(diagnose, "diagnose", diagnosed)
+    monkeypatch.setattr(checks, "diagnose", diagnosed)
 
     def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
         monkeypatch.setattr(gpu_probe, "probe", probe)

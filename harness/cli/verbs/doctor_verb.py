@@ -12,7 +12,7 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import console
 from harness.cli.shared_options import IsJson
-from harness.doctor import diagnose, gpu, pair
+from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
@@ -63,17 +63,17 @@ def run(request: DoctorRequest, _: Call) -> int:
         raise ParseError(
             f"--aa-pair {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
         )
-    measures: list[Measure] = [diagnose.check_canaries]
+    measures: list[Measure] = [checks.check_canaries]
     if relay_sec:
         measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
-    duration_sec = diagnose.DURATION_SEC + relay_sec
+    duration_sec = checks.DURATION_SEC + relay_sec
     if request.device == "gpu":
         measures.append(gpu.measure_gpus)
         duration_sec += gpu.DURATION_SEC
     click.echo(f"checking for about {duration_sec:.0f} s ...", err=True)
     with stop_signals():
-        findings = diagnose.diagnose(measures=measures)
-    is_unfit = diagnose.is_unfit(findings)
+        findings = checks.diagnose(measures=measures)
+    is_unfit = checks.is_unfit(findings)
     if request.is_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"is_fit": not is_unfit, "findings": rows}, indent=2))

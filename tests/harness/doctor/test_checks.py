@@ -11,7 +11,7 @@ import pytest
 from loads import QUIET
 
 from harness.cli import exit_codes
-from harness.doctor import checks, diagnose, pair
+from harness.doctor import checks, pair
 from harness.doctor.checks import CurrentLoad, Finding
 from harness.errors import DoctorError, DoesNotFitError
 from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
@@ -31,7 +31,7 @@ BAD = Finding("swap", "bad", "1.0 GiB in use", "end other programs")
     ],
 )
 def test_the_table_and_the_exit_code(harness, monkeypatch, findings, code, last_line):
-    monkeypatch.setattr(diagnose, "diagnose", lambda measures: findings)
+    monkeypatch.setattr(checks, "diagnose", lambda measures: findings)
     found_code, out, err = harness("doctor")
 
     assert code == found_code
@@ -45,7 +45,7 @@ def test_the_table_and_the_exit_code(harness, monkeypatch, findings, code, last_
 
 def test_every_check_has_its_row(monkeypatch):
     monkeypatch.setattr(checks, "SPAN_SEC", 0.1)
-    findings = diagnose.diagnose(
+    findings = checks.diagnose(
         measures=(lambda cores: [Finding("x", "ok", str(len(cores)))],)
     )
     names = [finding.check for finding in findings]
@@ -77,11 +77,11 @@ def doctor(harness, fake_root, monkeypatch):
         topology = CpuTopology(cpus=cpus, quota_cores=quota)
         for name, text in (files or {}).items():
             fake_root.write(name, text)
-        monkeypatch.setattr(diagnose, "read_topology", lambda _root: topology)
+        monkeypatch.setattr(checks, "read_topology", lambda _root: topology)
         monkeypatch.setattr(checks, "read_load", lambda *_: CurrentLoad(**facts | load))
-        monkeypatch.setattr(diagnose, "check_canaries", lambda _cores: [])
-        own = functools.partial(diagnose.diagnose, fake_root.path)
-        monkeypatch.setattr(diagnose, "diagnose", own)
+        monkeypatch.setattr(checks, "check_canaries", lambda _cores: [])
+        own = functools.partial(checks.diagnose, fake_root.path)
+        monkeypatch.setattr(checks, "diagnose", own)
         code, out, _ = harness("doctor", "--aa-pair=0", "--json")
         report = json.loads(out)
         assert (code == exit_codes.OK) == report["is_fit"]
@@ -218,7 +218,7 @@ class Cores:
 def test_the_ceiling_is_of_the_same_core():
     """Each core runs alone in turn, in both orders, so that warming up cancels."""
     cores = Cores(compute=0.95, memory=0.6)
-    found = diagnose.measure_ceilings((0, 3), cores.ask, 6)
+    found = checks.measure_ceilings((0, 3), cores.ask, 6)
     alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
     sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
 
@@ -260,8 +260,8 @@ CEILINGS = [
 @pytest.mark.parametrize(("cores", "level", "found", "advice"), CEILINGS)
 def test_a_ceiling_is_a_finding(cores, level, found, advice):
     """Low is below 0.9 for compute, below 0.5 for memory."""
-    ceilings = diagnose.measure_ceilings((0, 0), cores.ask, 6)
-    findings = [diagnose.check_ceiling(ceiling) for ceiling in ceilings]
+    ceilings = checks.measure_ceilings((0, 0), cores.ask, 6)
+    findings = [checks.check_ceiling(ceiling) for ceiling in ceilings]
 
     assert {level} == {finding.level for finding in findings}
     for finding, text, what in zip(findings, found, advice, strict=True):
@@ -288,23 +288,23 @@ def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expe
         text = f"MemAvailable: {available_mib * 1024} kB\n"
         fake_root.write("proc/meminfo", text)
 
-    assert expected == diagnose.array_bytes((0, 1), fake_root.path)
+    assert expected == checks.array_bytes((0, 1), fake_root.path)
 
 
 @pytest.mark.processes
 def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
     core = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(diagnose, "TURN_SEC", 0.02)
-    with diagnose.canary_processes((core,), 32 * 1024) as ask:
+    monkeypatch.setattr(checks, "TURN_SEC", 0.02)
+    with checks.canary_processes((core,), 32 * 1024) as ask:
         (products_per_sec,) = ask((core,), "compute")
         (bytes_per_sec,) = ask((core,), "memory")
 
     assert 1 < products_per_sec < 1e9
     assert bytes_per_sec > 1e6
-    message = r"^a canary process ended with exit code 1 before it .* again$"
+    message = r"^a canary process ended before it .* again$"
     with (
         pytest.raises(DoctorError, match=message),
-        diagnose.canary_processes((0,), -8),
+        checks.canary_processes((core,), -8),
     ):
         pass
 
@@ -356,7 +356,7 @@ def test_a_disturbed_pair_is_bad(settings):
         r"\d+ of \d+ blocks are discarded: in \d+ of them others were busy",
         finding.found,
     )
-    assert diagnose.is_unfit([finding])
+    assert checks.is_unfit([finding])
 
 
 @pytest.mark.usefixtures("forked_trials")

@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.doctor import gpu, gpu_code
+from harness.doctor import gpu
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
@@ -212,10 +212,10 @@ class Compiler:
             )
 
         self.monkeypatch.setattr(gpu_probe, "probe", probe)
-        self.monkeypatch.setattr(gpu_code, "_run", self.run)
+        self.monkeypatch.setattr(gpu, "_run", self.run)
         for name, value in {"CUDA_CACHE_PATH": str(self.folder), **environ}.items():
             self.monkeypatch.setenv(name, value)
-        code = gpu_code.compile_once()
+        code = gpu.compile_once()
         self.lines += self.capsys.readouterr().out.splitlines()
         return code
 

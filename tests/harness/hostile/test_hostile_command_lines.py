@@ -188,7 +188,7 @@ def place(template, tmp_path_factory):
         # No trial starts, no process looks for MuJoCo, no figure is drawn, no machine
         # is timed, no engine is asked.
         patch.setattr("harness.run.sweep.run_trials", lambda *_: None)
-        patch.setattr("harness.doctor.diagnose.diagnose", lambda **_: [])
+        patch.setattr("harness.doctor.checks.diagnose", lambda **_: [])
         patch.setattr("harness.launch.slurm.run", no_engine)
         patch.setattr("harness.launch.kubernetes._run", no_engine)
         patch.setattr("harness.launch.ray.read_hosts", no_engine)
