@@ -27,7 +27,7 @@ from harness.client.scaling_client import (
 )
 from harness.command import peers
 from harness.command.output import KeptOutput, described
-from harness.command.reader import CommandError
+from harness.command.reader import POLL_SEC, CommandError
 from harness.trial import process_tree
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import end_like, one_line
@@ -52,16 +52,19 @@ class Run:
 
     def __init__(
         self,
-        look: Callable[[list[int]], None] | None = None,
+        receive: Receive = lambda *_: False,
         *,
+        look: Callable[[list[int]], None] = lambda _: None,
         is_sampled: bool = True,
         look_often: Callable[[int], bool] | None = None,
-        period_sec: float = _POLL_SEC,
     ) -> None:
-        """Plans a run."""
-        self._look_often, self._period_sec = look_often, period_sec
-        self._look = look
-        self._is_sampled = is_sampled
+        # Gets what is printed; returns whether that is enough.
+        self._receive = receive
+        # Gets the ids of all its processes every second, if it is sampled.
+        self._look, self._is_sampled = look, is_sampled
+        # Looks at what is not printed; returns whether that is enough.
+        self._look_often = look_often
+        self.kept = (KeptOutput(1), KeptOutput(2))  # what it prints
         self.exit_code: int | None = None  # as in ``subprocess``; None while it runs
         self.is_ended = False  # since it had printed enough
         self.num_processes = 0  # the most at once, as sampled
@@ -75,8 +78,6 @@ class Run:
         words: Sequence[str],
         folder: Path,
         variables: Mapping[str, str],
-        receive: Receive,
-        harness_pipe: int,
     ) -> None:
         """Runs the program to its end, or until it has printed enough."""
         become_reaper()
@@ -106,7 +107,7 @@ class Run:
         assert process.stderr is not None
         streams = (process.stdout.fileno(), process.stderr.fileno())
         try:
-            self._read(process, streams, receive, harness_pipe)
+            self._read(process, streams)
         finally:
             self.num_left = self._end_all(process)
             self.exit_code = process.wait()
@@ -115,23 +116,19 @@ class Run:
             self.duration_sec = time.monotonic() - start
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             self.cpu_sec = used.ru_utime + used.ru_stime
+            for kept in self.kept:
+                kept.end()
 
-    def _read(
-        self,
-        process: subprocess.Popen[bytes],
-        streams: tuple[int, int],
-        receive: Receive,
-        harness_pipe: int,
-    ) -> None:
+    def _read(self, process: subprocess.Popen[bytes], streams: tuple[int, int]) -> None:
         """Reads until the output ends, the program has printed enough, or it exits."""
         with selectors.DefaultSelector() as selector:
             for index, descriptor in enumerate(streams):
                 selector.register(descriptor, selectors.EVENT_READ, index)
             with contextlib.suppress(PermissionError):  # a regular file has no end
-                selector.register(harness_pipe, selectors.EVENT_READ)
+                selector.register(0, selectors.EVENT_READ)
             sample_at, exited_at = 0.0, None
             while exited_at is None or time.monotonic() < exited_at + _DRAIN_SEC:
-                if not self._read_once(selector, receive):
+                if not self._read_once(selector):
                     break
                 now = time.monotonic()
                 if self._is_sampled and now >= sample_at:
@@ -145,9 +142,10 @@ class Run:
                 process.wait(_SAMPLE_SEC if self._look_often is None else _POLL_SEC)
             self._may_end()
 
-    def _read_once(self, selector: selectors.BaseSelector, receive: Receive) -> bool:
+    def _read_once(self, selector: selectors.BaseSelector) -> bool:
         """Reads what is there; returns whether there can be more to read."""
-        for key, _ in selector.select(self._period_sec):
+        period_sec = _POLL_SEC if self._look_often is None else POLL_SEC
+        for key, _ in selector.select(period_sec):
             chunk = os.read(key.fd, _CHUNK_BYTES)
             if key.data is None:
                 if not chunk:
@@ -155,7 +153,8 @@ class Run:
                 continue
             if not chunk:
                 selector.unregister(key.fd)
-            if receive(key.data, chunk, time.monotonic_ns()):
+            self.kept[key.data].add(chunk)
+            if self._receive(key.data, chunk, time.monotonic_ns()):
                 self.is_ended = True
                 return False
         if self._may_end():
@@ -176,8 +175,7 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
         self.peak_bytes = max(self.peak_bytes, total)
-        if self._look is not None:
-            self._look([process.pid for process in found])
+        self._look([process.pid for process in found])
 
     def _end_all(self, process: subprocess.Popen[bytes]) -> int:
         """Ends all processes; returns how many outlived the program by themselves."""
@@ -232,28 +230,16 @@ def run_supervised(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
 ) -> int:
     """Runs a program to its end; returns its exit code."""
-    kept = (KeptOutput(1), KeptOutput(2))
-
-    def keep(stream: int, chunk: bytes, _ns: int) -> bool:
-        kept[stream].add(chunk)
-        return False
-
     # Its processes say themselves what they use; looking through all processes every
     # second would take from the turns of other trials.
     running, why = Run(is_sampled=False), ""
     try:
-        running.run(words, folder, variables, keep, 0)
+        running.run(words, folder, variables)
     except CommandError as error:
         why = str(error)
-    except LostHarnessError:
-        process_tree.kill_tree(os.environ[process_tree.MARKER])
-        return 1
-    finally:
-        for stream in kept:
-            stream.end()
     code = running.exit_code
     if not rank_path(trial_dir, 0).exists():
-        last = described(kept[1].last_bytes, kept[0].last_bytes)
+        last = described(running.kept[1].last_bytes, running.kept[0].last_bytes)
         file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
         file.fail(ClientError(one_line(why or _never_connected(code, last))))
         file.close()

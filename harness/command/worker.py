@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import numbers, program, running
-from harness.command.output import KeptOutput, described
+from harness.command.output import described
 from harness.command.reader import (
-    POLL_SEC,
     CommandError,
     CountReader,
     LineReader,
@@ -204,7 +203,6 @@ class Trial:
         self._metric: Metric = numbers.parse_metric(spec.program.metric)
         self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
-        self._kept = (KeptOutput(1), KeptOutput(2))
         of = self._metric
         self._lines = [
             LineReader(of.pattern, "--metric", of.quantity, of.notation)
@@ -214,7 +212,11 @@ class Trial:
         self._counts = CountReader(spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
         self._file: MetricFile | None = None
-        self._run = Run(self._other_gpus.look)
+        self._run = Run(
+            self._receive,
+            look=self._other_gpus.look,
+            look_often=self._look if self._metric.path else None,
+        )
 
     def run(self, folder: Path) -> int:
         """Runs the program; returns its exit code, 0 if it was ended on purpose."""
@@ -233,14 +235,7 @@ class Trial:
         if self._metric.path:
             (path,) = program.fill_words([self._metric.path], values)
             self._file = MetricFile(self._metric, folder / path)
-            self._run = Run(
-                self._other_gpus.look, look_often=self._look, period_sec=POLL_SEC
-            )
-        try:
-            self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
-        finally:
-            for kept in self._kept:
-                kept.end()
+        self._run.run(words, folder, variables_of(os.environ))
         code = self._run.exit_code
         if code and code < 0 and not self._run.is_ended:
             if signal_name(-code) == "SIGKILL":
@@ -272,16 +267,14 @@ class Trial:
     def _so_far(self) -> str:
         number = len(self._readings)
         after = f" after it had printed {_count(number, 'number')}" if number else ""
-        said = described(self._kept[1].last_bytes, self._kept[0].last_bytes)
+        said = described(self._run.kept[1].last_bytes, self._run.kept[0].last_bytes)
         return f"{after}; {said}"
 
     def tail(self) -> str:
         """Returns the end of what the program printed."""
-        return "\n".join(filter(None, (kept.tail for kept in self._kept)))
+        return "\n".join(filter(None, (kept.tail for kept in self._run.kept)))
 
     def _receive(self, stream: int, chunk: bytes, ns: int) -> bool:
-        if chunk:
-            self._kept[stream].add(chunk)
         self._counts.feed(stream, chunk, ns)
         if not self._lines:
             return False
@@ -312,7 +305,7 @@ class Trial:
         """Raises unless there is a number, and as many as were asked for."""
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
-            said = described(self._kept[0].last_bytes, self._kept[1].last_bytes)
+            said = described(self._run.kept[0].last_bytes, self._run.kept[1].last_bytes)
             check_missed(self._lines)
             raise CommandError(
                 "the command ended well, and no line that it printed matches"
@@ -332,7 +325,7 @@ class Trial:
             peak_memory_bytes=run.peak_bytes,
             method="resident size of all processes, sampled every second",
         )
-        num_bytes = sum(kept.num_bytes for kept in self._kept)
+        num_bytes = sum(kept.num_bytes for kept in self._run.kept)
         busy_cores = run.cpu_sec / max(run.duration_sec, 1e-9)
         self._writer.write(
             "used",
@@ -445,19 +438,27 @@ def main(argv: Sequence[str]) -> int:
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
     assert spec.program is not None
-    if spec.is_client:
+    try:
+        if not spec.is_client:
+            return record(spec, env.placement, folder, trial_dir)
         values = values_of(spec, env.placement, make_output_dir())
         words = program.fill(spec.program.command, values)
         return running.run_supervised(
             words, folder, variables_of(os.environ), trial_dir
         )
-    writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-    trial = Trial(spec, env.placement, writer)
-    try:
-        code = trial.run(folder)
     except LostHarnessError:
         process_tree.kill_tree(os.environ[process_tree.MARKER])
         return 1
+
+
+def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path) -> int:
+    """Runs a program that prints its numbers; returns the exit code."""
+    writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    trial = Trial(spec, placement, writer)
+    try:
+        return trial.run(folder)
+    except LostHarnessError:
+        raise
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         is_ours = isinstance(error, (CommandError, ReadingError))
         writer.write(
@@ -474,7 +475,6 @@ def main(argv: Sequence[str]) -> int:
         return 1
     finally:
         writer.close()
-    return code
 
 
 if __name__ == "__main__":
