@@ -54,7 +54,7 @@ class _Listener:
 
 def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     """Seconds of each trial, and of steps of the engine alone, in a fresh process."""
-    from harness.launch import catalog
+    from harness.launch import launchers
     from harness.planning import checked, estimate, plan
     from harness.planning.request import SweepRequest
     from harness.run import sweep
@@ -62,7 +62,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     from results.records.models import Order, Plan, ScalingMode, TrialStatus
     from results.store.study_store import Store
 
-    starter = catalog.start(launcher)
+    starter = launchers.start(launcher)
     planned = plan.plan_sweep(
         SweepRequest(
             workload="resnet50",

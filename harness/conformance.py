@@ -250,8 +250,9 @@ def takes_turns(folder: Path, *given: Any) -> str:
 
 def has_or_refuses_controls(folder: Path, *given: Any) -> str:
     """It leaves out what a control says, or fails: it never ignores one."""
-    asked = {"num_measured_steps": NUM_MEASURED_STEPS, "control": CONTROL}
-    trial = Checked(folder, *given, **asked)
+    trial = Checked(
+        folder, *given, num_measured_steps=NUM_MEASURED_STEPS, control=CONTROL
+    )
     code = trial.run().exit_code
     if code == 0:
         trial.check_files(NUM_MEASURED_STEPS, 0)
@@ -266,8 +267,9 @@ def has_or_refuses_controls(folder: Path, *given: Any) -> str:
 
 def refuses_other_versions(folder: Path, *given: Any) -> str:
     """A ``client.json`` of another version ends it, with one line that says so."""
-    asked = {"num_measured_steps": NUM_MEASURED_STEPS, "protocol": NO_SUCH_VERSION}
-    trial = Checked(folder, *given, **asked)
+    trial = Checked(
+        folder, *given, num_measured_steps=NUM_MEASURED_STEPS, protocol=NO_SUCH_VERSION
+    )
     code = trial.run().exit_code
     if not code or str(NO_SUCH_VERSION) not in trial.last_line():
         raise NonconformingError(

@@ -17,8 +17,8 @@ from harness.cli import exit_codes, running
 from harness.command import peers
 from harness.doctor import gpu as gpu_lib
 from harness.errors import DoesNotFitError, PlanError, StudyError, UnfitMachineError
-from harness.launch import catalog as launchers
-from harness.launch.launcher import Job
+from harness.launch import launchers
+from harness.launch.launchers import Job
 from harness.machine import allocation, gpu_watch, gpus, machine_state
 from harness.planning import design, estimate
 from harness.planning import plan as plan_module
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from harness.cli.verb import Call
     from harness.cli.verbs.sweep_verb import RunRequest
     from harness.doctor.gpu import GpuState
-    from harness.launch.launcher import Launcher
+    from harness.launch.launchers import Launcher
     from harness.machine.gpus import Gpu
     from harness.machine.machine_state import CpuTopology
     from harness.planning.checked import CheckedSweep

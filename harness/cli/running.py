@@ -15,7 +15,7 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import console
 from harness.errors import Interrupted
-from harness.launch import catalog
+from harness.launch import launchers
 from harness.machine import owned_folders
 from harness.planning import estimate
 from harness.planning import plan as plan_lib
@@ -311,7 +311,7 @@ def _resume_command(store: Store, settings: RunSettings) -> str:
     if settings.trees:  # only the same command knows the other revision
         return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
     name = settings.launcher.name
-    words = [] if name == catalog.DEFAULT else ["--launcher", name]
+    words = [] if name == launchers.DEFAULT else ["--launcher", name]
     return shlex.join(
         ["python", "-m", "harness", "sweep", "--study", str(store.root), *words]
     )

@@ -15,7 +15,7 @@ import click
 from harness.cli import commands, exit_codes, running
 from harness.command import peers
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.launch import catalog
+from harness.launch import launchers
 from harness.machine.machine_state import now_text
 from harness.options.option import declared
 from harness.planning import defaults
@@ -229,10 +229,10 @@ def _continue(request: RunRequest, call: Call, store: Store) -> int:
     root, plan = store.root, store.read_plan()
     study_module.check_trials(plan)
     code_digest.check_code(plan, store=store)
-    launcher = catalog.start(request.launcher)
+    launcher = launchers.start(request.launcher)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
-    peers.check_environments(plan.trials, launcher.name, catalog.DEFAULT)
+    peers.check_environments(plan.trials, launcher.name, launchers.DEFAULT)
     with lock_study(root):
         missing = sweep_loop.missing_trials(
             store, plan.trials, is_failed_retried=request.retry is not None

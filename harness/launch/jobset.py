@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
-from harness.launch.launcher import Launcher
+from harness.launch.launchers import Launcher
 from harness.machine.gpus import CACHE_PATH, CACHE_SIZE, LARGEST_CACHE
 from harness.options import kinds
 from harness.options.option import Option, Options
@@ -25,7 +25,7 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from harness.launch.launcher import Job
+    from harness.launch.launchers import Job
 
 
 FOLDER: Final = "/srv/harness"

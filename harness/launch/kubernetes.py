@@ -15,7 +15,7 @@ from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch import jobset
 from harness.launch.gang import Engine
-from harness.launch.launcher import (
+from harness.launch.launchers import (
     Job,
     Nodes,
     RemoteLauncher,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.launch.gang import Gang
-    from harness.launch.launcher import Launcher
+    from harness.launch.launchers import Launcher
     from results.records.models import TrialSpec
 
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine, Gang
-from harness.launch.launcher import (
+from harness.launch.launchers import (
     Nodes,
     RemoteLauncher,
     render_template,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.launch.gang import Engine
-    from harness.launch.launcher import Job, Launcher
+    from harness.launch.launchers import Job, Launcher
 
 
 PORT = 6379

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine
-from harness.launch.launcher import (
+from harness.launch.launchers import (
     Nodes,
     RemoteLauncher,
     Submitted,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.launch.gang import Engine, Gang
-    from harness.launch.launcher import Job, Launcher
+    from harness.launch.launchers import Job, Launcher
 
 
 JOB_VARIABLE: Final = "SLURM_JOB_ID"

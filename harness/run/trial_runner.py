@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
-from harness.launch.catalog import Local
+from harness.launch.launchers import Local
 from harness.machine import (
     allocation,
     disturbance,
@@ -43,7 +43,7 @@ from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.launch.launcher import Launcher
+    from harness.launch.launchers import Launcher
     from harness.machine.allocation import Processes
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu

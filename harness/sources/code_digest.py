@@ -288,8 +288,9 @@ def _below(tops: Iterable[str]) -> dict[str, Path]:
 
 def _origin(top: str) -> Path | None:
     spec = importlib.util.find_spec(top)
-    places = spec and (spec.submodule_search_locations or [spec.origin])
-    place = next(iter(places or ()), None)
+    if spec is None:
+        return None
+    place = next(iter(spec.submodule_search_locations or ()), spec.origin)
     return None if place is None else Path(place)
 
 
@@ -302,7 +303,7 @@ def _imported(paths: Iterable[Path], folder: Path) -> list[str]:
                 finder.load_file(str(path))
             except (OSError, SyntaxError, ValueError) as error:
                 raise _unreadable(str(path), error) from error
-    return [name for name, module in finder.modules.items() if module.__file__]
+    return [*finder.modules]
 
 
 def _content_of(path: Path) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 import replicator.catalog
 import workloads.catalog
-from harness.launch.catalog import LAUNCHERS
+from harness.launch.launchers import LAUNCHERS
 from results.records import schema
 from results.records.models import Phase, TrialStatus
 

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from harness.cli.main import VERBS
-from harness.launch import catalog as launch_catalog
+from harness.launch import launchers
 from replicator.catalog import BACKENDS
 from reports.exports.export_formats import FORMATS
 from results import plugins
 from workloads.catalog import WORKLOADS
 
-TABLES = (WORKLOADS, BACKENDS, FORMATS, launch_catalog._FOUND)
+TABLES = (WORKLOADS, BACKENDS, FORMATS, launchers._FOUND)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
-from harness.launch import catalog as launch_catalog
+from harness.launch import launchers
 from harness.options.option import Option, Options
 from results import plugins
 from results.errors import ResultsError
@@ -176,7 +176,7 @@ def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
     return {
         catalog.WORKLOAD: (catalog.WORKLOADS, catalog.complain(catalog.WORKLOAD)),
         catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
-        "launchers": (launch_catalog.LAUNCHERS, launch_catalog.complain),
+        "launchers": (launchers.LAUNCHERS, launchers.complain),
         trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
         build.PLUGINS: (
             [section.SLUG for section in SECTIONS],

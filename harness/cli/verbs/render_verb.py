@@ -12,8 +12,8 @@ from pydantic import Field
 from harness.cli import exit_codes
 from harness.cli.verbs.sweep_verb import LAUNCHER, describe_launchers
 from harness.errors import PlanError
-from harness.launch import catalog
-from harness.launch.launcher import Job
+from harness.launch import launchers
+from harness.launch.launchers import Job
 from harness.options import kinds
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from reports import output_file
@@ -74,7 +74,7 @@ class RenderRequest(Options):
     ] = Path()
     file_options: Annotated[
         Options,
-        Contributed(by="launcher", models=catalog.file_options, use=catalog.info),
+        Contributed(by="launcher", models=launchers.file_options, use=launchers.info),
     ] = NO_OPTIONS
 
 
@@ -83,7 +83,7 @@ def run(request: RenderRequest, call: Call) -> int:
     del call
     fields = [field.name for field in dataclasses.fields(Job)]
     job = Job(**{name: getattr(request, name) for name in fields})
-    files = catalog.info(request.launcher).render(job, request.file_options)
+    files = launchers.info(request.launcher).render(job, request.file_options)
     output = request.output
     for name in files:
         if (output / name).exists():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import InstanceOf
 
 from harness.cli.shared_options import RUNS_DIR, IsJson, Retry, RunsDir
-from harness.launch import catalog
+from harness.launch import launchers
 from harness.options.kinds import Kind
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from harness.planning.request import MEASURED, STUDY, SweepRequest, resolved
@@ -17,18 +17,17 @@ from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
-    from harness.launch.launcher import Launcher as AnyLauncher
 
 
 PROCESSES: Final = "Where the processes run"
 
 
-LAUNCHER: Final = Kind(lambda text, _: catalog.info(text).name, metavar="NAME")
+LAUNCHER: Final = Kind(lambda text, _: launchers.info(text).name, metavar="NAME")
 
 
 def describe_launchers(does: str) -> str:
     """Returns the launchers that can do something, and what they are, in one line."""
-    infos = map(catalog.info, catalog.LAUNCHERS)
+    infos = map(launchers.info, launchers.LAUNCHERS)
     return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
 
 
@@ -45,7 +44,7 @@ Launcher = Annotated[
 class HostRequest(Options):
     """Where the processes of a sweep run."""
 
-    launcher: Launcher = catalog.DEFAULT
+    launcher: Launcher = launchers.DEFAULT
     replicas_per_worker: Annotated[
         Replicas,
         Option(
@@ -56,13 +55,14 @@ class HostRequest(Options):
         ),
     ] = 1
     launcher_options: Annotated[
-        Options, Contributed(by="launcher", models=catalog.options, use=catalog.info)
+        Options,
+        Contributed(by="launcher", models=launchers.options, use=launchers.info),
     ] = NO_OPTIONS
 
     @property
-    def info(self) -> AnyLauncher:
+    def info(self) -> launchers.Launcher:
         """The launcher."""
-        return catalog.info(self.launcher)
+        return launchers.info(self.launcher)
 
 
 class RunRequest(HostRequest, SweepRequest):

@@ -25,7 +25,7 @@ WORKLOAD = keras_workload("mine", model, data, example_unit="images")
 LAUNCHER = """
 from typing import Annotated
 
-from harness.launch.launcher import Launcher
+from harness.launch.launchers import Launcher
 from harness.options.option import Option, Options
 
 class BoatOptions(Options):
@@ -36,7 +36,7 @@ class Boat(Launcher):
     options = BoatOptions
 
     def start(self, options):
-        from harness.launch.catalog import Local
+        from harness.launch.launchers import Local
         assert "far" == options.harbour, options
         return Local()
 

@@ -17,10 +17,10 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
-from harness.launch import catalog, kubernetes
+from harness.launch import kubernetes, launchers
 from harness.launch.gang import Gang
 from harness.launch.kubernetes import KubernetesOptions
-from harness.launch.launcher import HOSTS_VARIABLE, Job
+from harness.launch.launchers import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -231,7 +231,7 @@ def test_without_kubectl_the_message_says_so(refuse, sweep, monkeypatch, tmp_pat
 def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_spec):
     options = KubernetesOptions(nodes=2)
     with pytest.raises(PlanError, match=r"this process is in no pod of a sweep .*REPL"):
-        catalog.info("kubernetes").start(options)
+        launchers.info("kubernetes").start(options)
     spec = make_spec(
         backend="multi_worker",
         num_replicas=4,

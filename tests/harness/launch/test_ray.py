@@ -17,9 +17,9 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch import catalog
+from harness.launch import launchers
 from harness.launch import ray as ray_launcher
-from harness.launch.launcher import HOSTS_VARIABLE
+from harness.launch.launchers import HOSTS_VARIABLE
 from harness.launch.ray import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
@@ -103,7 +103,7 @@ def cluster():
 @pytest.fixture
 def on_ray(cluster, settings):
     return dataclasses.replace(
-        settings, launcher=catalog.start("ray"), timeout_sec=90.0
+        settings, launcher=launchers.start("ray"), timeout_sec=90.0
     )
 
 
@@ -127,14 +127,14 @@ def marked(trial_dir):
 @pytest.mark.usefixtures("cluster")
 def test_two_nodes_come_up_and_see_the_folder_of_studies(tmp_path, monkeypatch):
     """Nothing is left where studies are, nor where temporary files are."""
-    hosts = catalog.start("ray").hosts
+    hosts = launchers.start("ray").hosts
 
     assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
     assert 2 == len({host.node_id for host in hosts})
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    catalog.start("ray").check_folder(tmp_path / "runs" / "study")
+    launchers.start("ray").check_folder(tmp_path / "runs" / "study")
     assert [temporary] == list(tmp_path.rglob("*"))
 
 
@@ -233,4 +233,4 @@ def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
         match=r"--launcher ray: .*Ray cluster at '127\.0\.0\.1:1'.*; start one with "
         r"'ray start --head'",
     ):
-        _ = catalog.start("ray").num_hosts
+        _ = launchers.start("ray").num_hosts

@@ -10,10 +10,10 @@ from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import PlanError
-from harness.launch import catalog
+from harness.launch import launchers
 from harness.launch import ray as ray_launcher
 from harness.launch import slurm as slurm_lib
-from harness.launch.launcher import HOSTS_VARIABLE
+from harness.launch.launchers import HOSTS_VARIABLE
 from harness.launch.ray import RayHost
 
 
@@ -26,7 +26,7 @@ def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
         match=r"--launcher local: the trials are planned for 2 hosts, but 1 .*"
         r"allocation of 2",
     ):
-        catalog.start("local").check([spec])
+        launchers.start("local").check([spec])
 
 
 SWEEP = smoke_sweep("--backends=multi_worker --replicas=2 --mode=weak --repeats=3")
@@ -169,7 +169,7 @@ def test_several_hosts_are_part_of_the_identity(harness, set_hosts):
 
     assert '"REPLICATOR_HARNESS_HOSTS": "2"' in there
     assert "REPLICATOR_HARNESS_HOSTS" not in here
-    assert "local" == catalog.start("ray").name
+    assert "local" == launchers.start("ray").name
 
 
 PROGRAM = ("python", "train.py", "--text", "a b")

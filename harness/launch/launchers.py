@@ -1,16 +1,18 @@
 """Launchers: what the command line asks of one, and how it starts the trials.
 
-One file of ``harness/launch/`` is one launcher, an engine: its ``LAUNCHER`` is what the
-command line knows of it. On this machine a trial has one first process: its exit is the
-trial's, its output is recorded, and its end ends all others. A ``RemoteLauncher`` lets
-an engine start *members* on several hosts, which report to the harness and end with
-their connection to it. So time limits, phases, first causes and clean-up are the
-harness's own, whichever engine starts a process.
+One file of ``harness/launch/`` is one launcher, an engine, and is imported where it is
+named: its ``LAUNCHER`` is what the command line knows of it. A plugin adds one by an
+entry point of ``replicator_harness.launchers``. On this machine a trial has one first
+process: its exit is the trial's, its output is recorded, and its end ends all others. A
+``RemoteLauncher`` lets an engine start *members* on several hosts, which report to the
+harness and end with their connection to it. So time limits, phases, first causes and
+clean-up are the harness's own, whichever engine starts a process.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import shlex
@@ -18,12 +20,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, cast
 
 from pydantic import Field
 
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
+from harness.lookup import find
 from harness.machine import environment
 from harness.machine.allocation import members_per_host
 from harness.options.option import Option, Options
@@ -38,6 +41,15 @@ if TYPE_CHECKING:
     from harness.machine.allocation import Member, Processes
     from results.records.models import Placement, TrialSpec
 
+DEFAULT: Final = "local"
+LAUNCHERS: Final = (
+    "local",
+    "slurm",
+    "ray",
+    "jobset",
+    "kubernetes",
+)
+"""Names of files, each of which has a ``LAUNCHER``; but for the first."""
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 """In the identity of a trial that may use several hosts: how many."""
 CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
@@ -207,6 +219,17 @@ class Launcher:
         """
 
 
+class Local(Launcher):
+    """Processes of this machine."""
+
+    name = DEFAULT
+    summary = "processes of this machine"
+
+    def start(self, options: Options) -> Launcher:
+        del options
+        return self
+
+
 class RemoteLauncher(Launcher):
     """A launcher whose engine starts the members of a gang on several hosts."""
 
@@ -328,3 +351,48 @@ def render_template(path: Path, **values: Any) -> str:
     templates.filters["word"] = lambda value: shlex.quote(str(value))
     templates.filters["words"] = shlex.join
     return templates.get_template(path.name).render(**values)
+
+
+_FOUND: Final[dict[str, Launcher | None]] = {
+    **dict.fromkeys(LAUNCHERS),
+    DEFAULT: Local(),
+}
+"""With those of plugins that were named; None for one that is not imported yet."""
+
+
+def info(name: str) -> Launcher:
+    found = find("launchers", _FOUND, name, complain)
+    if found is not None:
+        return found
+    module = importlib.import_module(f"harness.launch.{name}")
+    return cast("Launcher", module.LAUNCHER)
+
+
+def complain(found: object) -> str:
+    from results.plugins import complaint_of
+
+    return complaint_of(Launcher)(found)
+
+
+def options() -> dict[str, type[Options]]:
+    """Returns the model of each launcher's options for ``sweep``."""
+    return {name: info(name).options for name in _FOUND}
+
+
+def file_options() -> dict[str, type[Options]]:
+    """Returns the model of each launcher's options for ``launch render``."""
+    return {name: info(name).file_options for name in _FOUND}
+
+
+def start(name: str) -> Launcher:
+    own = info(name)
+    return by_hosts(own.start(own.options()))
+
+
+def by_hosts(launcher: Launcher) -> Launcher:
+    """Returns a launcher; that of this machine where there is one host.
+
+    Processes are then started as anywhere else, so that the cases of a relay can take
+    turns.
+    """
+    return launcher if launcher.num_hosts > 1 else Local()
