@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
+import psutil
+
 from harness.errors import DoctorError
 from harness.machine import disturbance, machine_state
 from harness.machine.machine_state import read_topology
@@ -62,7 +64,6 @@ def judged(
     return Finding(check, "ok", found)
 
 
-_KIB = 1024
 _GIB = 2**30
 _LOW_MEMORY_BYTES = 4 * _GIB
 """Room for a few resident processes with TensorFlow, of about 1 GiB each."""
@@ -82,71 +83,47 @@ class CurrentLoad:
     disturbance: Disturbance  # Of all cores that this process may use.
     # The busiest other processes, the busiest first: names, and fractions of one core.
     neighbours: tuple[tuple[str, float], ...]
-    load_average: float | None  # Over the last minute; None where it is hidden.
-    # Moved to or from swap within the span; None if not counted.
-    num_swapped_pages: int | None
+    load_average: float  # Over the last minute.
+    swapped_bytes: int  # Moved to or from swap within the span.
     # Times that heat lowered the clock since boot; None if not counted.
     num_thermal: int | None
     has_thread_times: bool  # Whether run time and run delay of threads can be read.
 
 
-def read_load(
-    cores: Sequence[int], root: Path, *, sleep: Callable[[float], None] = time.sleep
-) -> CurrentLoad:
+def read_load(cores: Sequence[int], root: Path) -> CurrentLoad:
     """Watches the cores for ``SPAN_SEC``."""
     start = machine_state.read_core_clock(cores, (os.getpid(),), root)
-    pages, before = _read_swapped_pages(root), _read_processes(root)
-    sleep(SPAN_SEC)
+    swapped, before = _read_swapped(), _read_processes()
+    time.sleep(SPAN_SEC)
     end = machine_state.read_core_clock(cores, (os.getpid(),), root)
-    pages_after = _read_swapped_pages(root)
     span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
     used: dict[str, float] = {}
-    for pid, (name, total_sec) in _read_processes(root).items():
+    for pid, (name, total_sec) in _read_processes().items():
         grown_sec = max(total_sec - before.get(pid, ("", 0.0))[1], 0.0)
         used[name] = used.get(name, 0.0) + grown_sec / span_sec
     busy = [one for one in used.items() if one[1] >= _NEIGHBOUR_FRACTION]
-    text = machine_state.read_line(root / "proc/loadavg")
     return CurrentLoad(
         disturbance=disturbance.between(start, end),
         neighbours=tuple(sorted(busy, key=lambda one: -one[1])[:_MOST_NEIGHBOURS]),
-        load_average=float(text.split()[0]) if text else None,
-        num_swapped_pages=None
-        if pages is None or pages_after is None
-        else max(pages_after - pages, 0),
+        load_average=os.getloadavg()[0],
+        swapped_bytes=max(_read_swapped() - swapped, 0),
         num_thermal=end.num_thermal,
         has_thread_times=bool(end.threads),
     )
 
 
-def _read_counts(path: Path) -> dict[str, int]:
-    """Returns the numbers of a table of the kernel, by name; empty if it is hidden."""
-    rows = map(str.split, machine_state.read_line(path).splitlines())
-    known = (row for row in rows if len(row) > 1 and row[1].isdigit())
-    return {row[0].rstrip(":"): int(row[1]) for row in known}
+def _read_swapped() -> int:
+    counts = psutil.swap_memory()
+    return int(counts.sin + counts.sout)
 
 
-def read_memory(root: Path) -> dict[str, int]:
-    """Returns the entries of ``/proc/meminfo`` in bytes; empty if it is hidden."""
-    entries = _read_counts(root / "proc/meminfo")
-    return {name: size * _KIB for name, size in entries.items()}
-
-
-def _read_swapped_pages(root: Path) -> int | None:
-    counts = _read_counts(root / "proc/vmstat")
-    known = [counts[name] for name in ("pswpin", "pswpout") if name in counts]
-    return sum(known) if known else None
-
-
-def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
+def _read_processes() -> dict[int, tuple[str, float]]:
     """Returns name and CPU time in seconds of all visible processes but this one."""
-    found = {}
-    for folder in (root / "proc").glob("[0-9]*"):
-        text = machine_state.read_line(folder / "stat")
-        total_sec = machine_state.process_sec(text)
-        if total_sec is not None and int(folder.name) != os.getpid():
-            name = printable(text.rpartition(")")[0].partition("(")[2])
-            found[int(folder.name)] = (name, total_sec)
-    return found
+    return {
+        process.pid: (printable(process.info["name"]), sum(times[:2]))
+        for process in psutil.process_iter(["name", "cpu_times"])
+        if (times := process.info["cpu_times"]) and process.pid != os.getpid()
+    }
 
 
 def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Finding]:
@@ -196,11 +173,13 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
 def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
     """The machine was busy a minute ago, and may be again."""
     average = load.load_average
-    is_high = (average or 0.0) > _MOST_LOAD_PER_CORE * num_cores
     return judged(
         "load",
-        _HIDDEN if average is None else f"{average:.2f} over the last minute",
-        caution={"wait until it is low, or find what runs: top": is_high},
+        f"{average:.2f} over the last minute",
+        caution={
+            "wait until it is low, or find what runs: top": average
+            > _MOST_LOAD_PER_CORE * num_cores
+        },
     )
 
 
@@ -273,28 +252,27 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
 
 
 def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
-    memory = read_memory(root)
-    free, total = memory.get("MemAvailable"), memory.get("MemTotal", 0)
-    known = math.inf if free is None else free
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    free = memory.available
     # All cases of an interleaved sweep are in memory at once.
     advice = "end other programs, or sweep fewer cases: each needs about 1 GiB"
     yield judged(
         "memory",
-        _HIDDEN
-        if free is None
-        else f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} available",
-        bad={"end other programs: a single trial needs 1 GiB": known < _GIB},
-        caution={advice: known < _LOW_MEMORY_BYTES},
+        f"{free / _GIB:.1f} GiB of {memory.total / _GIB:.1f} available",
+        bad={"end other programs: a single trial needs 1 GiB": free < _GIB},
+        caution={advice: free < _LOW_MEMORY_BYTES},
     )
-    used, moved = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0), ""
-    if load.num_swapped_pages:
-        moved = f", {load.num_swapped_pages} pages moved just now"
+    moved = ""
+    if load.swapped_bytes:
+        moved = f", {load.swapped_bytes / 2**20:.1f} MiB moved just now"
     advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
     yield judged(
         "swap",
-        f"{used / _GIB:.1f} GiB in use{moved}" if used or moved else "none in use",
+        f"{swap.used / _GIB:.1f} GiB in use{moved}"
+        if swap.used or moved
+        else "none in use",
         bad={advice: moved},
-        caution={advice: used},
+        caution={advice: swap.used},
     )
     setting = machine_state.read_huge_pages(root)
     found, is_always = setting or _HIDDEN, setting == "always"
@@ -353,7 +331,7 @@ def array_bytes(cores: Sequence[int], root: Path) -> int | None:
     sizes = [machine_state.read_line(path).partition("K")[0] for path in caches]
     largest = max((int(size) * 1024 for size in sizes if size.isdigit()), default=0)
     wanted = max(_LEAST_ARRAY_BYTES, _CACHES * largest // _NUM_ARRAYS)
-    free = read_memory(root).get("MemAvailable", math.inf)
+    free = psutil.virtual_memory().available
     fits = wanted * _NUM_ARRAYS * len(cores) <= _MOST_OF_MEMORY * free
     return wanted if fits else None
 

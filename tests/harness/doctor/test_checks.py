@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import re
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from loads import QUIET
 
@@ -69,12 +71,16 @@ def doctor(harness, fake_root, monkeypatch):
             "disturbance": dataclasses.replace(quiet, **changes),
             "neighbours": (),
             "load_average": 0.1,
-            "num_swapped_pages": 0,
+            "swapped_bytes": 0,
             "num_thermal": 0,
             "has_thread_times": True,
         }
         cpus = tuple(LogicalCpu(cpu=cpu, core=core) for cpu, core in enumerate(cores))
         topology = CpuTopology(cpus=cpus, quota_cores=quota)
+        for name in ("virtual_memory", "swap_memory"):
+            if name in load:
+                found = load.pop(name)
+                monkeypatch.setattr(psutil, name, lambda found=found: found)
         for name, text in (files or {}).items():
             fake_root.write(name, text)
         monkeypatch.setattr(checks, "read_topology", lambda _root: topology)
@@ -93,7 +99,7 @@ def doctor(harness, fake_root, monkeypatch):
 CPU = "sys/devices/system/cpu"
 BOOST = f"{CPU}/cpufreq/boost"
 HUGE = "sys/kernel/mm/transparent_hugepage/enabled"
-GIB = 2**20  # of /proc/meminfo, which counts in KiB
+MIB, GIB = 2**20, 2**30
 HIDDEN = "not visible from here"
 BUSY = (("cc1", 0.5), ("sshd", 0.02))
 OTHERS = "others use 26.0 % of 2 cores"
@@ -108,14 +114,13 @@ def governors(*names):
     return files({folder.format(cpu): name for cpu, name in enumerate(names)})
 
 
-def memory(total, free, **load):
-    text = f"MemTotal: {total * GIB} kB\nMemAvailable: {int(free * GIB)} kB\nx"
-    return files({"proc/meminfo": text}, **load)
+def memory(total, free):
+    sizes = {"total": total * GIB, "available": int(free * GIB)}
+    return {"virtual_memory": SimpleNamespace(**sizes)}
 
 
-def swap(total, free, **load):
-    text = f"SwapTotal: {total * GIB} kB\nSwapFree: {free * GIB} kB\n"
-    return files({"proc/meminfo": text}, **load)
+def swap(used, **load):
+    return {"swap_memory": SimpleNamespace(used=used * GIB, sin=0, sout=0), **load}
 
 
 def foreign(fraction, *neighbours):
@@ -151,9 +156,9 @@ FINDINGS = [
     ("memory", "ok", memory(16, 8), "8.0 GiB of 16.0 available"),
     ("memory", "caution", memory(16, 3), "3.0 GiB of 16.0 available"),
     ("memory", "bad", memory(16, 0.5), "0.5 GiB of 16.0 available"),
-    ("swap", "ok", swap(4, 4), "none in use"),
-    ("swap", "caution", swap(4, 3), "1.0 GiB in use"),
-    ("swap", "bad", swap(4, 3, num_swapped_pages=12), "in use, 12 pages moved just no"),
+    ("swap", "ok", swap(0), "none in use"),
+    ("swap", "caution", swap(1), "1.0 GiB in use"),
+    ("swap", "bad", swap(1, swapped_bytes=3 * MIB), "in use, 3.0 MiB moved just"),
 ]
 
 
@@ -166,37 +171,36 @@ def test_each_fact_of_a_machine_has_its_finding(doctor, check, level, facts, fou
     assert (level == "ok") == (finding["advice"] == "")
 
 
-def test_the_load_is_read_over_a_span(fake_root):
+def test_the_load_is_read_over_a_span(fake_root, monkeypatch):
     """Names are summed and sorted; this process and idle ones are not neighbours."""
-    ticks = round(0.5 / TICK_SEC)
 
     def write(sleep_sec, used):
         fake_root.cores((round(sleep_sec / TICK_SEC), 0, 0, 0))
         fake_root.thread(os.getpid(), os.getpid(), sleep_sec)
-        fake_root.process(os.getpid(), used, 0)
-        fake_root.process(11, used, 5, name="make")
-        fake_root.process(12, used, 5, name="make")
-        fake_root.process(13, used // 2, 5, name="cc1 \x1b[31m")
-        fake_root.process(14, 0, 5, name="idle")
-        fake_root.write("proc/loadavg", "0.25 0.1 0.1 1/100 7\n")
-        fake_root.write("proc/vmstat", f"pgfault 9\npswpin {used}\npswpout {used}\n")
+        fake_root.process(os.getpid(), round(used / TICK_SEC), 0)
+        names = ["make", "make", "cc1 \x1b[31m", "idle", "own"]
+        times = [(used, 0.1), (used, 0.1), (0.0, used / 2), (0.0, 5.0), (used, used)]
+        processes = [
+            SimpleNamespace(pid=pid, info={"name": name, "cpu_times": (*spent, 0, 0)})
+            for pid, name, spent in zip(
+                (11, 12, 13, 14, os.getpid()), names, times, strict=True
+            )
+        ]
+        counts = SimpleNamespace(sin=int(100 * used), sout=int(100 * used))
+        monkeypatch.setattr(psutil, "process_iter", lambda _facts: processes)
+        monkeypatch.setattr(psutil, "swap_memory", lambda: counts)
 
     write(0.0, 0)
-    found = checks.read_load(
-        (0,), fake_root.path, sleep=lambda _: write(checks.SPAN_SEC, ticks)
-    )
+    monkeypatch.setattr("time.sleep", lambda _: write(checks.SPAN_SEC, 0.5))
+    found = checks.read_load((0,), fake_root.path)
 
     # The wall clock is real, and no time passes.
     assert ["make", "cc1 \\x1b[31m"] == [name for name, _ in found.neighbours]
     most, least = (fraction for _, fraction in found.neighbours)
     assert 4 == pytest.approx(most / least)
-    assert 0.25 == found.load_average
-    assert 2 * ticks == found.num_swapped_pages
+    assert 100 == found.swapped_bytes
     assert found.has_thread_times
     assert found.num_thermal is None
-
-
-MIB = 2**20
 
 
 class Cores:
@@ -275,18 +279,19 @@ def test_a_ceiling_is_a_finding(cores, level, found, advice):
         ("512K", 2000, 32 * MIB),
         ("49152K", 2000, 64 * MIB),
         ("49152K", 1500, None),
-        (None, None, 32 * MIB),
+        (None, 2000, 32 * MIB),
     ],
 )
-def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expected):
+def test_arrays_are_larger_than_the_caches(
+    fake_root, monkeypatch, cache, available_mib, expected
+):
     """Three together four times the largest; all cores use a quarter of memory."""
     if cache is not None:
         folder = "sys/devices/system/cpu/cpu0/cache"
         fake_root.write(f"{folder}/index0/size", "32K\n")
         fake_root.write(f"{folder}/index3/size", cache + "\n")
-    if available_mib is not None:
-        text = f"MemAvailable: {available_mib * 1024} kB\n"
-        fake_root.write("proc/meminfo", text)
+    memory = SimpleNamespace(available=available_mib * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
     assert expected == checks.array_bytes((0, 1), fake_root.path)
 
