@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.errors import PlanError
-from harness.lookup import find, look_up
 from replicator.catalog import (
     BACKENDS,
     ONE_PROCESS,
@@ -57,8 +57,35 @@ __all__ = [
     "workload_catalog",
 ]
 
+_T = TypeVar("_T")
 WORKLOAD, BACKEND = "workloads", "backends"
 """Kinds of plugins (``results/plugins.py``)."""
+
+
+def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
+    """Returns an entry of a catalogue."""
+    try:
+        return table[name]
+    except KeyError:
+        import difflib  # only where there is an error to explain
+
+        close = difflib.get_close_matches(name, table, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise PlanError(
+            f"unknown {what} {name!r}; known are {', '.join(table)}{hint}"
+        ) from None
+
+
+def find(kind: str, table: dict[str, _T], name: str, complain: Complaint) -> _T:
+    """Returns an entry of a catalogue to which plugins add."""
+    if name not in table:
+        from results import plugins  # only where a name is not built in
+
+        if plugins.find(kind, table, name, complain, Path.cwd()) is None:
+            known = dict.fromkeys(plugins.names(kind, table))
+            look_up(known, name, what=plugins.KINDS[kind])
+        name = plugins.canonical(kind, name)
+    return table[name]
 
 
 @functools.cache
@@ -87,12 +114,10 @@ def adopt(spec: TrialSpec) -> None:
 
 
 def workload(name: str) -> WorkloadInfo:
-    """Returns a workload's facts."""
     return find(WORKLOAD, WORKLOADS, name, complain(WORKLOAD))
 
 
 def backend(name: str) -> BackendInfo:
-    """Returns a backend's facts."""
     if name in PEERS:
         return PEERS[name]
     info = find(BACKEND, BACKENDS, name, complain(BACKEND))
@@ -111,7 +136,6 @@ def refusing() -> Iterator[None]:
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:
-    """Returns a preset's facts."""
     presets = {p.name: p for p in info.presets}
     return look_up(presets, name, what=f"preset of {info.name}")
 

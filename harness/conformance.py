@@ -135,7 +135,6 @@ class Checked:
             session.kill()
 
     def last_line(self) -> str:
-        """Returns the last line that it wrote to stderr."""
         text = untrusted.tail(self.trial_dir / "stderr.log", 2**20)
         lines = [line for line in text.splitlines() if line.strip()]
         return (lines or [""])[-1][:300]
@@ -312,7 +311,6 @@ PASSED, BAD_REQUEST, FAILED = 0, 2, 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         prog="python -m harness.conformance", description=__doc__.splitlines()[0]

@@ -76,7 +76,6 @@ class Repository:
 
 
 def find_repository(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
-    """Returns the repository around a folder, or None."""
     found = git(folder, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
         why = found.stderr.strip().partition("\n")[0]
@@ -234,7 +233,6 @@ def key_of_change(name: str) -> str:
 
 
 def digest(parts: Mapping[str, str]) -> str:
-    """Returns the code digest of a program."""
     code = {name: text for name, text in parts.items() if not name.endswith(_DATA)}
     return record_identity.digest(code)[:_DIGITS]
 

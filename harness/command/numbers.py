@@ -15,8 +15,8 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from harness.catalog import look_up
 from harness.errors import PlanError
-from harness.lookup import look_up
 from results.records.program import WALL, WITHOUT_PATTERN
 
 if TYPE_CHECKING:
@@ -442,12 +442,10 @@ class Metric:
 
     @property
     def quantity(self) -> Quantity:
-        """What its numbers are."""
         return QUANTITIES[self.name]
 
 
 def parse_metric(text: str) -> Metric:
-    """Returns the metric that ``--metric`` names."""
     if text in WITHOUT_PATTERN:
         return Metric(name=text)
     left, equals, where = text.partition("=")

@@ -240,7 +240,6 @@ class KeptOutput:
 
     @property
     def tail(self) -> str:
-        """The last lines."""
         return "\n".join(
             self._tail.decode("utf-8", errors="replace").splitlines()[-30:]
         )

@@ -88,7 +88,6 @@ def check_losses(trial_dir: Path) -> None:
 
 
 def _mean_losses(trial_dir: Path) -> list[float | None]:
-    """Returns the loss of each step, the mean over processes."""
     first = read_rank(trial_dir, 0)
     logs = [first]
     logs += [read_rank(trial_dir, rank) for rank in range(1, first.num_ranks or 1)]
@@ -101,7 +100,6 @@ def _mean_losses(trial_dir: Path) -> list[float | None]:
 
 
 def difference(first: float, second: float) -> float:
-    """Returns the relative difference of two losses."""
     return abs(first - second) / max(abs(first), abs(second), 1e-30)
 
 
@@ -129,7 +127,6 @@ _CLIENT: Final = "harness/client"
 
 
 def lock_digest(root: Path, peer: PeerInfo) -> str:
-    """Returns the digest of the lock of a peer."""
     return identity.digest((root / peer.lock).read_text(encoding="utf-8"))
 
 
@@ -202,7 +199,6 @@ def check_environments(
 
 
 def program(workload: str, backend: str, unit: str) -> Program | None:
-    """Returns what the trials of a peer start; None of other backends."""
     peer = catalog.PEERS.get(backend)
     if peer is None:
         return None

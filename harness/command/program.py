@@ -22,10 +22,10 @@ from harness.catalog import (
     BackendInfo,
     PresetInfo,
     WorkloadInfo,
+    look_up,
 )
 from harness.command import identity, numbers, reader
 from harness.errors import PlanError
-from harness.lookup import look_up
 from results.records.limits import MAX_NAME
 from results.records.models import Program
 from results.records.texts import printable
@@ -128,7 +128,6 @@ def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]
 
 
 def params_of(variants: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """Returns the names of the values that variants have."""
     return tuple(next(iter(variants.values()), ()))
 
 
@@ -165,7 +164,6 @@ def check_command(
 
 
 def fill(command: str, values: Mapping[str, object]) -> list[str]:
-    """Returns the words of a command with values in place of the placeholders."""
     return fill_words(split(command), values)
 
 
@@ -189,8 +187,6 @@ NUM_MEASURED: Final = 30  # Steps of a program that takes turns, and runs alone.
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignProgram:
-    """A program of the user's."""
-
     name: str  # What reports call it.
     record: Program  # What its trials have in common.
     # The parts of its identity, by revision; empty for the present one.
@@ -199,7 +195,6 @@ class ForeignProgram:
     variants: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def code_digest(self, revision: str) -> str:
-        """Returns the digest of the code of a revision."""
         return identity.digest(self.code[revision])
 
     def workload(self, per_replica_batch_size: int) -> WorkloadInfo:
@@ -295,7 +290,6 @@ def _place_of(folder: Path, source: identity.Repository | None) -> str:
 
 
 def check_folder(record: Program, folder: Path) -> None:
-    """Checks that a program is continued from where it was started."""
     here = _place_of(folder, identity.find_repository(folder, [folder]))
     if here != record.folder:
         raise PlanError(

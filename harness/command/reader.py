@@ -67,8 +67,6 @@ _PER = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """One number of a program."""
-
     # When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
     ns: int
     value: float  # In the unit of the metric.
@@ -146,7 +144,6 @@ def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
 
 
 def check_positive(reading: Reading) -> None:
-    """Checks that a number is a rate or a time."""
     if not reading.value:
         raise ReadingError(
             f"{reading.where} has 0, which is not a rate or a time; they are positive"
@@ -463,7 +460,6 @@ class MetricFile:
 
 
 def content(path: Path) -> bytes:
-    """Returns what is in a file."""
     where = f"the file {path.name!r} of --metric"
     try:
         facts = path.stat()
@@ -487,7 +483,6 @@ def content(path: Path) -> bytes:
 
 
 def numbers_in(metric: Metric, text: bytes, name: str) -> list[float]:
-    """Returns the numbers in a file, in order."""
     found = _numbers(metric, text, name)
     if not found:
         raise ReadingError(

@@ -48,8 +48,6 @@ _DRAIN_SEC: Final = 1.0
 
 
 class Run:
-    """One run of a program."""
-
     def __init__(
         self,
         receive: Receive = lambda *_: False,
@@ -229,7 +227,6 @@ def _living() -> list[psutil.Process]:
 def run_supervised(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
 ) -> int:
-    """Runs a program to its end; returns its exit code."""
     # Its processes say themselves what they use; looking through all processes every
     # second would take from the turns of other trials.
     running, why = Run(is_sampled=False), ""

@@ -302,7 +302,6 @@ class Trial:
         return wanted is not None and number >= self._spec.num_warmup_steps + wanted
 
     def _check_number(self) -> None:
-        """Raises unless there is a number, and as many as were asked for."""
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
             said = described(self._run.kept[0].last_bytes, self._run.kept[1].last_bytes)
@@ -390,7 +389,6 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 def values_of(
     spec: TrialSpec, placement: Placement, output_dir: Path
 ) -> dict[str, object]:
-    """Returns the values of all placeholders."""
     share = min(allocation.replicas_per_worker(spec.variables), spec.num_replicas)
     values = {
         "replicas": spec.num_replicas,
@@ -432,7 +430,6 @@ def variables_of(own: dict[str, str] | os._Environ[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the trial of a directory; returns the exit code."""
     folder, trial_dir = Path(argv[0]), Path(argv[1])
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())

@@ -37,8 +37,6 @@ Level = Literal["ok", "caution", "bad"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     check: str  # What was looked at.
     level: Level  # ``bad`` if timings are unusable, ``caution`` if they can be worse.
     found: str  # One line.
@@ -91,7 +89,6 @@ class CurrentLoad:
 
 
 def read_load(cores: Sequence[int], root: Path) -> CurrentLoad:
-    """Watches the cores for ``SPAN_SEC``."""
     start = machine_state.read_core_clock(cores, (os.getpid(),), root)
     swapped, before = _read_swapped(), _read_processes()
     time.sleep(SPAN_SEC)
@@ -312,8 +309,6 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """The result of one canary."""
-
     kind: str  # ``compute`` or ``memory``.
     num_cores: int  # Cores that ran at once.
     alone: Estimate  # Rate of one core alone, over rounds.
@@ -473,7 +468,6 @@ def diagnose(
         check_canaries,
     ),
 ) -> list[Finding]:
-    """Returns the findings of every check."""
     from harness.doctor import gpu  # which names findings
 
     cpus = read_topology(root)

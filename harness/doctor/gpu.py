@@ -107,7 +107,6 @@ def _read(nvml: Any, gpu: Gpu) -> GpuState:
 
 
 def check_gpus(states: Sequence[GpuState]) -> list[Finding]:
-    """Returns one finding for each GPU, or one that says that there is none."""
     return [_check(state) for state in states] or [Finding("GPU", "ok", "none visible")]
 
 

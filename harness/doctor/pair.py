@@ -30,7 +30,7 @@ from results.store.study_store import Store
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from results.study.cases import Study
 
@@ -101,7 +101,6 @@ def check_pair(
     cores: Sequence[int],
     duration_sec: float,
     settings: RunSettings | None = None,
-    stage: Callable[[str, float | None], None] = lambda _text, _left: None,
 ) -> list[Finding]:
     """Measures the pair on some cores."""
     settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
@@ -110,10 +109,9 @@ def check_pair(
         store.write_plan(make_plan(len(cores)))
         first_round: list[float] = []
 
-        def notice(text: str, left_sec: float | None) -> None:
+        def notice(text: str, _left_sec: float | None) -> None:
             if text.startswith("round ") and not first_round:
                 first_round.append(time.monotonic())
-            stage(text, left_sec)
 
         started = time.monotonic()
         generation = Generation(

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, cast
 
 from pydantic import Field
 
+from harness.catalog import find
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
-from harness.lookup import find
 from harness.machine import environment
 from harness.machine.allocation import members_per_host
 from harness.options.option import Option, Options
@@ -375,12 +375,10 @@ def complain(found: object) -> str:
 
 
 def options() -> dict[str, type[Options]]:
-    """Returns the model of each launcher's options for ``sweep``."""
     return {name: info(name).options for name in _FOUND}
 
 
 def file_options() -> dict[str, type[Options]]:
-    """Returns the model of each launcher's options for ``launch render``."""
     return {name: info(name).file_options for name in _FOUND}
 
 

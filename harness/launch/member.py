@@ -36,7 +36,6 @@ _TAIL_BYTES = 4000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the process of this member; returns its exit code."""
     trial_dir = Path(argv[-1])
     config = environment.detect().config()
     member = (config.kind, config.index)

@@ -80,7 +80,6 @@ class RayHost:
 
 
 def read_hosts() -> tuple[RayHost, ...]:
-    """Returns the hosts of the cluster, without a connection of this process."""
     try:
         done = subprocess.run(
             _COMMAND,
@@ -154,7 +153,6 @@ def connect() -> Any:
 
 
 def has_token(environ: Mapping[str, str]) -> bool:
-    """Whether Ray would find a token for its clusters."""
     if environ.get(_TOKEN):
         return True
     path = environ.get(_TOKEN_PATH)

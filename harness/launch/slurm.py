@@ -56,7 +56,6 @@ def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> Non
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables without those that ``srun`` takes as options."""
     is_option = _OPTIONS_OF_THE_BATCH.fullmatch
     return {name: of for name, of in environ.items() if not is_option(name)}
 

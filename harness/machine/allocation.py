@@ -88,7 +88,6 @@ def processes_of(
     control: Control = Control.NONE,
     replicas_per_worker: int = 1,
 ) -> Processes:
-    """Returns the processes of a trial: its workers, and any servers."""
     if control is Control.SOLO:
         programs = tuple(("worker", index) for index in range(num_replicas))
         return Processes(members=programs, num_ranks=num_replicas, is_separate=True)
@@ -127,7 +126,6 @@ def share_identity(num_replicas: int | None) -> dict[str, str]:
 
 
 def replicas_per_worker(variables: Mapping[str, str]) -> int:
-    """Returns what ``share_identity`` has written."""
     return int(variables.get(SHARE_VARIABLE, 1))
 
 

@@ -52,11 +52,10 @@ def read_environment(
     inherited: Mapping[str, str] = MappingProxyType({}),
     state: MachineState | None = None,
     versions: Mapping[str, str] | None = None,
-    root: Path = Path("/"),
 ) -> Environment:
     import psutil
 
-    cpu_model = read_cpu_model(root)
+    cpu_model = read_cpu_model()
     memory_bytes = int(psutil.virtual_memory().total)
     packages = read_packages()
     kernel = f"{platform.system()} {platform.release()}"
@@ -233,7 +232,6 @@ def ask_on_gpus(
 def run_git(
     folder: Path,
     *arguments: str,
-    text: str = "",
     timeout_sec: float | None = None,
     holds: Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -244,7 +242,7 @@ def run_git(
     return subprocess.run(
         [*command, "-C", str(folder), *arguments],
         env=variables | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-        input=text,
+        stdin=subprocess.DEVNULL,
         pass_fds=() if holds is None else (holds.descriptor,),
         capture_output=True,
         encoding="utf-8",

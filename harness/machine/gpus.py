@@ -79,7 +79,6 @@ class Gpu:
 
 @contextlib.contextmanager
 def driver() -> Iterator[Any]:
-    """Opens the driver's library; raises NVMLError where there is none."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -168,7 +167,6 @@ def _text(value: Any) -> str:
 
 
 def read_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """Returns the NUMA node of a PCI address; None if the kernel does not know it."""
     domain, _, rest = bus_id.lower().partition(":")
     path = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node"
     try:
@@ -183,7 +181,6 @@ def driver_version() -> str | None:
 
 
 def cuda_version() -> str | None:
-    """Returns the newest CUDA that the driver supports; None without a driver."""
     number = from_driver(0, lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
@@ -257,7 +254,6 @@ def _cut(text: str) -> str:
 
 
 def choose(visible: Sequence[Gpu], num_replicas: int) -> tuple[Gpu, ...]:
-    """Returns the GPUs of a trial: one for each replica."""
     if len(visible) < num_replicas:
         raise PlanError(
             f"the trial needs {num_replicas} GPUs, but this machine shows"

@@ -56,7 +56,6 @@ def read_machine_state(
 
 
 def read_glibc_version() -> str | None:
-    """Returns the version of the C library, or None if it is another one."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (ValueError, OSError):
@@ -120,8 +119,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LogicalCpu:
-    """One logical CPU and its location."""
-
     cpu: int  # Its number, as in ``sched_setaffinity``.
     node: int = 0  # NUMA node; 0 when it cannot be read.
     package: int = 0  # Socket; 0 when it cannot be read.
@@ -152,7 +149,6 @@ class CpuTopology:
 def read_topology(
     root: Path = Path("/"), affinity: frozenset[int] | None = None
 ) -> CpuTopology:
-    """Reads the topology of this machine, as this process may use it."""
     if affinity is None:
         affinity = frozenset(os.sched_getaffinity(0))
     return CpuTopology(
@@ -206,7 +202,6 @@ def read_quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def read_free_memory(root: Path = Path("/")) -> int:
-    """Returns the bytes that are available before anything is killed or swapped."""
     free = int(psutil.virtual_memory().available)
     for words in _read_groups("memory", "memory", root):
         if len(words) > 1 and all(map(str.isdigit, words)):

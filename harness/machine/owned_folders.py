@@ -42,14 +42,12 @@ class Owned:
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def remove(self) -> None:
-        """Removes the folder, with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.descriptor)
 
 
 @contextlib.contextmanager
 def made(prefix: str) -> Iterator[Owned]:
-    """Makes a folder for as long as the block lasts."""
     owned = Owned(Path(tempfile.mkdtemp(prefix=prefix)).resolve())
     try:
         yield owned

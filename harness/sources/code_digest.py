@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 MEASURED: Final = (
     *("replicator", "workloads", "harness/__init__.py", "harness/catalog.py"),
     *("harness/client", "harness/command", "harness/errors.py", "harness/launch"),
-    *("harness/lookup.py", "harness/machine", "harness/options", "harness/run"),
-    "harness/trial",
+    *("harness/machine", "harness/options", "harness/run", "harness/trial"),
 )
 """Folders and files whose code can change the numbers of a trial."""
 LOCK: Final = "requirements.lock"
@@ -246,7 +245,6 @@ def plugins_of_study(
 
 
 def changed_plugin(plan: Plan) -> str:
-    """Returns the first part of a plugin that is not as a study had it, or ""."""
     now = plugins_of_study(plan.trials, "")
     for name, planned in plan.plugins.items():
         for part, text in planned.items():
@@ -403,7 +401,6 @@ def _more(found: Sequence[str]) -> str:
 
 
 def _measured_code(store: Store | None) -> str:
-    """Returns the commits of the trials of a study, in words."""
     envs = [trial.env for trial in store.read().trials] if store else []
     states = [env.machine_state for env in envs if env and env.machine_state]
     found = {_commit(state) for state in states}
