@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import resource
 import selectors
@@ -27,57 +28,48 @@ from harness.client.scaling_client import (
 )
 from harness.command import peers
 from harness.command.output import KeptOutput, described
-from harness.command.reader import POLL_SEC, CommandError
+from harness.command.reader import CommandError
 from harness.trial import process_tree
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import end_like, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    Receive = Callable[[int, bytes, int], bool]
 
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CHUNK_BYTES: Final = 2**16
 _SAMPLE_SEC: Final = 1.0
-_POLL_SEC: Final = 0.25
+POLL_SEC: Final = 0.25
 _DRAIN_SEC: Final = 1.0
 """For processes that end with the program, and for output that is on its way."""
 
 
 class Run:
-    def __init__(
-        self,
-        receive: Receive = lambda *_: False,
-        *,
-        look: Callable[[list[int]], None] = lambda _: None,
-        is_sampled: bool = True,
-        look_often: Callable[[int], bool] | None = None,
-    ) -> None:
-        # Gets what is printed; returns whether that is enough.
-        self._receive = receive
-        # Gets the ids of all its processes every second, if it is sampled.
-        self._look, self._is_sampled = look, is_sampled
-        # Looks at what is not printed; returns whether that is enough.
-        self._look_often = look_often
+    def __init__(self, look: Callable[[list[int]], None] | None = None) -> None:
+        # Gets the ids of all its processes every second; else they are not looked for.
+        self._look = look
         self.kept = (KeptOutput(1), KeptOutput(2))  # what it prints
         self.exit_code: int | None = None  # as in ``subprocess``; None while it runs
-        self.is_ended = False  # since it had printed enough
         self.num_processes = 0  # the most at once, as sampled
         self.num_left = 0  # that outlived it and were ended
         self.peak_bytes = 0  # the largest resident memory of all, as sampled
         self.duration_sec = 0.0  # from start to end
         self.cpu_sec = 0.0  # of all its processes
 
-    def run(
+    def output(
         self,
         words: Sequence[str],
         folder: Path,
         variables: Mapping[str, str],
-    ) -> None:
-        """Runs the program to its end, or until it has printed enough."""
+        period_sec: float = POLL_SEC,
+    ) -> Iterator[tuple[int | None, bytes, int]]:
+        """Runs the program, and ends it when this is closed.
+
+        Yields number, bytes and time of what a stream has; none of the bytes at its
+        end. Once a period the number is None.
+        """
         become_reaper()
         start = time.monotonic()
         try:
@@ -101,71 +93,55 @@ class Run:
             raise CommandError(
                 f"--command cannot be started: {words[0]!r}: {error.strerror}; {advice}"
             ) from error
-        assert process.stdout is not None
-        assert process.stderr is not None
-        streams = (process.stdout.fileno(), process.stderr.fileno())
-        try:
-            self._read(process, streams)
-        finally:
-            self.num_left = self._end_all(process)
-            self.exit_code = process.wait()
-            process.stdout.close()
-            process.stderr.close()
-            self.duration_sec = time.monotonic() - start
-            used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self.cpu_sec = used.ru_utime + used.ru_stime
-            for kept in self.kept:
-                kept.end()
+        with process:
+            try:
+                yield from self._read(process, period_sec)
+                # It may have closed its output, and work on.
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(POLL_SEC)
+                    yield None, b"", time.monotonic_ns()
+            finally:
+                self.num_left = self._end_all(process)
+                self.exit_code = process.wait()
+                self.duration_sec = time.monotonic() - start
+                used = resource.getrusage(resource.RUSAGE_CHILDREN)
+                self.cpu_sec = used.ru_utime + used.ru_stime
+                for kept in self.kept:
+                    kept.end()
 
-    def _read(self, process: subprocess.Popen[bytes], streams: tuple[int, int]) -> None:
-        """Reads until the output ends, the program has printed enough, or it exits."""
+    def _read(
+        self, process: subprocess.Popen[bytes], period_sec: float
+    ) -> Iterator[tuple[int | None, bytes, int]]:
+        """Reads until the output ends, or the program has exited a moment ago."""
         with selectors.DefaultSelector() as selector:
-            for index, descriptor in enumerate(streams):
-                selector.register(descriptor, selectors.EVENT_READ, index)
+            for index, stream in enumerate((process.stdout, process.stderr)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, index)
             with contextlib.suppress(PermissionError):  # a regular file has no end
                 selector.register(0, selectors.EVENT_READ)
-            sample_at, exited_at = 0.0, None
-            while exited_at is None or time.monotonic() < exited_at + _DRAIN_SEC:
-                if not self._read_once(selector):
-                    break
+            num_open, sample_at, exited_at = 2, 0.0, math.inf
+            while num_open and time.monotonic() < exited_at + _DRAIN_SEC:
+                for key, _ in selector.select(period_sec):
+                    chunk = os.read(key.fd, _CHUNK_BYTES)
+                    if key.data is None:
+                        if not chunk:
+                            raise LostHarnessError("the harness has exited")
+                        continue
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                        num_open -= 1
+                    self.kept[key.data].add(chunk)
+                    yield key.data, chunk, time.monotonic_ns()
+                yield None, b"", time.monotonic_ns()
                 now = time.monotonic()
-                if self._is_sampled and now >= sample_at:
-                    self._sample()
+                if self._look is not None and now >= sample_at:
+                    self._sample(self._look)
                     sample_at = now + _SAMPLE_SEC
-                if exited_at is None and process.poll() is not None:
-                    exited_at = now
-        # It may have closed its output, and work on: its end is the end of the trial.
-        while not self.is_ended and process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_SAMPLE_SEC if self._look_often is None else _POLL_SEC)
-            self._may_end()
+                if process.poll() is not None:
+                    exited_at = min(exited_at, now)
 
-    def _read_once(self, selector: selectors.BaseSelector) -> bool:
-        """Reads what is there; returns whether there can be more to read."""
-        period_sec = _POLL_SEC if self._look_often is None else POLL_SEC
-        for key, _ in selector.select(period_sec):
-            chunk = os.read(key.fd, _CHUNK_BYTES)
-            if key.data is None:
-                if not chunk:
-                    raise LostHarnessError("the harness has exited")
-                continue
-            if not chunk:
-                selector.unregister(key.fd)
-            self.kept[key.data].add(chunk)
-            if self._receive(key.data, chunk, time.monotonic_ns()):
-                self.is_ended = True
-                return False
-        if self._may_end():
-            return False
-        return any(key.data is not None for key in selector.get_map().values())
-
-    def _may_end(self) -> bool:
-        """Looks at what is not printed; returns whether the program may be ended."""
-        if self._look_often is not None and self._look_often(time.monotonic_ns()):
-            self.is_ended = True
-        return self.is_ended
-
-    def _sample(self) -> None:
+    def _sample(self, look: Callable[[list[int]], None]) -> None:
         found = descendants()
         self.num_processes = max(self.num_processes, len(found))
         total = 0
@@ -173,7 +149,7 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
         self.peak_bytes = max(self.peak_bytes, total)
-        self._look([process.pid for process in found])
+        look([process.pid for process in found])
 
     def _end_all(self, process: subprocess.Popen[bytes]) -> int:
         """Ends all processes; returns how many outlived the program by themselves."""
@@ -229,9 +205,10 @@ def run_supervised(
 ) -> int:
     # Its processes say themselves what they use; looking through all processes every
     # second would take from the turns of other trials.
-    running, why = Run(is_sampled=False), ""
+    running, why = Run(), ""
     try:
-        running.run(words, folder, variables)
+        for _ in running.output(words, folder, variables):
+            pass
     except CommandError as error:
         why = str(error)
     code = running.exit_code

@@ -10,6 +10,7 @@ causes and clean-up of a trial are the same. Numbers of the program are lines
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -24,6 +25,7 @@ from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import numbers, program, running
 from harness.command.output import described
 from harness.command.reader import (
+    POLL_SEC,
     CommandError,
     CountReader,
     LineReader,
@@ -212,11 +214,8 @@ class Trial:
         self._counts = CountReader(spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
         self._file: MetricFile | None = None
-        self._run = Run(
-            self._receive,
-            look=self._other_gpus.look,
-            look_often=self._look if self._metric.path else None,
-        )
+        self._run = Run(self._other_gpus.look)
+        self._is_ended = False  # since it had printed enough
 
     def run(self, folder: Path) -> int:
         """Runs the program; returns its exit code, 0 if it was ended on purpose."""
@@ -235,15 +234,18 @@ class Trial:
         if self._metric.path:
             (path,) = program.fill_words([self._metric.path], values)
             self._file = MetricFile(self._metric, folder / path)
-        self._run.run(words, folder, variables_of(os.environ))
+        period_sec = running.POLL_SEC if self._file is None else POLL_SEC
+        output = self._run.output(words, folder, variables_of(os.environ), period_sec)
+        with contextlib.closing(output):
+            self._is_ended = any(itertools.starmap(self._has_enough, output))
         code = self._run.exit_code
-        if code and code < 0 and not self._run.is_ended:
+        if code and code < 0 and not self._is_ended:
             if signal_name(-code) == "SIGKILL":
                 return end_like(code)  # the harness knows whether memory ran out
             raise CommandError(
                 f"the command ended with signal {signal_name(-code)}{self._so_far()}"
             )
-        if code and not self._run.is_ended:
+        if code and not self._is_ended:
             raise CommandError(f"the command exited with code {code}{self._so_far()}")
         if self._program.is_wall:
             self._take(Reading(time.monotonic_ns(), self._run.duration_sec))
@@ -259,11 +261,6 @@ class Trial:
         self._writer.write("done", ns=time.monotonic_ns())
         return 0
 
-    def _look(self, now_ns: int) -> bool:
-        """Looks at the file of the metric; returns whether it has enough numbers."""
-        assert self._file is not None
-        return self._is_enough(self._file.look(now_ns))
-
     def _so_far(self) -> str:
         number = len(self._readings)
         after = f" after it had printed {_count(number, 'number')}" if number else ""
@@ -274,7 +271,10 @@ class Trial:
         """Returns the end of what the program printed."""
         return "\n".join(filter(None, (kept.tail for kept in self._run.kept)))
 
-    def _receive(self, stream: int, chunk: bytes, ns: int) -> bool:
+    def _has_enough(self, stream: int | None, chunk: bytes, ns: int) -> bool:
+        """Reads what came; returns whether there are as many numbers as asked for."""
+        if stream is None:
+            return self._file is not None and self._is_enough(self._file.look(ns))
         self._counts.feed(stream, chunk, ns)
         if not self._lines:
             return False

@@ -231,8 +231,8 @@ class HostMembers:
         command: Sequence[str],
         variables: Sequence[Mapping[str, str]],
         folder: str,
-    ) -> list[int] | str:
-        """Returns the exit code of each member, or why they cannot be started."""
+    ) -> list[int]:
+        """Returns the exit code of each member."""
         own = os.getpid()
         libc = ctypes.CDLL(None)
 
@@ -254,167 +254,139 @@ class HostMembers:
                 for own_variables in variables
             ]
         except OSError as error:
-            return f"host {socket.gethostname()!r}: {error}"
+            raise OSError(f"host {socket.gethostname()!r}: {error}") from None
         return [process.wait() for process in processes]
 
 
 def run_gang() -> int:
+    """Runs a gang to its end, or until the harness closes the standard input."""
     request_death_signal()
     gang = Gang.from_json(sys.stdin.buffer.readline())
     try:
-        running = RayGang(gang)
+        with contextlib.ExitStack() as stack:
+            ray = connect()
+            stack.callback(ray.shutdown)
+            return _run(ray, gang, stack)
     except LaunchError as error:
         sys.stderr.write(f"{error}\n")
         return gang_lib.REFUSED
+
+
+def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
+    """Reserves the hosts, starts the members and waits for them; gives all back."""
+    from ray.util import placement_group as groups
+
+    bundle = bundle_of(hosts_of(ray.nodes()), gang.num_hosts)
+    group = groups.placement_group(
+        [bundle] * gang.num_hosts, strategy="STRICT_SPREAD", name=gang.trial_dir.name
+    )
+    stack.callback(groups.remove_placement_group, group)
+    if not _wait(ray, [group.ready()]):
+        return 0
     try:
-        while (code := running.poll()) is None:
-            if select.select([sys.stdin], [], [], _POLL_SEC)[0]:
-                return 0  # closed by the harness, or since it has gone
-    finally:
-        running.cancel()
-    sys.stderr.write(f"{running.output}\n")
-    return code
-
-
-class RayGang:
-    """A gang on a Ray cluster: reserved, then started, then ended."""
-
-    def __init__(self, gang: Gang) -> None:
-        from ray.util.placement_group import placement_group
-
-        self.output = ""  # Why Ray could not start or keep the gang.
-        self._gang = gang
-        self._actors: list[Any] = []
-        self._runs: list[Any] = []
-        self._ray = connect()
-        try:
-            self._bundle = bundle_of(hosts_of(self._ray.nodes()), gang.num_hosts)
-            self._group = placement_group(
-                [self._bundle] * gang.num_hosts,
-                strategy="STRICT_SPREAD",
-                name=gang.trial_dir.name,
+        runs = _start_members(ray, gang, group, bundle, stack)
+        codes = _wait(ray, runs)
+    except ray.exceptions.RayTaskError as error:
+        said = (
+            f"Ray could not start the members: {error.cause}; install this package on"
+            " every host in the same place, and choose a --runs-dir on a file system"
+            " that all hosts share"
+        )
+    except ray.exceptions.RayError as error:
+        first = one_line(str(error)) or type(error).__name__
+        said = f"a host of the gang was lost: {first}"
+        # A process that shows a token asks for one: hosts without are not reached, and
+        # actors die as soon as they are made.
+        is_dead = type(error).__name__ in ("RayActorError", "ActorDiedError")
+        if is_dead and os.environ.get(_MODE) == "token":
+            said += (
+                f"; if the cluster was started without a token, set {_MODE}=disabled"
+                f" here, or start its hosts with {_MODE}=token"
             )
-            self._ready = self._group.ready()
-        except BaseException:
-            self._ray.shutdown()
-            raise
+    else:
+        if codes is None:  # members end with their connection to the harness
+            ray.wait(runs, num_returns=len(runs), timeout=_END_SEC)
+        return next(filter(None, itertools.chain(*(codes or ()))), 0)
+    sys.stderr.write(f"{said}\n")
+    return _LOST
 
-    def poll(self) -> int | None:
-        """Exit code of the gang; None while it waits for hosts or runs.
 
-        Starts the members as soon as all hosts are reserved.
-        """
-        ray = self._ray
-        if not self._runs:
-            found, _ = ray.wait([self._ready], timeout=0)
-            if not found:
-                return None
-            try:
-                self._start_members()
-            except ray.exceptions.RayError as error:
-                self.output = _first_line(error)
-                # A process that shows a token asks for one: hosts without are not
-                # reached, and actors die as soon as they are made.
-                is_dead = type(error).__name__ in ("RayActorError", "ActorDiedError")
-                if is_dead and os.environ.get(_MODE) == "token":
-                    self.output += (
-                        f"; if the cluster was started without a token, set"
-                        f" {_MODE}=disabled here, or start its hosts with {_MODE}=token"
-                    )
-                return _LOST
-        found, waiting = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
-        try:
-            # Those of a host that was lost are ready at once, and raise.
-            ended = ray.get(found)
-        except ray.exceptions.RayError as error:
-            self.output = f"a host of the gang was lost: {_first_line(error)}"
-            return _LOST
-        if refusals := [one for one in ended if isinstance(one, str)]:
-            self.output = (
-                f"Ray could not start the members: {'; '.join(refusals)}; install this"
-                " package on every host in the same place, and choose a --runs-dir on"
-                " a file system that all hosts share"
-            )
-            return _LOST
-        return None if waiting else next(filter(None, itertools.chain(*ended)), 0)
+def _wait(ray: Any, tasks: Sequence[Any]) -> list[Any] | None:
+    """Returns what tasks give; None where the harness has closed the input, or gone."""
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        ended, others = ray.wait(tasks, num_returns=len(tasks), timeout=_POLL_SEC)
+        # Those of a host that was lost are ready at once, and raise.
+        found: list[Any] = ray.get(ended)
+        if not others:
+            return found
+    return None
 
-    def _start_members(self) -> None:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        ray, gang = self._ray, self._gang
-        ray.cloudpickle.register_pickle_by_value(sys.modules[HostMembers.__module__])
-        kind = ray.remote(HostMembers)
-        bundles = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        block = gang.members_per_host
-        self._actors = [
-            kind.options(
-                num_cpus=self._bundle["CPU"],
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=index
-                ),
-            ).remote()
-            for index in range(gang.num_hosts)
-        ]
-        asked = [actor.free_ports.remote(block) for actor in self._actors]
-        ports = ray.get(asked, timeout=_START_SEC)
-        # This host's own name may mean its loopback address on others.
-        port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
-        address = f"{ray.util.get_node_ip_address()}:{port}"
-        everyone = [
-            RayMember(
-                node_id=bundles[place // block],
-                host=nodes[bundles[place // block]],
-                port=ports[place // block][place % block],
-                kind=kind_of,
-            )
-            for place, (kind_of, _) in enumerate(gang.members)
-        ]
-        variables = []
-        for place, member in enumerate(everyone):
-            environment = RayEnvironment(everyone, place)
-            own, index = environment.own()
-            config = {
-                "cluster": environment.addresses(),
-                "task": {"type": own, "index": index},
+def _start_members(
+    ray: Any,
+    gang: Gang,
+    group: Any,
+    bundle: Mapping[str, int],
+    stack: contextlib.ExitStack,
+) -> list[Any]:
+    """Returns a task for each host, which ends with its members."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[HostMembers.__module__])
+    kind = ray.remote(HostMembers)
+    bundles = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    block = gang.members_per_host
+    actors = [
+        kind.options(
+            num_cpus=bundle["CPU"],
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            ),
+        ).remote()
+        for index in range(gang.num_hosts)
+    ]
+    for actor in actors:
+        stack.callback(ray.kill, actor)
+    asked = [actor.free_ports.remote(block) for actor in actors]
+    ports = ray.get(asked, timeout=_START_SEC)
+    # This host's own name may mean its loopback address on others.
+    port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
+    address = f"{ray.util.get_node_ip_address()}:{port}"
+    everyone = [
+        RayMember(
+            node_id=bundles[place // block],
+            host=nodes[bundles[place // block]],
+            port=ports[place // block][place % block],
+            kind=kind_of,
+        )
+        for place, (kind_of, _) in enumerate(gang.members)
+    ]
+    variables = []
+    for place, member in enumerate(everyone):
+        environment = RayEnvironment(everyone, place)
+        own, index = environment.own()
+        config = {
+            "cluster": environment.addresses(),
+            "task": {"type": own, "index": index},
+        }
+        variables.append(
+            {
+                **gang.variables,
+                gang_lib.ADDRESS_VARIABLE: address,
+                "RAY_NODE_ID": member.node_id,  # for whoever reads a log
+                "TF_CONFIG": json.dumps(config),
             }
-            variables.append(
-                {
-                    **gang.variables,
-                    gang_lib.ADDRESS_VARIABLE: address,
-                    "RAY_NODE_ID": member.node_id,  # for whoever reads a log
-                    "TF_CONFIG": json.dumps(config),
-                }
-            )
-        self._runs = [
-            actor.run.remote(
-                gang.command,
-                variables[index * block : (index + 1) * block],
-                str(gang.trial_dir),
-            )
-            for index, actor in enumerate(self._actors)
-        ]
-
-    def cancel(self) -> None:
-        """Gives the hosts back; members end with their connection to the harness."""
-        from ray.util.placement_group import remove_placement_group
-
-        ray = self._ray
-        if not ray.is_initialized():
-            return
-        try:
-            if self._runs:
-                ray.wait(self._runs, num_returns=len(self._runs), timeout=_END_SEC)
-            for actor in self._actors:
-                ray.kill(actor)
-            remove_placement_group(self._group)
-        finally:
-            ray.shutdown()
-
-
-def _first_line(error: BaseException) -> str:
-    return one_line(str(error)) or type(error).__name__
+        )
+    return [
+        actor.run.remote(
+            gang.command,
+            variables[index * block : (index + 1) * block],
+            str(gang.trial_dir),
+        )
+        for index, actor in enumerate(actors)
+    ]
 
 
 def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:
