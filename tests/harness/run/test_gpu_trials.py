@@ -6,7 +6,7 @@ import re
 
 import pytest
 from command_words import smoke_sweep
-from fake_nvml import FakeNvml, make_gpus, without
+from fake_nvml import ANSWERS, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -174,13 +174,13 @@ def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
     answers = iter([[], STRANGERS, STRANGERS])  # before the sweep, before the trial
     monkeypatch.setattr(gpu_watch, "WAIT_SEC", 60.0)
     monkeypatch.setattr(gpu_watch, "_PERIOD_SEC", 0.01)
-    listed = FakeNvml.nvmlDeviceGetComputeRunningProcesses
+    listed = ANSWERS["ComputeRunningProcesses"]
 
-    def leave(nvml, handle):
-        handle.users = next(answers, [])
-        return listed(nvml, handle)
+    def leave(gpu):
+        gpu.users = next(answers, [])
+        return listed(gpu)
 
-    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", leave)
+    monkeypatch.setitem(ANSWERS, "ComputeRunningProcesses", leave)
     code, _, err = sweep(machine, "--backends=single", "--replicas=1")
 
     assert exit_codes.OK == code, err

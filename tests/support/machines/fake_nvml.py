@@ -1,16 +1,16 @@
 """A stand-in for the library of the NVIDIA driver, with the GPUs that a test describes.
 
 ``FakeNvml`` takes the place of the module ``pynvml``: its constants and exceptions are
-the real ones, its functions answer from the GPUs of the test. A function that is not
-here fails the test that calls it, so that no path of the harness runs unnoticed on
-answers that nobody wrote.
+the real ones, its functions answer from the GPUs of the test. A function without an
+answer here fails the test that calls it, so that no path of the harness runs unnoticed
+on answers that nobody wrote.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
-from typing import Any
+import functools
+from types import SimpleNamespace
 
 import pynvml
 
@@ -76,6 +76,77 @@ def make_gpus(count, **fields):
     ]
 
 
+def _energy(gpu):
+    gpu.energy_joules += gpu.joules_per_reading
+    return round(gpu.energy_joules * 1000)
+
+
+def _users(gpu):
+    pids = [*gpu.users, *([] if gpu.asked_before else gpu.users_later)]
+    gpu.asked_before = max(gpu.asked_before - 1, 0)
+    return [SimpleNamespace(pid=pid) for pid in pids]
+
+
+def _link(gpu, link):
+    """1 for those that are active; an error for those that do not exist."""
+    if link >= gpu.num_nvlinks:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return 1
+
+
+def _clock(gpu, kind):
+    kinds = {
+        pynvml.NVML_CLOCK_SM: "clock_mhz",
+        pynvml.NVML_CLOCK_MEM: "memory_clock_mhz",
+    }
+    return getattr(gpu, kinds[kind])
+
+
+def _errors(gpu, kind, counter):
+    assert counter == pynvml.NVML_VOLATILE_ECC
+    is_corrected = kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+    return gpu.corrected_errors if is_corrected else gpu.uncorrected_errors
+
+
+def _instance(gpu, index):
+    """The instances have the first places."""
+    if gpu.mig is None or index >= len(gpu.mig):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    return gpu.mig[index]
+
+
+ANSWERS = {
+    "ClockInfo": _clock,
+    "ComputeRunningProcesses": _users,
+    "CudaComputeCapability": lambda gpu: list(gpu.capability),
+    "CurrPcieLinkWidth": lambda gpu: gpu.pcie_width,
+    "CurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
+    "EccMode": lambda _gpu: [1, 1],  # current and pending
+    "EnforcedPowerLimit": lambda gpu: round(gpu.power_limit_watts * 1000),
+    "MaxClockInfo": lambda gpu, _kind: gpu.max_clock_mhz,
+    "MaxMigDeviceCount": lambda _gpu: 7,  # of an H100
+    "MaxPcieLinkGeneration": lambda gpu: gpu.pcie_generation,
+    "MigDeviceHandleByIndex": _instance,
+    "MigMode": lambda gpu: [int(gpu.mig is not None)] * 2,
+    "Name": lambda gpu: gpu.name,
+    "NvLinkState": _link,
+    # Over NVLink, between any two that have links.
+    "P2PStatus": lambda gpu, other, _: 5 * (not gpu.num_nvlinks * other.num_nvlinks),
+    "PciInfo": lambda gpu: SimpleNamespace(busId=gpu.bus_id),
+    "PersistenceMode": lambda gpu: int(gpu.is_persistent),
+    "PowerManagementDefaultLimit": lambda gpu: round(
+        gpu.default_power_limit_watts * 1000
+    ),
+    "PowerUsage": lambda gpu: round(gpu.power_watts * 1000),
+    "Temperature": lambda gpu, _sensor: gpu.temperature_celsius,
+    "TotalEccErrors": _errors,
+    "TotalEnergyConsumption": _energy,
+    "UUID": lambda gpu: gpu.uuid,
+    "UtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.utilization),
+}
+"""What the driver says of a GPU, by the end of the name of its function."""
+
+
 class FakeNvml:
     """The module ``pynvml``, on a machine with some GPUs."""
 
@@ -86,26 +157,33 @@ class FakeNvml:
         self.num_open = 0
 
     def __getattr__(self, name):
-        """Returns constants and exceptions of the real module, no function."""
+        """Returns constants and exceptions of the real module, and what is answered."""
+        question = name.removeprefix("nvmlDeviceGet")
+        if question in ANSWERS:
+            return functools.partial(self._answer, name, ANSWERS[question])
         if name.startswith("nvml") and callable(getattr(pynvml, name, None)):
             raise AssertionError(f"the stand-in does not have {name}")
         return getattr(pynvml, name)
 
+    def _answer(self, name, answer, gpu, *arguments):
+        self._check_open()
+        if getattr(gpu, "is_lost", False):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if name in getattr(gpu, "unsupported", ()):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return answer(gpu, *arguments)
+
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-        """Opens the driver."""
         if self.driver is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
         self.num_open += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """Closes it."""
         assert self.num_open, "shut down more often than initialized"
         self.num_open -= 1
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
-        """As ``nvidia-smi`` shows it."""
         self._check_open()
-        assert self.driver is not None
         return self.driver
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
@@ -125,141 +203,10 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return self.gpus[index]
 
-    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
-        return handle.uuid
-
-    def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
-        return handle.name
-
-    def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> Any:  # noqa: N802
-        """As newer versions of the library return it."""
-        return types.SimpleNamespace(busId=handle.bus_id)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeGpu) -> list[int]:  # noqa: N802
-        """Major and minor version."""
-        self._check(handle, "nvmlDeviceGetCudaComputeCapability")
-        return list(handle.capability)
-
-    def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:  # noqa: N802
-        """Current and pending mode."""
-        return [int(handle.mig is not None)] * 2
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, _: FakeGpu) -> int:  # noqa: N802
-        """Most instances of an H100."""
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802
-        self, handle: FakeGpu, index: int
-    ) -> FakeMig:
-        """The instances have the first places."""
-        if handle.mig is None or index >= len(handle.mig):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return handle.mig[index]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> Any:  # noqa: N802
-        """Processes that have a context."""
-        self._check(handle, "nvmlDeviceGetComputeRunningProcesses")
-        pids = [*handle.users, *([] if handle.asked_before else handle.users_later)]
-        handle.asked_before = max(handle.asked_before - 1, 0)
-        return [types.SimpleNamespace(pid=pid) for pid in pids]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:  # noqa: N802
-        """In percent."""
-        self._check(handle, "nvmlDeviceGetUtilizationRates")
-        return types.SimpleNamespace(gpu=handle.utilization)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: FakeGpu) -> int:  # noqa: N802
-        """A set of bits."""
-        self._check(handle, "nvmlDeviceGetCurrentClocksThrottleReasons")
-        return handle.reasons
-
-    def nvmlDeviceGetClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
-        assert kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
-        self._check(handle, "nvmlDeviceGetClockInfo")
-        is_memory = kind == pynvml.NVML_CLOCK_MEM
-        return handle.memory_clock_mhz if is_memory else handle.clock_mhz
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
-        assert kind == pynvml.NVML_CLOCK_SM
-        self._check(handle, "nvmlDeviceGetMaxClockInfo")
-        return handle.max_clock_mhz
-
-    def nvmlDeviceGetTemperature(self, handle: FakeGpu, sensor: int) -> int:  # noqa: N802
-        """Of the chip."""
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        self._check(handle, "nvmlDeviceGetTemperature")
-        return handle.temperature_celsius
-
-    def nvmlDeviceGetPowerUsage(self, handle: FakeGpu) -> int:  # noqa: N802
-        """In milliwatts."""
-        self._check(handle, "nvmlDeviceGetPowerUsage")
-        return round(handle.power_watts * 1000)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: FakeGpu) -> int:  # noqa: N802
-        """In milliwatts."""
-        self._check(handle, "nvmlDeviceGetEnforcedPowerLimit")
-        return round(handle.power_limit_watts * 1000)
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: FakeGpu) -> int:  # noqa: N802
-        """In milliwatts."""
-        self._check(handle, "nvmlDeviceGetPowerManagementDefaultLimit")
-        return round(handle.default_power_limit_watts * 1000)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeGpu) -> int:  # noqa: N802
-        """In millijoules."""
-        self._check(handle, "nvmlDeviceGetTotalEnergyConsumption")
-        handle.energy_joules += handle.joules_per_reading
-        return round(handle.energy_joules * 1000)
-
-    def nvmlDeviceGetTotalEccErrors(  # noqa: N802
-        self, handle: FakeGpu, kind: int, counter: int
-    ) -> int:
-        """Errors since the last reset."""
-        assert counter == pynvml.NVML_VOLATILE_ECC
-        self._check(handle, "nvmlDeviceGetTotalEccErrors")
-        is_corrected = kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-        return handle.corrected_errors if is_corrected else handle.uncorrected_errors
-
-    def nvmlDeviceGetPersistenceMode(self, handle: FakeGpu) -> int:  # noqa: N802
-        """1 where the driver stays loaded."""
-        self._check(handle, "nvmlDeviceGetPersistenceMode")
-        return int(handle.is_persistent)
-
-    def nvmlDeviceGetEccMode(self, handle: FakeGpu) -> list[int]:  # noqa: N802
-        """Current and pending mode."""
-        self._check(handle, "nvmlDeviceGetEccMode")
-        return [1, 1]
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: FakeGpu) -> int:  # noqa: N802
-        """Of GPU and slot."""
-        self._check(handle, "nvmlDeviceGetMaxPcieLinkGeneration")
-        return handle.pcie_generation
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: FakeGpu) -> int:  # noqa: N802
-        """Lanes."""
-        self._check(handle, "nvmlDeviceGetCurrPcieLinkWidth")
-        return handle.pcie_width
-
-    def nvmlDeviceGetNvLinkState(self, handle: FakeGpu, link: int) -> int:  # noqa: N802
-        """1 for those that are active; an error for those that do not exist."""
-        self._check(handle, "nvmlDeviceGetNvLinkState")
-        if link >= handle.num_nvlinks:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return 1
-
-    def nvmlDeviceGetP2PStatus(  # noqa: N802
-        self, handle: FakeGpu, other: FakeGpu, kind: int
-    ) -> int:
-        """Over NVLink, between any two that have links."""
-        assert kind == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-        self._check(handle, "nvmlDeviceGetP2PStatus")
-        return 0 if handle.num_nvlinks and other.num_nvlinks else 5
-
     def nvmlDeviceGetTopologyCommonAncestor(  # noqa: N802
         self, handle: FakeGpu, other: FakeGpu
     ) -> int:
         """Two neighbours share a switch; the first and the second half, a socket."""
-        self._check(handle, "nvmlDeviceGetTopologyCommonAncestor")
         first, second = self.gpus.index(handle), self.gpus.index(other)
         if first // 2 == second // 2:
             return int(pynvml.NVML_TOPOLOGY_SINGLE)
@@ -270,10 +217,3 @@ class FakeNvml:
     def _check_open(self):
         if not self.num_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-
-    def _check(self, handle, name):
-        self._check_open()
-        if handle.is_lost:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if name in handle.unsupported:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
