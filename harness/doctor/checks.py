@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import multiprocessing
 import os
 import signal
 import statistics as standard
@@ -366,6 +365,8 @@ def _run(kind: str, duration_sec: float) -> float:
 @contextlib.contextmanager
 def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
     """Starts a process on each core; yields the function that asks them."""
+    import multiprocessing  # sweeps need none
+
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         pools = {
