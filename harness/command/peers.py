@@ -71,16 +71,12 @@ def check_losses(trial_dir: Path) -> None:
     except (FileNotFoundError, RankFileError):
         return
     tolerance = TOLERANCES[expected["dtype"]]
-    reason = disagreement(found, expected["losses"], expected["of"], tolerance)
-    pairs = zip(found, expected["losses"], strict=False)
-    apart = max((difference(loss or 0.0, of) for loss, of in pairs), default=0.0)
+    is_passed, detail = compare(found, expected["losses"], expected["of"], tolerance)
     fields = {
         "kind": "sanity",
         "name": OWN_CHECK,
-        "is_passed": not reason,
-        "detail": reason
-        or f"{len(expected['losses'])} first losses, from the weights and batches of"
-        f" {expected['of']}: at most {apart:.1e} apart, relative",
+        "is_passed": is_passed,
+        "detail": detail,
     }
     path = rank_path(trial_dir, 0)
     with atomic.named(path), path.open("a", encoding="utf-8") as file:
@@ -99,26 +95,27 @@ def _mean_losses(trial_dir: Path) -> list[float | None]:
     return found
 
 
-def difference(first: float, second: float) -> float:
-    return abs(first - second) / max(abs(first), abs(second), 1e-30)
-
-
-def disagreement(
+def compare(
     found: Sequence[float | None], expected: Sequence[float], of: str, tolerance: float
-) -> str:
-    """Returns how first losses differ from those that are expected; empty if not."""
+) -> tuple[bool, str]:
+    """Returns whether first losses are those that are expected, and how they differ."""
     start = f"from the same weights and batches, {of} has"
+    largest = 0.0
     for index, wanted in enumerate(expected):
         loss = found[index] if index < len(found) else None
         if loss is None:
-            return f"step {index} has no loss; {start} {wanted:.6g}"
-        apart = difference(loss, wanted)
+            return False, f"step {index} has no loss; {start} {wanted:.6g}"
+        apart = abs(loss - wanted) / max(abs(loss), abs(wanted), 1e-30)
         if not apart <= tolerance:
-            return (
+            return False, (
                 f"the loss of step {index} is {loss:.6g}; {start} {wanted:.6g}, which"
                 f" is {apart:.1e} apart (at most {tolerance:.2g}, relative)"
             )
-    return ""
+        largest = max(largest, apart)
+    return True, (
+        f"{len(expected)} first losses, from the weights and batches of {of}: at most"
+        f" {largest:.1e} apart, relative"
+    )
 
 
 STAMP: Final = ".installed"
