@@ -274,13 +274,13 @@ def run_gang() -> int:
 
 def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
     """Reserves the hosts, starts the members and waits for them; gives all back."""
-    from ray.util import placement_group as groups
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     bundle = bundle_of(hosts_of(ray.nodes()), gang.num_hosts)
-    group = groups.placement_group(
+    group = placement_group(
         [bundle] * gang.num_hosts, strategy="STRICT_SPREAD", name=gang.trial_dir.name
     )
-    stack.callback(groups.remove_placement_group, group)
+    stack.callback(remove_placement_group, group)
     if not _wait(ray, [group.ready()]):
         return 0
     try:
