@@ -34,7 +34,7 @@ from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import end_like, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -64,7 +64,7 @@ class Run:
         folder: Path,
         variables: Mapping[str, str],
         period_sec: float = POLL_SEC,
-    ) -> Iterator[tuple[int | None, bytes, int]]:
+    ) -> Generator[tuple[int | None, bytes, int], None, None]:
         """Runs the program, and ends it when this is closed.
 
         Yields number, bytes and time of what a stream has; none of the bytes at its

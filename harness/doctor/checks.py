@@ -168,14 +168,11 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
 
 def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
     """The machine was busy a minute ago, and may be again."""
-    average = load.load_average
+    is_high = load.load_average > _MOST_LOAD_PER_CORE * num_cores
     return judged(
         "load",
-        f"{average:.2f} over the last minute",
-        caution={
-            "wait until it is low, or find what runs: top": average
-            > _MOST_LOAD_PER_CORE * num_cores
-        },
+        f"{load.load_average:.2f} over the last minute",
+        caution={"wait until it is low, or find what runs: top": is_high},
     )
 
 
