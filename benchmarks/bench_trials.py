@@ -63,7 +63,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     from results.store.study_store import Store
 
     starter = launchers.start(launcher)
-    planned = plan.plan_sweep(
+    found = checked.check(
         SweepRequest(
             workload="resnet50",
             preset="smoke",
@@ -79,6 +79,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
             variables=starter.identity(),
         ),
     )
+    planned, _ = plan.arrange(found)
     fields: dict[str, Any] = {
         "launcher": starter,
         "timeout_sec": 60.0,

@@ -41,7 +41,6 @@ _REFUSALS = frozenset(
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Checks the arguments of the process."""
     for argument in arguments:
         if len(argument) > MAX_LENGTH:
             raise ParseError(

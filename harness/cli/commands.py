@@ -1,4 +1,9 @@
-"""Implements the verbs; each returns the exit code of the process."""
+"""Runs sweeps: one study, what a study lacks, or a study for each value of a setting.
+
+Each study of a varied one is a study as any other, which the same command without
+``--vary`` would make; the folder around them has a page of all. A function of a verb
+returns the exit code of the process.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +21,40 @@ from harness import catalog
 from harness.cli import exit_codes, running
 from harness.command import peers
 from harness.doctor import gpu as gpu_lib
-from harness.errors import DoesNotFitError, PlanError, StudyError, UnfitMachineError
+from harness.errors import (
+    DifferentStudyError,
+    DoesNotFitError,
+    PlanError,
+    StudyError,
+    UnfitMachineError,
+)
 from harness.launch import launchers
 from harness.launch.launchers import Job
 from harness.machine import allocation, gpu_watch, gpus, machine_state
-from harness.planning import design, estimate
+from harness.machine.machine_state import now_text
+from harness.options.option import declared
+from harness.planning import defaults, design, estimate
 from harness.planning import plan as plan_module
-from harness.planning import study as study_module
 from harness.planning.checked import Machine
 from harness.planning.checked import check as check_request
+from harness.planning.request import varied
 from harness.run import sweep as run
 from harness.run import trial_tree
+from harness.run.progress import describe_trial
 from harness.run.trial_runner import RunSettings
+from harness.sources import code_digest
 from harness.sources.code_digest import CodeWatch
 from harness.trial import gpu_probe
-from results.records import program
+from results.records import identity, program
 from results.records.models import Order, PlannedTrial
-from results.store import atomic, untrusted
+from results.store import atomic, manifest, untrusted
+from results.store import studies as studies_lib
 from results.store.lock import lock_study
-from results.store.study_store import TRIALS_NAME, Store
+from results.store.studies import Varied
+from results.store.study_store import PLAN_NAME, TRIALS_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.cli.running import Conclude
@@ -46,9 +63,8 @@ if TYPE_CHECKING:
     from harness.doctor.gpu import GpuState
     from harness.launch.launchers import Launcher
     from harness.machine.gpus import Gpu
-    from harness.machine.machine_state import CpuTopology
-    from harness.planning.checked import CheckedSweep
-    from harness.trial.gpu_probe import Probe
+    from harness.planning.design import CheckedSweep
+    from harness.planning.request import Axis
     from results.records.models import Plan
 
 
@@ -71,7 +87,7 @@ def submit(
         replicas = max(spec.num_replicas for spec in specs)
         workers, gpus_per_worker = -(-replicas // per_worker), per_worker
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
-    arguments = study_module.without(command[command.index("harness") + 1 :], "--study")
+    arguments = _without(command[command.index("harness") + 1 :], "--study")
     job = Job(
         name=name[:53].strip("-") or "sweep",
         command=(*HARNESS_COMMAND, *arguments, "--study", study),
@@ -90,58 +106,61 @@ def submit(
     return exit_codes.OK
 
 
+def _without(words: Sequence[str], *options: str) -> list[str]:
+    """Returns the words of a command without some of its options."""
+    kept: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word in options:
+            next(remaining, None)
+        elif word.partition("=")[0] not in options:
+            kept.append(word)
+    return kept
+
+
 @contextlib.contextmanager
-def ready(
+def _ready(
     missing: Sequence[PlannedTrial],
-    overrides: Mapping[str, Any] | None,
+    call: Call,
     runs_dir: Path | None = None,
     *,
     study: str,
-    num_hosts: int = 1,
+    num_hosts: int,
 ) -> Iterator[dict[str, Any]]:
     """Checks all that can be checked before the missing trials of a study are run.
 
     While the ``with`` block runs, no other sweep of this machine gets their GPUs.
     """
-    replaced = dict(overrides or {})
+    replaced = dict(call.overrides)
     probe = replaced.pop("probe", gpu_probe.probe)
-    chosen = check_models(missing, num_hosts)
+    chosen = _check_models(missing, num_hosts)
     if chosen and runs_dir is not None:
         estimate.check_memory(missing, runs_dir, study=study, gpu=chosen[0].name)
     with gpu_watch.hold_gpus(chosen, study=study):
-        has_tensorflow = any(trial.spec.program is None for trial in missing)
-        check_ready(chosen, probe if has_tensorflow else None)
+        for state in gpu_lib.read_gpu_states(chosen) if chosen else ():
+            if state.fault:
+                raise UnfitMachineError(
+                    f"GPU {state.index} ({state.name}) cannot be read ({state.fault}),"
+                    " so it is unknown who uses it; reset it (sudo nvidia-smi"
+                    " --gpu-reset), or hide it with CUDA_VISIBLE_DEVICES"
+                )
+            if state.is_busy:
+                raise UnfitMachineError(_busy(state, chosen))
+        if chosen and any(trial.spec.program is None for trial in missing):
+            ids = [gpu.cuda_id for gpu in chosen]
+            try:
+                gpu_probe.check(probe(ids), ids)
+            except gpu_probe.MissingGpuError as error:
+                raise UnfitMachineError(str(error)) from error
         yield replaced
 
 
-def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gpu, ...]:
+def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, ...]:
     """The GPUs of the largest trial on this host; none where all run on CPUs."""
     counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
     if not counts:
         return ()
     return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
-
-
-def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
-    """Checks that nobody else uses the GPUs, and that TensorFlow can use them."""
-    if not chosen:
-        return
-    for state in gpu_lib.read_gpu_states(chosen):
-        if state.fault:
-            raise UnfitMachineError(
-                f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"
-                " it is unknown who uses it; reset it (sudo nvidia-smi --gpu-reset), or"
-                " hide it with CUDA_VISIBLE_DEVICES"
-            )
-        if state.is_busy:
-            raise UnfitMachineError(_busy(state, chosen))
-    if probe is None:
-        return
-    ids = [gpu.cuda_id for gpu in chosen]
-    try:
-        gpu_probe.check(probe(ids), ids)
-    except gpu_probe.MissingGpuError as error:
-        raise UnfitMachineError(str(error)) from error
 
 
 def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
@@ -157,9 +176,7 @@ def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
     )
 
 
-def _checked(
-    request: RunRequest,
-) -> tuple[RunRequest, Launcher, CpuTopology, CheckedSweep]:
+def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
     """Returns a request that can be carried out on the hosts, and what it needs."""
     atomic.check_reachable(request.runs_dir)
     for path in (request.runs_dir, *request.runs_dir.absolute().parents):
@@ -178,34 +195,28 @@ def _checked(
                 "by the load of one machine; use --order sequential, or --nodes 1"
             )
         request = request.model_copy(update={"order": Order.SEQUENTIAL})
-    cpus = machine_state.read_topology()
     # All hosts together, which are like this one.
+    num_cores, num_gpus = machine_state.read_topology().num_available_cores, None
+    if request.device == "gpu":
+        if not info.is_submitted():
+            num_gpus = len(gpus.visible_gpus()) * launcher.num_hosts
+        elif request.replicas is None:
+            raise PlanError(
+                f"--device gpu with --launcher {info.name}: the GPUs of the job are"
+                " unknown before it starts; give --replicas"
+            )
+        else:
+            num_gpus = max(request.replicas)
     machine = Machine(
-        num_available_cores=cpus.num_available_cores * launcher.num_hosts,
-        num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
+        num_available_cores=num_cores * launcher.num_hosts,
+        num_gpus=num_gpus,
         variables=launcher.identity()
         | allocation.share_identity(request.replicas_per_worker)
         | allocation.with_gpu_threads(
             program.identity_variables(os.environ), request.device
         ),
     )
-    return request, launcher, cpus, check_request(request, machine)
-
-
-def _num_gpus(request: RunRequest, launcher: Launcher) -> int:
-    if not request.info.is_submitted():
-        return len(gpus.visible_gpus()) * launcher.num_hosts
-    if request.replicas is None:
-        raise PlanError(
-            f"--device gpu with --launcher {request.info.name}: the GPUs of the job are"
-            " unknown before it starts; give --replicas"
-        )
-    return max(request.replicas)
-
-
-def planned_name(request: RunRequest) -> str:
-    """Returns the default name of a study that can be planned here."""
-    return study_module.default_name(_checked(request)[-1])
+    return request, launcher, check_request(request, machine)
 
 
 def sweep(
@@ -219,11 +230,11 @@ def sweep(
     """Plans, and unless it is a dry run, runs what is missing and reports."""
     runs_dir, is_failed_retried = request.runs_dir, request.retry is not None
     if request.study is not None:
-        study_module.check_name(request.study)
-    request, launcher, cpus, checked = _checked(request)
-    name = request.study or name_prefix + study_module.default_name(checked)
+        plan_module.check_name(request.study)
+    request, launcher, checked = _checked(request)
+    name = request.study or name_prefix + plan_module.default_name(checked)
     root = runs_dir / name
-    known = study_module.read_existing_plan(root)
+    known = plan_module.read_existing_plan(root)
     is_order_free = request.order is None
     # It was decided when the study began, maybe by the memory that was free.
     order = known.measuring.order if is_order_free and known else None
@@ -240,29 +251,18 @@ def sweep(
     if is_submitted and not request.is_dry_run:
         return submit(request, launcher, new, study=name, command=call.command)
     if not is_submitted:  # a login node has no GPUs of the job
-        check_models(new.trials, launcher.num_hosts)
+        _check_models(new.trials, launcher.num_hosts)
     measured = Store(root) if known is not None else None
     plan, asked, note = plan_module.reconcile(known, new, request.baseline, measured)
     notes += [note] * bool(note)
     if request.is_dry_run:
-        return _print_plan(
-            plan,
-            asked,
-            notes,
-            root=root,
-            runs_dir=runs_dir,
-            is_json=request.is_json,
-        )
+        return _print_plan(request, plan, asked, notes, root)
     launcher.check_folder(runs_dir.absolute())
     peers.check_environments(new.trials, launcher.name, launchers.DEFAULT)
-    conclude = conclude or functools.partial(
-        running.conclude_sweep, is_json=request.is_json
-    )
-    missing = _missing(root, asked, is_failed_retried=is_failed_retried)
     with (
-        ready(
-            missing,
-            call.overrides,
+        _ready(
+            _missing(root, asked, is_failed_retried=is_failed_retried),
+            call,
             None if is_failed_retried else runs_dir,
             study=name,
             num_hosts=launcher.num_hosts,
@@ -271,28 +271,17 @@ def sweep(
         lock_study((store := Store.create(root)).root),
     ):
         # Read it again under the lock: another harness may just have written it.
-        existing = study_module.read_existing_plan(root)
+        existing = plan_module.read_existing_plan(root)
         plan, asked, _ = plan_module.reconcile(existing, new, request.baseline, store)
         if plan != existing:
             store.write_plan(plan)
         for note in notes:
             running.note(note)
-        settings = RunSettings(
-            timeout_sec=request.timeout_sec,
-            topology=cpus,
-            is_failed_retried=is_failed_retried,
-            data_dir=plan.data_dir,
-            measuring=plan.measuring,
-            trees={of.revision: of for of in [request.baseline] if of is not None},
-            folders=request.folders,
-            launcher=launcher,
-            changed_code=CodeWatch(
-                plan, folders=request.folders, left_out=[runs_dir, root]
-            ).changed,
-            **replaced,
+        run_study = functools.partial(
+            _run_study, store, request, launcher, conclude, replaced
         )
         try:
-            return running.run_until_done(store, asked, settings, conclude)
+            return run_study(plan, asked)
         except DoesNotFitError as error:
             if (
                 not is_order_free
@@ -305,17 +294,42 @@ def sweep(
                     f" {fewer}--mode, --backends or --replicas"
                 ) from error
             running.note(f"{error}: the trials run in sequence instead")
+            for trial in store.read_plan().trials:  # of which nothing was measured
+                folder = store.trial_dir(trial.trial_id)
+                trial_tree.clear_trials(folder, store.list_earlier)
             plan, _ = arrange(Order.SEQUENTIAL)
-            _replace_plan(store, plan)
-            settings = dataclasses.replace(settings, measuring=plan.measuring)
-            return running.run_until_done(store, plan.trials, settings, conclude)
+            store.write_plan(plan)
+            return run_study(plan, plan.trials)
 
 
-def _replace_plan(store: Store, plan: Plan) -> None:
-    """Replaces the plan of a relay, of which nothing was measured."""
-    for trial in store.read_plan().trials:
-        trial_tree.clear_trials(store.trial_dir(trial.trial_id), store.list_earlier)
-    store.write_plan(plan)
+def _run_study(
+    store: Store,
+    request: RunRequest,
+    launcher: Launcher,
+    conclude: Conclude | None,
+    replaced: Mapping[str, Any],
+    plan: Plan,
+    trials: Sequence[PlannedTrial],
+) -> int:
+    """Runs trials of a plan, and concludes; ``replaced`` are settings of tests."""
+    left_out, folders = [store.root.parent, store.root], request.folders
+    watch = CodeWatch(plan, folders=folders, left_out=left_out)
+    settings = RunSettings(
+        timeout_sec=plan.timeout_sec,
+        topology=machine_state.read_topology(),
+        is_failed_retried=request.retry is not None,
+        data_dir=plan.data_dir,
+        measuring=plan.measuring,
+        trees={of.revision: of for of in [request.baseline] if of is not None},
+        folders=folders,
+        launcher=launcher,
+        changed_code=watch.changed,
+        **replaced,
+    )
+    conclude = conclude or functools.partial(
+        running.conclude_sweep, is_json=request.is_json
+    )
+    return running.run_until_done(store, trials, settings, conclude)
 
 
 def _missing(
@@ -328,13 +342,11 @@ def _missing(
 
 
 def _print_plan(
+    request: RunRequest,
     plan: Plan,
     asked: Sequence[PlannedTrial],
     notes: Sequence[str],
-    *,
     root: Path,
-    runs_dir: Path,
-    is_json: bool,
 ) -> int:
     specs = {trial.spec.num_replicas: trial.spec for trial in asked}
     # What variables take of a device, by replicas, where they are counted: of replicas
@@ -354,9 +366,9 @@ def _print_plan(
     if matching and matching[0].spec.device == "gpu":  # one after the other, untimed
         in_turn = _missing(Store(root).matching.root, matching)
     asked_for = [*in_turn, *missing]
-    durations = estimate.read_durations(runs_dir)
+    durations = estimate.read_durations(request.runs_dir)
     guess = estimate.estimate(asked_for, durations, plan.measuring)
-    if is_json:
+    if request.is_json:
         data = plan.model_dump(mode="json")
         data["num_missing"] = len(missing)
         data["estimated_sec"] = guess.total_sec
@@ -367,7 +379,7 @@ def _print_plan(
         click.echo(json.dumps(data, indent=2))
         return exit_codes.OK
     lines = [
-        f"{number:>4}  {trial.trial_id[:8]}  {running.describe_trial(trial)}"
+        f"{number:>4}  {trial.trial_id[:8]}  {describe_trial(trial)}"
         for number, trial in enumerate(asked, start=1)
     ]
     click.echo("\n".join(lines))
@@ -381,3 +393,209 @@ def _print_plan(
         f" {guess.text}"
     )
     return exit_codes.OK
+
+
+def sweep_varied(request: RunRequest, call: Call) -> int:
+    """Measures a study for each value, and writes the page of all."""
+    axis = request.vary
+    assert axis is not None
+    if request.is_json:
+        raise PlanError(
+            "--json is for one study, and --vary makes several; leave it out, and use"
+            " 'report NAME/STUDY --format json'"
+        )
+    asked = varied(request.model_copy(update={"vary": None}), axis)
+    names = [plan_module.default_name(_checked(of)[-1]) for of in asked.values()]
+    stem, digest = names[0].rpartition("-")[0], identity.digest(names)[:8]
+    name = request.study or f"{stem}-{axis.key}-{digest}"
+    plan_module.check_name(name)
+    root = request.runs_dir / name
+    known = _existing(root, axis)
+    if not request.is_dry_run:
+        studies = tuple(dict.fromkeys((*(known.studies if known else ()), *asked)))
+        if known is None or studies != known.studies:
+            made = Varied(
+                key=axis.key,
+                studies=studies,
+                created_at=known.created_at if known else now_text(),
+                command=call.command,
+            )
+            root.mkdir(parents=True, exist_ok=True)
+            studies_lib.write(root, made)
+    codes = []
+    for value, (study, of) in zip(axis.values, asked.items(), strict=True):
+        running.note(f"{name}: {axis.key} {value}")
+        words = _without(call.command, "--vary", "--study", "--runs-dir")
+        words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
+        alone = dataclasses.replace(call, command=tuple(words))
+        own = of.model_copy(update={"runs_dir": root, "study": study})
+        codes.append(sweep(own, alone))
+        if codes[-1] == exit_codes.INTERRUPTED:
+            return exit_codes.INTERRUPTED
+    if not request.is_dry_run and not request.info.is_submitted():
+        write_page(root)
+    return combined(codes)
+
+
+def _existing(root: Path, axis: Axis) -> Varied | None:
+    if not untrusted.is_there(root):
+        return None
+    known = studies_lib.read(root) if root.is_dir() else None
+    if known is None:
+        raise StudyError(
+            f"{str(root)!r} exists and is no parameter sweep; choose another --study"
+        )
+    if known.key != axis.key:
+        raise DifferentStudyError(
+            f"study {root.name!r} varies {known.key!r}, and this sweep {axis.key!r};"
+            " choose another --study"
+        )
+    return known
+
+
+def combined(codes: Sequence[int]) -> int:
+    """Returns the exit code of several studies: of the worst, or that some are."""
+    distinct = set(codes)
+    if len(distinct) == 1:
+        return codes[0]
+    for code in (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT):
+        if code in distinct:
+            return code
+    return exit_codes.SOME_TRIALS_FAILED
+
+
+def write_page(root: Path) -> int:
+    """Writes the page of all studies in a folder."""
+    from reports import output_file
+    from reports.site.build import build_varied
+
+    path = root / "report" / "index.html"
+    output_file.write(path, build_varied(root), what="report")
+    running.note(f"report: {path}")
+    return exit_codes.OK
+
+
+def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
+    """Returns the folder of a varied study and its studies; None of any other study."""
+    root = plan_module.find_study(text, runs_dir)
+    found = studies_lib.read(root)
+    if found is None:
+        return None
+    begun = [n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME)]
+    return root, tuple(begun)
+
+
+def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
+    """Returns the names of studies, each varied one replaced by its own."""
+    names = []
+    for text in texts:
+        found = names_of(text, runs_dir)
+        own = [text]
+        if found is not None:
+            own = [str((found[0] / name).absolute()) for name in found[1]]
+        names += own
+    return names
+
+
+def for_each(
+    request: Any,
+    run: Callable[[Store], int],
+    after: Callable[[Path], int] | None = None,
+) -> int:
+    """Does for a study what a verb does, or for each study of a varied one."""
+    found = names_of(request.study, request.runs_dir)
+    if found is None:
+        root = plan_module.find_study(request.study, request.runs_dir)
+        return run(Store.open(root))
+    root, names = found
+    if request.is_json:
+        raise StudyError(
+            f"--json is for one study, and {root.name!r} has {len(names)}; name"
+            f" one, such as {root.name}/{names[0] if names else 'STUDY'}"
+        )
+    codes = []
+    for name in names:
+        click.echo(f"{root.name}/{name}")
+        codes.append(run(Store.open((root / name).absolute())))
+        if codes[-1] == exit_codes.INTERRUPTED:
+            return codes[-1]
+    if after is not None:
+        codes.append(after(root))
+    return combined(codes) if codes else exit_codes.NOTHING_MEASURED
+
+
+def compare(root: Path) -> int:
+    """Compares which studies there are, and their page with one made anew."""
+    from reports.site import build as site
+    from results.verify import check as check_lib
+    from results.verify.check import Check
+
+    check, index = Check(), studies_lib.read(root)
+    folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
+    for name in sorted(folders - set(index.studies if index else ())):
+        check.differ(check_lib.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")
+    found = check_lib.read_manifest(root, check)
+    if found is not None:  # an earlier version wrote none
+        own = manifest.digest_of(root / VARIED_NAME)
+        check_lib.compare_digest(VARIED_NAME, own, found, check)
+    for item in check.differences:
+        both = f"stated {item.stated}, recomputed {item.recomputed}"
+        click.echo(f"differs: {item.where}: {both}")
+    if check.differences:
+        return exit_codes.SOME_TRIALS_FAILED
+    path = root / "report" / "index.html"
+    try:
+        stored = untrusted.read_text(path)
+        if stored is None or stored == site.build_varied(root):
+            return exit_codes.OK
+        said = " is not what the records say; 'report' writes it again"
+    except untrusted.DamagedFileError as error:
+        said = f": stated {error}, recomputed a page"
+    click.echo(f"differs: {path}{said}")
+    return exit_codes.SOME_TRIALS_FAILED
+
+
+_TAKEN = {
+    *("study", "runs_dir", "retry", "timeout_sec", "launcher"),
+    *("launcher_options", "is_json"),
+}
+"""What may be said anew of a study that is continued."""
+
+
+def run_missing(request: RunRequest, call: Call) -> int:
+    """Runs the missing trials of a study, or of each study of a varied one."""
+    for of in declared(type(request)):
+        value = getattr(request, of.field)
+        if of.field not in _TAKEN and value != of.value:
+            raise PlanError(
+                f"{of.spelling} has no effect on a"
+                f" study that is continued by its name; leave it out, or repeat the"
+                f" whole command of study {request.study!r} to extend it"
+            )
+    run = functools.partial(_continue, request, call)
+    return for_each(request, run, write_page)
+
+
+def _continue(request: RunRequest, call: Call, store: Store) -> int:
+    root, plan = store.root, store.read_plan()
+    plan_module.check_trials(plan)
+    code_digest.check_code(plan, store=store)
+    launcher = launchers.start(request.launcher)
+    launcher.check(trial.spec for trial in plan.trials)
+    launcher.check_folder(root.absolute())
+    peers.check_environments(plan.trials, launcher.name, launchers.DEFAULT)
+    is_new = request.timeout_sec != defaults.TIMEOUT_SEC
+    update = {
+        "timeout_sec": request.timeout_sec if is_new else plan.timeout_sec,
+        "data_dir": plan_module.data_dir_here() or plan.data_dir,
+    }
+    plan = plan.model_copy(update=update)
+    with lock_study(root):
+        missing = _missing(
+            root, plan.trials, is_failed_retried=request.retry is not None
+        )
+        hosts = launcher.num_hosts
+        with _ready(missing, call, study=plan.study, num_hosts=hosts) as replaced:
+            return _run_study(
+                store, request, launcher, None, replaced, plan, plan.trials
+            )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli.main import cli
-from harness.cli.verb import DeclaredOption
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
 
@@ -21,63 +20,20 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
-SWEEP: Final = cli.commands["sweep"]
-
-
-def options_of(verb: click.Command) -> str:
-    """Returns the options of a verb as a list; those of ``sweep`` by name only."""
-    known = set() if verb.name == "sweep" else {item for *_, item in _items(SWEEP)}
-    groups: dict[str, list[str]] = {}
-    shared: dict[str, None] = {}
-    for group, name, item in _items(verb):
-        if item in known:
-            shared[f"`{name}`"] = None
-        else:
-            groups.setdefault(group, []).append(item)
-    parts = []
-    for group, items in groups.items():
-        title = [f"*{group}*", ""] if len(groups) > 1 and group else []
-        parts.append("\n".join((*title, *items)))
-    if shared:
-        parts.append(f"As for [`sweep`](#sweep): {', '.join(shared)}.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _items(verb: click.Command) -> Iterator[tuple[str, str, str]]:
-    """Yields each option of a verb: the title of its group, its name, its item."""
-    for param in verb.params:
-        if isinstance(param, DeclaredOption):
-            for group, own in param.shown.items():
-                yield group, own.opts[0], _item(own)
-
-
-def _item(option: DeclaredOption) -> str:
-    of = option.declared
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    metavar = "" if of.kind.choices else of.metavar
-    text = " ".join(of.help.split()).rstrip(".")
-    values = [f"`{value}`" for value in of.kind.choices]
-    if not all(value in text for value in values):  # the help names only some
-        text = f"{text} ({', '.join(values)})"
-    default = "required" if of.is_required else of.default_text
-    if default.startswith("required"):
-        text += f". {default.capitalize()}"
-    elif default not in {"", "none"}:
-        text += f". Default: {default}"
-    return f"- {f'{names} {metavar}'.strip()}: {text}"
 
 
 def page() -> str:
-    """Returns the page of all options for the site, a section per subcommand."""
-    parts = ["# Options\n\n`--help` of each subcommand prints the same.\n"]
-    for name, command in cli.commands.items():
-        verbs = (
-            command.commands if isinstance(command, click.Group) else {name: command}
-        )
-        for part, verb in verbs.items():
-            title = name if part == name else f"{name} {part}"
-            parts.append(f"## {title}\n\n{options_of(verb)}")
-    return "\n".join(parts)
+    parts = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in _helps(cli, "")]
+    return "\n".join(["# Options\n", *parts])
+
+
+def _helps(verb: click.Command, title: str) -> Iterator[tuple[str, str]]:
+    if isinstance(verb, click.Group):
+        for name, part in verb.commands.items():
+            yield from _helps(part, f"{title} {name}".strip())
+    else:
+        path = f"python -m harness {title}"
+        yield title, verb.get_help(verb.make_context(path, [], resilient_parsing=True))
 
 
 def main(arguments: Sequence[str] = ()) -> int:

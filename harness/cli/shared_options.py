@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.options import kinds
-from harness.options.kinds import PERCENTAGE
 from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning.request import STUDY
@@ -14,7 +13,6 @@ from harness.planning.request import STUDY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-JUDGING: Final = "How it is judged"
 RUNS_DIR: Final = Path(defaults.RUNS_DIR)
 
 
@@ -43,30 +41,5 @@ StudyArguments = Annotated[
         kind=kinds.TEXTS,
         complete=complete_study,
         metavar="STUDY...",
-    ),
-]
-Retry = Annotated[
-    Literal["failed"] | None, Option("Run trials with a recorded failure again.", STUDY)
-]
-Metric = Annotated[
-    str, Option("`throughput`, `time_to_first_step` or `peak_memory`.", metavar="NAME")
-]
-DEFAULT_METRIC: Final = "throughput"
-Alpha = Annotated[
-    float,
-    Option(
-        "Accepted probability of passing a slowdown of exactly `--delta`, below 50 %.",
-        JUDGING,
-        kind=PERCENTAGE,
-    ),
-]
-DEFAULT_DELTA: Final = 0.05
-DEFAULT_ALPHA: Final = 0.05
-IsDifferentAllowed = Annotated[
-    bool,
-    Option(
-        "Compare other machines, workload versions or placements, too; never a pass.",
-        JUDGING,
-        name="allow-different",
     ),
 ]

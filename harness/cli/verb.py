@@ -8,6 +8,7 @@ used, so that the list of all verbs needs neither Pydantic nor anything of the v
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -50,7 +51,7 @@ class _Declared(click.Parameter):
     """A parameter whose declaration reads and completes its value."""
 
     declared: Option
-    owners: list[str]  # Such as launchers; empty for all.
+    owners: list[str]  # Such as ``--launcher slurm``; empty for all.
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """Returns the value, or raises ``ParseError``; ``value`` may be TOML."""
@@ -79,8 +80,6 @@ def _settings(of: Option) -> dict[str, Any]:
 
 
 class DeclaredArgument(_Declared, click.Argument):
-    """An argument of a model."""
-
     def __init__(self, of: Option) -> None:
         self.declared, self.owners = of, []
         super().__init__(
@@ -92,12 +91,8 @@ class DeclaredArgument(_Declared, click.Argument):
 
 
 class DeclaredOption(_Declared, click.Option):
-    """An option of a model."""
-
-    def __init__(self, of: Option, owners: Sequence[str] = (), group: str = "") -> None:
-        self.declared, self.owners = of, [*owners]
-        # What the help shows below each heading; each launcher has words of its own.
-        self.shown: dict[str, DeclaredOption] = {group or of.group: self}
+    def __init__(self, of: Option) -> None:
+        self.declared, self.owners = of, []
         kind, names = of.kind, [of.spelling]
         if kind.is_flag and of.value is not False:
             names = [f"{of.spelling}/--no-{of.name}"]
@@ -133,32 +128,27 @@ class DeclaredOption(_Declared, click.Option):
 
 
 class Verb(click.Command):
-    """One verb of the command line."""
-
     def __init__(
         self,
         name: str,
         text: str,
-        module: str = "",
         *,
         model: str = "",
         arguments: Sequence[click.Parameter] = (),
     ) -> None:
         super().__init__(name, help=text)
-        self._module = module or f"harness.cli.verbs.{name}_verb"
+        self._module = f"harness.cli.verbs.{name}_verb"
         self._model = model or f"{name.capitalize()}Request"
         self._arguments = arguments
 
     @functools.cached_property
     def request(self) -> type[Options]:
-        """The model of the options."""
         module = importlib.import_module(self._module)
         model: type[Options] = getattr(module, self._model)
         return model
 
     @property
     def params(self) -> list[click.Parameter]:
-        """The options and arguments, from the model."""
         return self._params
 
     @params.setter
@@ -175,15 +165,11 @@ class Verb(click.Command):
             for of in option.declared(self.request)
         ]
         owned: dict[str, DeclaredOption] = {}
-        for mark in option.marks(self.request, option.Contributed).values():
+        for mark in option.contributed(self.request).values():
             for owner, model in mark.models().items():
                 for of in option.declared(model):
-                    heading = f"Options of --{mark.by} {owner}"
-                    own = DeclaredOption(of, [owner], heading)
-                    first = owned.setdefault(of.name, own)
-                    if first is not own:
-                        first.owners.append(owner)
-                        first.shown[heading] = own
+                    own = owned.setdefault(of.name, DeclaredOption(of))
+                    own.owners.append(f"--{mark.by} {owner}")
         return [*found, *owned.values()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -192,7 +178,7 @@ class Verb(click.Command):
 
         args = list(_renamed(args, self.request.renamed))
         if not ctx.resilient_parsing:
-            for mark in option.marks(self.request, option.Contributed).values():
+            for mark in option.contributed(self.request).values():
                 if mark.choose(_values_of(f"--{mark.by}", args)):
                     self.__dict__.pop("_params", None)
             try:
@@ -227,14 +213,13 @@ class Verb(click.Command):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Makes the request and runs the verb."""
         from harness.options import option
 
         call = Call(command=command_of(ctx), overrides=ctx.obj or {})
         # What was not given has the default of its field.
         given = {name: v for name, v in ctx.params.items() if v is not None}
         fields = self.request.model_fields
-        for field, mark in option.marks(self.request, option.Contributed).items():
+        for field, mark in option.contributed(self.request).items():
             chosen = given.get(mark.by, fields[mark.by].default)
             given[field] = self._contributed(mark, chosen, given)
         request = self.request(**{k: v for k, v in given.items() if k in fields})
@@ -254,7 +239,7 @@ class Verb(click.Command):
             if name not in given:
                 continue
             if name not in own:
-                owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
+                owners = " or ".join(param.owners)
                 value = "" if param.is_flag else f" {given[name]}"
                 instead = self._instead_of(spelling)
                 raise PlanError(
@@ -268,13 +253,15 @@ class Verb(click.Command):
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Writes the options below their headings."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            for group, own in getattr(param, "shown", {_OTHER: param}).items():
-                record = own.get_help_record(ctx)
-                if record is not None:
-                    rows.setdefault(group, []).append(record)
+            group, record = _OTHER, param.get_help_record(ctx)
+            if isinstance(param, DeclaredOption):
+                group = param.declared.group
+                if param.owners:
+                    group = f"Options of {' or '.join(param.owners)}"
+            if record is not None:
+                rows.setdefault(group, []).append(record)
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
         for group, records in rows.items():
             with formatter.section(group):
@@ -312,20 +299,15 @@ def command_of(ctx: click.Context) -> tuple[str, ...]:
     words = ["python", "-m", "harness", str(ctx.info_name)]
     given = ctx.meta.get(_GIVEN, {})
     for param in ctx.command.params:
-        if isinstance(param, DeclaredOption) and param.name in given:
-            words += _words(param, given[param.name])
+        if not isinstance(param, DeclaredOption) or param.name not in given:
+            continue
+        name, value = param.declared.spelling, given[param.name]
+        if param.is_flag:
+            words += [name] if value else param.secondary_opts
+            continue
+        for of in value if param.multiple else [value]:
+            words += [name, ",".join(map(str, of)) if isinstance(of, list) else str(of)]
     return tuple(words)
-
-
-def _words(option: DeclaredOption, value: Any) -> list[str]:
-    name = option.declared.spelling
-    if option.is_flag:
-        return [name] if value else list(option.secondary_opts)
-    texts = [
-        ",".join(map(str, of)) if isinstance(of, list) else str(of)
-        for of in (value if option.multiple else [value])
-    ]
-    return [word for text in texts for word in (name, text)]
 
 
 # The argument of ``sweep``: a study as a TOML file, which options override. It replaces
@@ -355,10 +337,10 @@ STUDY_FILE: Final = click.Argument(
 
 def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
     """Returns the settings of a study file, by the fields of a model."""
-    from harness.options.option import Contributed, keys_of, marks
+    from harness.options.option import contributed, keys_of
 
     data = _parse(path)
-    for mark in marks(model, Contributed).values():
+    for mark in contributed(model).values():
         chosen = data.get(mark.by)
         mark.choose([chosen] if isinstance(chosen, str) else [])
     keys = keys_of(model)
@@ -385,7 +367,6 @@ def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """Returns the tables of a TOML file as they are."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -416,20 +397,15 @@ def _text(path: Path) -> str:
             f"study file {str(path)!r}: {error}; give a TOML file in UTF-8, such as"
             " studies/laptop.toml"
         ) from error
-    if text is None:
-        raise ParseError(f"study file {str(path)!r} does not exist{_near_file(path)}")
-    return text
-
-
-def _near_file(path: Path) -> str:
-    try:
+    if text is not None:
+        return text
+    names: list[str] = []
+    with contextlib.suppress(OSError):
         names = [found.name for found in path.parent.glob("*.toml")]
-    except OSError:
-        names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    if close:
-        return f"; did you mean {str(path.with_name(close[0]))!r}?"
-    return "; those of this project are in studies/"
+    hint = "; those of this project are in studies/"
+    for close in difflib.get_close_matches(path.name, names, n=1):
+        hint = f"; did you mean {str(path.with_name(close))!r}?"
+    raise ParseError(f"study file {str(path)!r} does not exist{hint}")
 
 
 def _checked(
@@ -440,9 +416,17 @@ def _checked(
     from harness.options.kinds import shown
     from harness.options.option import make_model
 
-    unknown = [name for name in data if name not in keys]
-    if unknown:
-        raise ParseError(_unknown(path, unknown[0], data[unknown[0]], list(keys)))
+    for name in (name for name in data if name not in keys):
+        is_table = isinstance(data[name], dict)
+        what = f"table [{name}]" if is_table else f"key {name!r}"
+        wanted = name.replace("_", "-").lower()
+        close = difflib.get_close_matches(wanted, list(keys), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ParseError(
+            f"study file {str(path)!r}: unknown {what[:100]}{hint} allowed are the"
+            " options of 'sweep' without their dashes, see"
+            " docs/schema/study.schema.json"
+        )
     try:
         checked = make_model(keys).model_validate(data)
     except pydantic.ValidationError as error:
@@ -459,13 +443,3 @@ def _checked(
                 " of an option of the workload"
             )
     return settings
-
-
-def _unknown(path: Path, name: str, value: Any, known: Sequence[str]) -> str:
-    what = f"table [{name}]" if isinstance(value, dict) else f"key {name!r}"
-    close = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return (
-        f"study file {str(path)!r}: unknown {what[:100]}{hint} allowed are the"
-        " options of 'sweep' without their dashes, see docs/schema/study.schema.json"
-    )

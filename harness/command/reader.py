@@ -19,7 +19,7 @@ from harness.command import numbers
 from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
 from harness.command.output import MOST_COLUMNS, TerminalLine
 from harness.errors import PlanError
-from harness.trial.steps import exact_metric
+from harness.trial.measure import exact_metric
 from results.records.limits import MAX_METRICS
 from results.records.models import MetricFacts
 from results.records.texts import printable

@@ -440,7 +440,7 @@ def measure_products(
     devices: Sequence[str], size: int, duration_sec: float
 ) -> dict[str, list[float]]:
     """Returns products per second of each device ``alone``, and all ``together``."""
-    from harness.trial.steps import make_kernel, matrix_product_rate
+    from harness.trial.measure import make_kernel, matrix_product_rate
 
     kernels = [make_kernel(device, size) for device in devices]
     for multiply in kernels:

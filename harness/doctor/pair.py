@@ -83,7 +83,8 @@ def make_plan(num_cores: int) -> Plan:
         budget="none",
         seed=_SEED,
     )
-    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=num_cores))
+    machine = checked.Machine(num_available_cores=num_cores)
+    planned, _ = plan.arrange(checked.check(request, machine))
     return Plan(
         study="doctor",
         created_at=now_text(),

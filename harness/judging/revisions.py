@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -46,11 +45,10 @@ if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
     from results.records.models import TrialSpec
 
-    Git = Callable[..., subprocess.CompletedProcess[str]]  # takes a command of git
+    Git = Callable[..., subprocess.CompletedProcess[str]]  # git in a repository
 
 
 def remove_worktree(git: Git, root: Path) -> None:
-    """Removes a worktree with the temporary folder that it is in."""
     # Locked until it is complete, and then neither removed nor pruned.
     git("worktree", "unlock", str(root))
     git("worktree", "remove", "--force", str(root))
@@ -106,9 +104,14 @@ models.TrialSpec.model_validate_json(sys.stdin.read())
 """
 
 
+def _git(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return environment.run_git(SOURCE_ROOT, *arguments, **settings)
+
+
 def find_commit(revision: str, source: Repository | None = None) -> str:
     """Returns the full id of a commit: of this tree, or of the user's repository."""
-    git, root = _git, SOURCE_ROOT
+    git: Git = _git
+    root = SOURCE_ROOT
     if source is not None:
         git, root = functools.partial(identity.git, source.root), source.root
     try:
@@ -133,61 +136,62 @@ def find_commit(revision: str, source: Repository | None = None) -> str:
     return found.stdout.strip()
 
 
-def locks_of(device: str) -> tuple[str, ...]:
-    """Returns the locks of an environment for a kind of device, in their order."""
-    return (LOCK_NAME, GPU_LOCK_NAME) if device == "gpu" else (LOCK_NAME,)
+@contextlib.contextmanager
+def _worktrees(
+    git: Git, *wanted: tuple[str, str, str]
+) -> Iterator[owned_folders.Owned]:
+    """Checks commits out below a temporary folder, for as long as the block lasts.
+
+    Each is the name of its worktree, the commit, and what messages call it.
+    """
+    remove_abandoned_worktrees(git)
+    with owned_folders.made(owned_folders.GATE) as folder:
+        try:
+            for name, commit, what in wanted:
+                check_out(git, folder, folder.path / name, commit, what)
+            yield folder
+        finally:
+            with on_stop_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave them
+                for name, *_ in wanted:
+                    remove_worktree(git, folder.path / name)
+
+
+def check_out(
+    git: Git, folder: owned_folders.Owned, root: Path, commit: str, what: str
+) -> None:
+    """Checks a commit out into a worktree, with its submodules."""
+    add = ("worktree", "add", "--quiet", "--detach", str(root), commit)
+    made = git(*add, holds=folder)
+    if made.returncode == 0 and (root / ".gitmodules").is_file():
+        update = ("submodule", "update", "--init", "--recursive")
+        made = git("-C", str(root), *update, holds=folder)
+    if made.returncode != 0:
+        raise RevisionError(
+            f"{what} cannot be checked out: {last_line(made.stderr)}; fix the"
+            " repository, or choose another revision"
+        )
 
 
 @contextlib.contextmanager
 def checked_out(
     revision: str, commit: str, note: Callable[[str], None], device: str = "cpu"
 ) -> Iterator[SourceTree]:
-    """Checks a commit out for as long as the block lasts."""
-    remove_abandoned_worktrees(_git)
-    with owned_folders.made(owned_folders.GATE) as folder:
+    """Checks a commit of this tree out for as long as the block lasts."""
+    what = f"revision {revision!r}"
+    with _worktrees(_git, ("tree", commit, what)) as folder:
         root = folder.path / "tree"
-        try:
-            name = f"revision {revision!r}"
-            check_out(environment.run_git, SOURCE_ROOT, root, commit, name, folder)
-            python, versions = sys.executable, None
-            locks = locks_of(device)
-            others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
-            if others:
-                note(
-                    f"revision {revision} has another {' and '.join(others)}:"
-                    f" installing {' and '.join(locks)}"
-                )
-                python = _install(revision, root, folder, locks)
-                versions = _versions(revision, python)
-            yield SourceTree(
-                revision=commit[:SHOWN_DIGITS],
-                root=root,
-                python=python,
-                versions=versions,
+        python, versions = sys.executable, None
+        locks = [LOCK_NAME, GPU_LOCK_NAME] if device == "gpu" else [LOCK_NAME]
+        others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
+        if others:
+            note(
+                f"revision {revision} has another {' and '.join(others)}:"
+                f" installing {' and '.join(locks)}"
             )
-        finally:
-            with uninterrupted():
-                remove_worktree(_git, root)
-
-
-def check_out(
-    git: Git,
-    source: Path,
-    root: Path,
-    commit: str,
-    name: str,
-    folder: owned_folders.Owned,
-) -> None:
-    """Checks a commit out into a worktree, with its submodules."""
-    add = ("worktree", "add", "--quiet", "--detach", str(root), commit)
-    made = git(source, *add, holds=folder)
-    if made.returncode == 0 and (root / ".gitmodules").is_file():
-        update = ("submodule", "update", "--init", "--recursive")
-        made = git(root, *update, holds=folder)
-    if made.returncode != 0:
-        raise RevisionError(
-            f"{name} cannot be checked out: {last_line(made.stderr)}; fix the"
-            " repository, or choose another revision"
+            python = _install(what, root, folder, locks)
+            versions = _versions(what, python)
+        yield SourceTree(
+            revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
         )
 
 
@@ -210,15 +214,13 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
 
 
 def _install(
-    revision: str, root: Path, owned: owned_folders.Owned, locks: Sequence[str]
+    what: str, root: Path, owned: owned_folders.Owned, locks: Sequence[str]
 ) -> str:
-    """Makes an environment with the locked packages of a tree; returns its Python."""
     for name in locks:
         if _read(root / name) is None:
             raise RevisionError(
-                f"revision {revision!r} has no {name}, which says what to install for"
-                " these devices; choose a later revision, or use a stored study as"
-                " baseline"
+                f"{what} has no {name}, which says what to install for these devices;"
+                " choose a later revision, or use a stored study as baseline"
             )
     folder = owned.path / "env"
     python = str(folder / "bin" / "python")
@@ -230,23 +232,25 @@ def _install(
     ):
         done = _run(command, holds=owned)
         if done.returncode != 0:
+            # Of pip its last error, without the advice after it.
+            lines = map(str.strip, (done.stderr or done.stdout).splitlines())
+            why = [line for line in lines if line.startswith("ERROR:")][-1:]
+            why = why or [last_line(done.stderr or done.stdout)]
             raise RevisionError(
-                f"revision {revision!r} cannot be installed:"
-                f" {_why(done.stderr or done.stdout)}; choose a revision whose"
-                f" {' and '.join(locks)} can be installed here"
+                f"{what} cannot be installed: {why[0].removeprefix('ERROR: ')}; choose"
+                f" a revision whose {' and '.join(locks)} can be installed here"
             )
     return python
 
 
-def _versions(revision: str, python: str) -> dict[str, str]:
-    """Returns the versions of the recorded packages that an environment has."""
+def _versions(what: str, python: str) -> dict[str, str]:
     names = [*dict.fromkeys((*code_digest.DISTRIBUTIONS, *environment.PACKAGES))]
     done = _run([python, "-c", _READ_VERSIONS, *names])
     versions: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
     missing = [name for name in code_digest.DISTRIBUTIONS if name not in versions]
     if missing:
         raise RevisionError(
-            f"revision {revision!r} lacks package {missing[0]!r}"
+            f"{what} lacks package {missing[0]!r}"
             f"{': ' + last_line(done.stderr) if done.returncode else ''}; choose a"
             f" revision whose {LOCK_NAME} is complete"
         )
@@ -255,10 +259,6 @@ def _versions(revision: str, python: str) -> dict[str, str]:
 
 def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return environment.run_git(SOURCE_ROOT, *arguments)
 
 
 def _run(
@@ -282,30 +282,10 @@ def _run(
     )
 
 
-def _why(text: str) -> str:
-    """Returns what pip says is wrong: its last error, without the advice after it."""
-    lines = [line.strip() for line in text.splitlines()]
-    found = [line.removeprefix("ERROR: ") for line in lines if line[:6] == "ERROR:"]
-    return found[-1] if found else last_line(text)
-
-
 def last_line(text: str) -> str:
     """Returns the last line that is not empty, masked, or says that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return tokens(lines[-1]) if lines else "no reason was given"
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignores signals to stop until the block ends: a second Ctrl-C must not leave it.
-
-    The commands that the block runs inherit this.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with on_stop_signals(signal.SIG_IGN):
-        yield
 
 
 def fingerprint(spec: TrialSpec) -> str:
@@ -313,24 +293,16 @@ def fingerprint(spec: TrialSpec) -> str:
     chosen: tuple[Gpu, ...] = ()
     if spec.device == "gpu":
         chosen = gpus.choose(gpus.visible_gpus(), spec.num_replicas)
-    placement = allocation.place(
-        read_topology(),
-        num_replicas=spec.num_replicas,
-        cores_per_replica=spec.cores_per_replica,
-        devices_per_replica=spec.devices_per_replica,
-        device=spec.device,
-        processes=processes_of_trial(spec),
-        gpu_nodes=[gpu.node for gpu in chosen],
-    )
-    cores = [*itertools.chain(*placement.cpusets)]
-    record = environment.read_environment(
-        placement,
+    nodes = [gpu.node for gpu in chosen]
+    processes = processes_of_trial(spec)
+    place = allocation.place_trial(read_topology(), spec, processes, gpu_nodes=nodes)
+    return environment.read_environment(
+        place,
         os.environ,
         gpus=tuple(gpu.name for gpu in chosen),
         inherited=os.environ,
-        state=machine_state.read_machine_state(cores),
-    )
-    return record.fingerprint
+        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
+    ).fingerprint
 
 
 # Two revisions of the user's repository, side by side, each prepared once. The present
@@ -456,51 +428,44 @@ def side_by_side(
     it starts by revision (empty for the present one), and the other revision.
     """
     git = functools.partial(identity.git, source.root)
-    remove_abandoned_worktrees(git)
-    with owned_folders.made(owned_folders.GATE) as folder:
-        # Of one length: that of a path moves the stack, and so the time (Mytkowicz et
-        # al., ASPLOS 2009).
+    record, other = program.record, f"revision {revision!r}"
+    # Of one length: that of a path moves the stack, and so the time (Mytkowicz et al.,
+    # ASPLOS 2009).
+    wanted = (("this", source.commit, HERE), ("base", commit, other))
+    with _worktrees(git, *wanted) as folder:
         here, there = folder.path / "this", folder.path / "base"
-        record = program.record
-        try:
-            sides = ((here, HERE), (there, f"revision {revision!r}"))
-            for (root, name), of in zip(sides, (source.commit, commit), strict=True):
-                check_out(identity.git, source.root, root, of, name, folder)
-            _copy_changes(source, here)
-            for root, name in sides:
-                _check_complete(root, name)
-                start = root / record.folder
-                if not start.is_dir():
-                    raise RevisionError(
-                        f"{name} has no folder {record.folder!r}, in which --command"
-                        " starts; start from the folder of the repository, or choose"
-                        " another revision"
-                    )
-                if record.setup:
-                    note(f"--setup in {name}: {record.setup}")
-                    other = HERE if root == there else ""
-                    _prepare(record.setup, start, name, folder, works_on=other)
-            for root, name in sides:
-                start = root / record.folder
-                check_start(record.command, start, name)
-                others = {source.root, here, there} - {root}
-                check_imports(record.command, start, root, name, sorted(others))
-            name = commit[:SHOWN_DIGITS]
-            folders = {"": here / record.folder, name: there / record.folder}
-            of_commit = identity.Repository(root=there, commit=commit, changed=())
-            code = {
-                "": identity.of_program(record.command, folders[""], source),
-                name: identity.of_program(record.command, folders[name], of_commit),
-            }
-            yield {
-                "program": dataclasses.replace(program, code=code),
-                "folders": folders,
-                "baseline": SourceTree(revision=name, root=there),
-            }
-        finally:
-            with uninterrupted():
-                for root in (here, there):
-                    remove_worktree(git, root)
+        sides = ((here, HERE), (there, other))
+        _copy_changes(source, here)
+        for root, name in sides:
+            _check_complete(root, name)
+            start = root / record.folder
+            if not start.is_dir():
+                raise RevisionError(
+                    f"{name} has no folder {record.folder!r}, in which --command"
+                    " starts; start from the folder of the repository, or choose"
+                    " another revision"
+                )
+            if record.setup:
+                note(f"--setup in {name}: {record.setup}")
+                works_on = HERE if root == there else ""
+                _prepare(record.setup, start, name, folder, works_on=works_on)
+        for root, name in sides:
+            start = root / record.folder
+            check_start(record.command, start, name)
+            others = {source.root, here, there} - {root}
+            check_imports(record.command, start, root, name, sorted(others))
+        name = commit[:SHOWN_DIGITS]
+        folders = {"": here / record.folder, name: there / record.folder}
+        of_commit = identity.Repository(root=there, commit=commit, changed=())
+        code = {
+            "": identity.of_program(record.command, folders[""], source),
+            name: identity.of_program(record.command, folders[name], of_commit),
+        }
+        yield {
+            "program": dataclasses.replace(program, code=code),
+            "folders": folders,
+            "baseline": SourceTree(revision=name, root=there),
+        }
 
 
 def _copy_changes(source: Repository, root: Path) -> None:

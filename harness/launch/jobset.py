@@ -158,8 +158,8 @@ class PodOptions(Options):
     pod_template: Annotated[
         dict[str, Any] | None,
         Option(
-            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes), with the"
-            " image and, for a sweep, a volume `runs`. Required.",
+            help="YAML of a `PodTemplateSpec` (docs/clusters.md), with the image and,"
+            " for a sweep, a volume `runs`. Required.",
             kind=kinds.Kind(parse_template, metavar="FILE"),
         ),
     ] = None

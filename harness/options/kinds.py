@@ -77,7 +77,6 @@ _OF_TYPE = {bool: FLAG, str: TEXT, Path: PATH}
 
 
 def integer(low: int | None, high: int | None) -> Kind:
-    """Returns the kind of integers within bounds."""
     words = "" if low is None else f" from {low}"
     if high is not None:
         words += f" to {high}" if words else f" up to {high}"
@@ -113,11 +112,6 @@ def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> K
         write=label_of,
         choices=tuple(values),
     )
-
-
-def parsed(parse: Callable[..., Any], *, metavar: str = "TEXT") -> Kind:
-    """Returns the kind of what a function reads: ``parse(text, what="--name")``."""
-    return Kind(lambda text, what: parse(text, what=what), metavar=metavar)
 
 
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
@@ -301,7 +295,6 @@ _CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 def seconds_of(text: str) -> float | None:
-    """Returns the seconds that a string names, or None if it is no duration."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
         return None
@@ -310,7 +303,6 @@ def seconds_of(text: str) -> float | None:
 
 
 def parse_duration(text: str, what: str, *, is_zero_allowed: bool = False) -> float:
-    """Returns the seconds that a string names."""
     if is_zero_allowed and text == "0":
         return 0.0
     seconds = seconds_of(text)
@@ -341,7 +333,6 @@ def write_duration(seconds: float) -> str:
 
 
 def duration(unit: Unit = "s", *, is_zero_allowed: bool = False) -> Kind:
-    """Returns the kind of durations, whose values are in a unit."""
     scale = SECONDS_OF[unit]
 
     def parse(text: str, what: str) -> float:

@@ -1,25 +1,19 @@
 """An option is declared once, as a field of a frozen model.
 
     class SlurmOptions(Options):
-        '''Options of ``--launcher slurm``.'''
-
-        partition: Annotated[
-            str | None, Option(help="Of the cluster.", default="the cluster's")
-        ] = None
+        partition: str | None = option(None, "Of the cluster.", shown="the cluster's")
 
 The type of the field says what is allowed. The field is the option of the command
 line, under its group in ``--help``; the key of study files, with its check and its part
-of the published JSON Schema; and an item of the site's page of options. A
-field without ``Option`` is none of these.
+of the published JSON Schema. A field without ``Option`` is none of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pydantic
 from pydantic_core import PydanticUndefined
@@ -32,11 +26,8 @@ if TYPE_CHECKING:
 
     from harness.options.kinds import Kind
 
-Mark = TypeVar("Mark")
-
 SCHEMA_NAME: Final = "study.schema.json"
 _PLAIN: Final = (bool, int, float, str)
-_LINK: Final = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _OF_THE_FIELD: Final = dataclasses.replace(kinds.TEXT)
 """The kind that follows from the type of the field."""
 
@@ -64,7 +55,7 @@ class Option:
     """What an option is besides name, type and default of its field."""
 
     help: str = ""  # What it does, in Markdown: a sentence or two.
-    group: str = "Options"  # Its heading in ``--help``.
+    group: str = ""  # Its heading in ``--help``; by default that of the one before.
     name: str = ""  # Without dashes, as in study files; by default that of the field.
     also: tuple[str, ...] = ()  # Other spellings, such as ``-o``.
     kind: Kind = _OF_THE_FIELD  # How its value is read.
@@ -80,13 +71,11 @@ class Option:
 
     @property
     def spelling(self) -> str:
-        """The option as users write it, such as ``--replicas``."""
         return f"--{self.name}"
 
     @property
     def plain_help(self) -> str:
-        """The help as plain text."""
-        return _LINK.sub(r"\1", self.help).replace("`", "")
+        return self.help.replace("`", "")
 
     @property
     def default_text(self) -> str:
@@ -95,6 +84,17 @@ class Option:
         if self.default or is_nothing:
             return self.default
         return f"`{self.kind.write(self.value)}`"
+
+
+def option(value: Any, text: str = "", group: str = "", **settings: Any) -> Any:
+    """Returns the default of a field that is an option; ``...`` if it is required.
+
+    ``shown`` are words for a default that is derived, and the others as in ``Option``.
+    """
+    shown = settings.pop("shown", "")
+    field: Any = pydantic.Field(value)
+    field.metadata.append(Option(text, group, default=shown, **settings))
+    return field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,32 +118,39 @@ class Contributed:
         return bool(unknown)
 
 
-def marks(model: type[Options], kind: type[Mark]) -> dict[str, Mark]:
-    """Returns the fields that have a mark of one kind, with it."""
+def contributed(model: type[Options]) -> dict[str, Contributed]:
+    """Returns the fields with the options of what another option names."""
     return {
         field: mark
         for field, info in model.model_fields.items()
         for mark in info.metadata
-        if isinstance(mark, kind) and field not in model.not_options
+        if isinstance(mark, Contributed) and field not in model.not_options
     }
 
 
 def declared(model: type[Options]) -> list[Option]:
     """Returns the options of a model, in the order of its fields."""
     found = []
-    for field, option in marks(model, Option).items():
-        info = model.model_fields[field]
+    group = "Options"
+    for field, info in model.model_fields.items():
+        own = [mark for mark in info.metadata if isinstance(mark, Option)]
+        if not own:
+            continue
+        of, group = own[0], own[0].group or group
+        if field in model.not_options:
+            continue
         value = info.get_default(call_default_factory=True)
-        kind = option.kind
+        kind = of.kind
         if kind is _OF_THE_FIELD:
             kind = kinds.kind_of(info.annotation, info.metadata)
         found.append(
             dataclasses.replace(
-                option,
+                of,
                 field=field,
-                name=option.name or field.replace("_", "-"),
+                group=group,
+                name=of.name or field.replace("_", "-"),
                 kind=kind,
-                metavar=option.metavar or kind.metavar,
+                metavar=of.metavar or kind.metavar,
                 value=None if value is PydanticUndefined else value,
                 is_required=info.is_required(),
             )
@@ -155,9 +162,8 @@ NO_OPTIONS: Final = Options()  # Of a name that has no options.
 
 
 def keys_of(model: type[Options]) -> dict[str, Option]:
-    """Returns what a study file can set, by key."""
     models = [model]
-    for mark in marks(model, Contributed).values():
+    for mark in contributed(model).values():
         models += mark.models().values()
     found: dict[str, Option] = {}
     for option in (option for of in models for option in declared(of)):
@@ -187,7 +193,6 @@ def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:
 
 
 def render_schema(model: type[Options]) -> str:
-    """Returns the JSON Schema of a study file, as it is published."""
     keys = keys_of(model)
     schema = {"$schema": DIALECT, **make_model(keys).model_json_schema()}
     for name, field in schema["properties"].items():

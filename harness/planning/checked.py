@@ -16,6 +16,7 @@ from harness.errors import PlanError
 from harness.machine import allocation as placement
 from harness.machine import environment
 from harness.planning import defaults, design, estimate
+from harness.planning.design import CheckedSweep
 from harness.planning.estimate import PlannedCase
 from results.records import program
 from results.records.limits import MAX_REPLICAS, MAX_TRIALS
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.catalog import BackendInfo, PresetInfo, WorkloadInfo
-    from harness.planning.estimate import QualityRuns
     from harness.planning.request import SweepRequest
 
 
@@ -82,8 +82,6 @@ MAX_DEFAULT_REPLICAS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The resources that a plan depends on."""
-
     num_available_cores: int  # Logical CPUs that can be busy at once.
     num_gpus: int | None = None  # GPUs, or None when the plan does not use them.
     # Environment variables that can change the numbers.
@@ -167,48 +165,13 @@ def make_cases(
     return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes
 
 
-def num_cases(
-    backends: Sequence[BackendInfo],
-    replicas: Sequence[int],
-    sizes: dict[ScalingMode, int],
-    modes: Sequence[ScalingMode],
-) -> int:
-    """Counts the cases before they are created; two modes of one batch are one case."""
-
-    def count(num_replicas: int) -> int:
-        weak = sizes[ScalingMode.WEAK] * num_replicas
-        return 1 if weak == sizes[ScalingMode.STRONG] else len(modes)
-
-    counts = [(num_replicas, count(num_replicas)) for num_replicas in replicas]
-    return sum(
-        number
-        for backend in backends
-        for num_replicas, number in counts
-        if num_replicas <= (backend.max_replicas or num_replicas)
-    )
-
-
 def check_number(num_trials: int) -> None:
-    """Checks that a sweep has not too many trials."""
     if num_trials > MAX_TRIALS:
         raise PlanError(
             f"the sweep has {num_trials} trials, and each is a process; allowed are at"
             f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
             " --quality-repeats"
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedSweep:
-    """A request that can be carried out on a machine, in whatever order."""
-
-    request: SweepRequest  # The request.
-    num_cores: int  # Available logical CPUs of the machine.
-    baseline_num_replicas: int  # The smallest replica count.
-    cases: tuple[PlannedCase, ...]  # The distinct cases.
-    learning: QualityRuns | None  # Its quality runs; None without any.
-    common: Mapping[str, Any]  # Fields of all specs.
-    notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
 
 
 @contextlib.contextmanager
@@ -301,12 +264,12 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "cores_per_replica": placement.cores_per_replica(
             machine.num_available_cores, replicas, devices_per_replica
         ),
-        "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
+        "num_warmup_steps": request.steps[0] or preset.num_warmup_steps,
         "num_measured_steps": (
             preset.num_measured_steps
-            if request.num_measured_steps is None
+            if request.steps[1] is None
             and (request.program is None or request.program.record.is_client)
-            else request.num_measured_steps
+            else request.steps[1]
         ),
         "steps_per_sync": request.steps_per_sync
         or (defaults.STEPS_PER_SYNC_ON_GPUS if is_ahead else 1),
@@ -321,8 +284,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "program": None if request.program is None else request.program.record,
     }
     repeats = design.choose_repeats(request, design.choose_order(request))
-    check_number(num_cases(backends, replicas, sizes, request.modes) * repeats)
     cases, backend_notes = make_cases(backends, replicas, sizes, request.modes)
+    check_number(len(cases) * repeats)
     for case in cases:
         check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
@@ -348,6 +311,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         )
     return CheckedSweep(
         request=request,
+        info=info,
+        backends=backends,
         num_cores=machine.num_available_cores,
         baseline_num_replicas=replicas[0],
         cases=tuple(cases),

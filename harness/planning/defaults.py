@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-BACKENDS: Final = ("in_graph", "tf_mirrored")
-MODES: Final = ("weak", "strong")
 REPEATS: Final = 3
 GENERATIONS: Final = 5
 MINUTES: Final = 12.0
 MINUTES_TO_TARGET: Final = 30.0
 MINUTES_OF_GATE: Final = 30.0
-BACKENDS_OF_GATE: Final = ("in_graph",)
 MAX_ROUNDS: Final = 23
-QUALITY_REPEATS: Final = 1
 QUALITY_REPEATS_OF_GATE: Final = 5
 STEPS_PER_SYNC_ON_GPUS: Final = 10
-DEVICE: Final = "cpu"
-SEED: Final = 0
-EFFICIENCY_TARGET: Final = 0.8
 TIMEOUT_SEC: Final = 900.0
 RUNS_DIR: Final = "runs"

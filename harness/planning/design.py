@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from harness import catalog
 from harness.command.program import names_in
@@ -30,17 +30,33 @@ from results.records.models import (
 from results.study.matching import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.catalog import WorkloadInfo
+    from harness.catalog import BackendInfo, WorkloadInfo
     from harness.command.program import ForeignProgram
+    from harness.planning.estimate import QualityRuns
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
-    from results.records.models import OptionValue, PlannedTrial
+    from results.records.models import PlannedTrial
 
 
 FEWEST_TO_STOP = 5  # Generations before a relay may end because its target is reached.
 _SHORT_SEC = 60.0  # A generation of a gate that is given little time.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedSweep:
+    """A request that can be carried out on a machine, in whatever order."""
+
+    request: SweepRequest  # The request.
+    info: WorkloadInfo  # What is measured; of a program too.
+    backends: Sequence[BackendInfo]  # By what; of a program its variants.
+    num_cores: int  # Available logical CPUs of the machine.
+    baseline_num_replicas: int  # The smallest replica count.
+    cases: tuple[PlannedCase, ...]  # The distinct cases.
+    learning: QualityRuns | None  # Its quality runs; None without any.
+    common: Mapping[str, Any]  # Fields of all specs.
+    notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
 
 
 def choose_order(request: SweepRequest) -> Order:
@@ -79,7 +95,6 @@ def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
 
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:
-    """Returns the repetitions of each case."""
     looks = request.gate.looks if request.gate is not None else ()
     in_relay = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
     default = {
@@ -122,7 +137,6 @@ def with_revision(
 def make_measuring(
     request: SweepRequest, order: Order, trials: Sequence[PlannedTrial], num_cores: int
 ) -> Measuring:
-    """Returns how the trials are measured."""
     primary = next(
         (
             Contrast(
@@ -221,7 +235,6 @@ def _contrasts(
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
-    """Returns what was chosen for the user, one line each."""
     found = []
     if measuring.order is Order.RELAY:
         looks = () if measuring.gate is None else measuring.gate.looks
@@ -252,7 +265,10 @@ _NOT_OF_PEERS = "programs of other frameworks offer nosync and synthetic"
 
 
 def choose_controls(
-    request: SweepRequest, cases: Sequence[PlannedCase], num_cores: int, order: Order
+    checked: CheckedSweep,
+    request: SweepRequest,
+    cases: Sequence[PlannedCase],
+    order: Order,
 ) -> tuple[list[PlannedCase], list[str]]:
     """Returns the controls that were requested, and a note on each that is missing."""
     if not request.controls:
@@ -269,19 +285,14 @@ def choose_controls(
             " replica at the same batch per replica, which strong scaling does not"
             " have; add weak to --mode, or use --controls none"
         )
-    case, alone = _case_and_alone(cases, num_cores, names)
+    case, alone = _case_and_alone(cases, checked.num_cores, names)
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = (
-        catalog.backend(case.backend)
-        if request.program is None
-        else request.program.backends[0]
-    )
+    backend = next(of for of in checked.backends if of.name == case.backend)
     of_peer = _NOT_OF_PEERS if backend.name in catalog.PEERS else ""
     no_update = of_peer or backend.lacks.get("synchronous_training", "")
-    if not no_update and request.program is None:
-        no_update = catalog.workload(request.workload).no_update_because
+    no_update = no_update or checked.info.no_update_because
     missing = {
         Control.NOSYNC: backend.no_control_because,
         Control.NO_UPDATE: no_update,
@@ -308,7 +319,6 @@ def choose_controls(
 def _case_and_alone(
     cases: Sequence[PlannedCase], num_cores: int, names: str
 ) -> tuple[PlannedCase, PlannedCase]:
-    """Returns the case to explain, and its backend's single replica."""
     weak = [case for case in cases if ScalingMode.WEAK in case.modes]
     several = [case for case in weak if 1 < case.num_replicas <= num_cores]
     for first in several:
@@ -341,25 +351,21 @@ NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
 
 
 def choose_matching(
-    request: SweepRequest, trials: Iterable[PlannedTrial]
+    checked: CheckedSweep, trials: Sequence[PlannedTrial]
 ) -> tuple[list[PlannedCase], list[PlannedCase], dict[str, str]]:
     """Returns references, cases that match them, and by backend why others do not."""
-    trials = tuple(trials)
-    wanted = list(
-        dict.fromkeys(
-            (trial.spec.backend, trial.spec.num_replicas)
-            for trial in trials
-            if is_judged(trial.spec) and trial.spec.num_devices > 1
-        )
+    request, info = checked.request, checked.info
+    wanted = dict.fromkeys(
+        (trial.spec.backend, trial.spec.num_replicas)
+        for trial in trials
+        if is_judged(trial.spec) and trial.spec.num_devices > 1
     )
     reference = REFERENCE_BACKEND
     not_checked: dict[str, str] = {}
     if request.program is not None:
         reference = request.program.name
         not_checked = _why_not(request, request.program)
-    info = None if request.program else catalog.workload(request.workload)
-    for backend, _ in wanted if info else ():
-        assert info is not None
+    for backend, _ in wanted if request.program is None else ():
         reason = catalog.backend(backend).lacks.get("synchronous_training", "")
         if not request.is_matched:
             reason = "--no-match was given"
@@ -367,36 +373,21 @@ def choose_matching(
             reason = f"{info.name} cannot be matched: {info.not_matched_because}"
         if reason:
             not_checked[backend] = reason
-    wanted = [(b, n) for b, n in wanted if b not in not_checked]
-    unit, parts = _units(info, trials)
-    # Every replica has two examples or more of each part of a batch.
+    found = [(b, n) for b, n in wanted if b not in not_checked]
+    # What an example of a batch counts, and into how many parts it is cut. Every
+    # replica has two examples or more of each part.
+    units, parts = {}, 1
+    if found:
+        spec = trials[0].spec
+        units = catalog.batch_units(info, spec.preset, spec.options)
+        of_splits = info.matching.of_splits if info.matching else ()
+        parts = math.prod(units.pop(name) for name in of_splits if name in units)
     sizes = {
-        count // parts: unit * size
-        for count, size in global_batch_sizes([n * parts for _, n in wanted]).items()
+        count // parts: math.prod(units.values()) * size
+        for count, size in global_batch_sizes([n * parts for _, n in found]).items()
     }
     references = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
-    return references, [_case(b, n, sizes[n]) for b, n in wanted], not_checked
-
-
-def _units(
-    info: WorkloadInfo | None, trials: Sequence[PlannedTrial]
-) -> tuple[int, int]:
-    """Returns what an example of a batch counts, and into how many parts it is cut."""
-    if info is None or not trials:
-        return 1, 1
-    spec = trials[0].spec
-    units = catalog.batch_units(info, spec.preset, spec.options)
-    of_splits = () if info.matching is None else info.matching.of_splits
-    parts = math.prod(units.pop(name) for name in of_splits if name in units)
-    return math.prod(units.values()), parts
-
-
-def options_of_reference(
-    info: WorkloadInfo | None, options: Mapping[str, OptionValue]
-) -> dict[str, OptionValue]:
-    """Returns the options of one replica on one device, without a pipeline."""
-    left_out = () if info is None or info.matching is None else info.matching.of_splits
-    return {name: of for name, of in options.items() if name not in left_out}
+    return references, [_case(b, n, sizes[n]) for b, n in found], not_checked
 
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
@@ -416,23 +407,14 @@ def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
     return {}
 
 
-def matching_remarks(
-    request: SweepRequest, cases: Iterable[PlannedCase]
-) -> dict[str, str]:
-    """Returns by backend what is changed so that it can be matched."""
-    if request.program is not None:
-        return {}
-    info = catalog.workload(request.workload)
-    found = {}
-    for case in cases:
-        is_split = program_lib.devices_per_replica(request.options, case.backend) > 1
-        assert info.matching is not None  # otherwise there are no cases
-        rows = catalog.backend(case.backend).lacks.get(SHARED_ROWS)
-        dense = f"; dense gradients, since otherwise {rows}" if rows else ""
-        found[case.backend] = (
-            f"{info.matching.remark}{dense}"
-            f"{'; the one replica is on one device' if is_split else ''}"
-        )
+def matching_remark(checked: CheckedSweep, backend: str) -> str:
+    """Says what is changed of a backend so that it can be matched."""
+    assert checked.info.matching is not None
+    rows = catalog.backend(backend).lacks.get(SHARED_ROWS)
+    found = checked.info.matching.remark
+    found += f"; dense gradients, since otherwise {rows}" if rows else ""
+    if program_lib.devices_per_replica(checked.request.options, backend) > 1:
+        found += "; the one replica is on one device"
     return found
 
 

@@ -66,8 +66,6 @@ _AS_FAST = ((*_KIND, *_CASE, "global_batch_size"), (*_KIND, *_CASE), _KIND)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimated duration and its basis."""
-
     total_sec: float  # Duration of all the given trials.
     basis: str  # One line for the user.
     # Duration where a relay goes on until it has a verdict or its target; None where
@@ -76,7 +74,6 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The duration and its basis, in words."""
         most = "" if self.most_sec is None else f" to {format_duration(self.most_sec)}"
         return f"about {format_duration(self.total_sec)}{most} ({self.basis})"
 
@@ -97,7 +94,6 @@ class Durations:
         duration_sec: float,
         examples_per_sec: float | None = None,
     ) -> None:
-        """Adds one finished trial."""
         self.num_trials += 1
         for key in _keys(spec, _AS_LONG):
             self._seconds.setdefault(key, []).append(duration_sec)
@@ -358,8 +354,6 @@ class PlannedCase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QualityRuns:
-    """The quality runs of a sweep."""
-
     budget: Budget  # The budget of each.
     cases: tuple[PlannedCase, ...]  # Those that train.
     note: str  # What was chosen for the user, one line.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
 from harness.command import peers, reader
-from harness.errors import DifferentStudyError
+from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.machine_state import now_text
 from harness.planning import checked as checked_lib
 from harness.planning import design
-from harness.planning.checked import check, refusing_bounds
+from harness.planning.checked import refusing_bounds
 from harness.sources import code_digest
 from harness.sources.code_digest import check_code
 from results.records import identity
@@ -30,15 +31,105 @@ from results.records.models import (
     ScalingMode,
     TrialSpec,
 )
+from results.store import untrusted
+from results.store.manifest import MANIFEST_NAME
+from results.store.study_store import PLAN_NAME, Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.planning.checked import CheckedSweep, Machine
+    from harness.planning.design import CheckedSweep
     from harness.planning.estimate import PlannedCase
-    from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
-    from results.store.study_store import Store
+    from results.study.cases import Study
+
+
+# Studies: their names, where they are, and their plans.
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+def check_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise StudyError(
+            f"--study {name!r} is not a study name; allowed are up to 100 letters,"
+            " digits and . _ + -, starting with a letter or digit; the directory"
+            " around it is --runs-dir"
+        )
+
+
+def find_study(text: str, runs_dir: Path) -> Path:
+    """Returns the directory of an existing study, given by name or by path."""
+    if not text.strip():
+        raise StudyError(
+            f"study {text!r} is empty; name a study in {str(runs_dir)!r} or give the"
+            " path of a study directory"
+        )
+    in_runs = runs_dir / text
+    is_in_runs = untrusted.is_there(in_runs) or not untrusted.is_there(Path(text))
+    return in_runs if is_in_runs else Path(text)
+
+
+def load(text: str, runs_dir: Path) -> Study:
+    """Reads a study from which something is concluded, given by name or by path."""
+    study = load_study(Store.open(find_study(text, runs_dir)))
+    if study.problems:
+        first, more = study.problems[0], len(study.problems) - 1
+        others = f" (and {more} more, see 'status')" if more else ""
+        raise StudyError(
+            f"study {study.plan.study!r} has a damaged record, {str(first.path)!r}:"
+            f" {first.reason}{others}; without it the figures would be others: restore"
+            " it from a copy, or remove its folder and measure it again with"
+            " 'sweep --study'"
+        )
+    return study
+
+
+def read_existing_plan(root: Path) -> Plan | None:
+    """Returns the plan in ``root``, or None if there is no study yet."""
+    if not untrusted.is_there(root):
+        return None
+    if not root.is_dir():
+        raise StudyError(
+            f"{str(root)!r} is a file, but a study is a directory; choose another"
+            " --study or move the file away"
+        )
+    if untrusted.is_there(root / PLAN_NAME):
+        return Store.open(root).read_plan()
+    others = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
+    # A harness that begins it may have come no further yet, or have ended there.
+    others = [name for name in others if name not in ("trials", MANIFEST_NAME)]
+    if others:
+        raise StudyError(
+            f"{str(root)!r} is not a study: it has {others[0]!r} but no {PLAN_NAME};"
+            " choose another --study or empty the directory"
+        )
+    return None
+
+
+def check_trials(plan: Plan) -> None:
+    """Checks that every trial of a stored plan can be started."""
+    if not plan.trials:
+        raise StudyError(
+            f"the plan of study {plan.study!r} has no trials, so there is nothing to"
+            " resume; run a sweep"
+        )
+    for trial in plan.trials:
+        spec = trial.spec
+        if spec.program is not None and spec.backend not in catalog.PEERS:
+            continue
+        catalog.adopt(spec)
+        catalog.workload(spec.workload)
+        most = catalog.backend(spec.backend).max_replicas
+        if spec.control is Control.SOLO:  # a program per replica
+            continue
+        if most is not None and spec.num_replicas > most:
+            raise PlanError(
+                f"the plan of study {plan.study!r} has {spec.num_replicas} replicas on"
+                f" backend {spec.backend!r}, which runs at most {most}; plan the sweep"
+                " again"
+            )
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
@@ -47,30 +138,21 @@ def trial_seed(sweep_seed: int, repetition_index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
-def plan_sweep(
-    request: SweepRequest,
-    machine: Machine,
-    study: str = "study",
-    command: Sequence[str] = ("harness",),
-) -> Plan:
-    """Plans a sweep."""
-    return arrange(check(request, machine), study=study, command=command)[0]
-
-
 @refusing_bounds()
-def digest_of(checked: CheckedSweep) -> str:
-    """Returns a digest of what is measured, by which a study is found again.
+def default_name(checked: CheckedSweep) -> str:
+    """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes its study.
 
-    Order, which can depend on free memory, and repetitions are no part of it.
+    Order, which can depend on free memory, and repetitions are no part of the digest.
     """
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
     cases = () if request.is_quality_only else checked.cases
-    trials = _trials(request, design.with_revision(cases, request.baseline), common)
+    trials = _trials(checked, design.with_revision(cases, request.baseline), common)
     if learning is not None:
         runs = design.with_revision(learning.cases, request.baseline)
-        trials += _trials(request, runs, {**common, "budget": learning.budget})
-    return identity.digest(sorted(trial.trial_id for trial in trials))
+        trials += _trials(checked, runs, {**common, "budget": learning.budget})
+    digest = identity.digest(sorted(trial.trial_id for trial in trials))
+    return f"{common['workload']}-{common['preset']}-{digest[:8]}"
 
 
 @refusing_bounds()
@@ -78,8 +160,8 @@ def arrange(
     checked: CheckedSweep,
     order: Order | None = None,
     *,
-    study: str,
-    command: Sequence[str],
+    study: str = "study",
+    command: Sequence[str] = ("harness",),
     launcher: str = "",
 ) -> tuple[Plan, list[str]]:
     """Returns the plan record of a new study, and what was chosen for the user.
@@ -106,22 +188,21 @@ def arrange(
         cases, repeats = [], request.quality_repeats
     timed = design.with_twin(cases, num_cores, order)
     timed += design.with_revision(cases, request.baseline)[len(cases) :]
-    added, control_notes = design.choose_controls(request, cases, num_cores, order)
+    added, control_notes = design.choose_controls(checked, request, cases, order)
     timed += added
     checked_lib.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = dict(common)
     if order is Order.RELAY:  # quality runs measure quality
         measured |= {"order": order, "num_measured_steps": None}
         measured["is_evaluated"] = bool(request.is_evaluated)
-    trials = _trials(request, timed, measured, repeats)
+    trials = _trials(checked, timed, measured, repeats)
     measuring = design.make_measuring(request, order, trials, num_cores)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
-        trials += _trials(request, runs, common, request.quality_repeats)
+        trials += _trials(checked, runs, common, request.quality_repeats)
     assert len({trial.trial_id for trial in trials}) == len(trials)
-    matched = _plan_matching(request, trials, common)
-    program = request.program
-    info = program.workload(1) if program else catalog.workload(request.workload)
+    matched = _plan_matching(checked, trials, common)
+    info, program = checked.info, request.program
     draws = info.draws_random_numbers
     if trials and info.draws_with:
         spec = trials[0].spec
@@ -129,6 +210,7 @@ def arrange(
             info.name, spec.preset, spec.options
         )
         draws = bool(getattr(config, info.draws_with))
+    code = program.code if program else {}
     plan = Plan(
         study=study,
         created_at=now_text(),
@@ -142,14 +224,10 @@ def arrange(
         matching=matched,
         draws_random_numbers=draws,
         amplifies_rounding=info.amplifies_rounding,
-        metrics=(
-            reader.count_facts(program.record.counts)
-            if program
-            else catalog.metrics(info)
-        ),
-        program_code={name: dict(of) for name, of in program.code.items()}
+        metrics=reader.count_facts(program.record.counts)
         if program
-        else {},
+        else catalog.metrics(info),
+        program_code={name: dict(of) for name, of in code.items()},
         plugins=code_digest.plugins_of_study(trials, launcher),
         trials=tuple(trials),
     )
@@ -172,12 +250,14 @@ def data_dir_here() -> str | None:
 
 
 def _plan_matching(
-    request: SweepRequest, trials: Sequence[PlannedTrial], common: dict[str, Any]
+    checked: CheckedSweep, trials: Sequence[PlannedTrial], common: dict[str, Any]
 ) -> Matching:
     """Plans the trials that match N replicas with one."""
-    references, matched, not_matched = design.choose_matching(request, trials)
-    info = None if request.program else catalog.workload(request.workload)
-    options = design.options_of_reference(info, common["options"])
+    references, matched, not_checked = design.choose_matching(checked, trials)
+    matching = checked.info.matching
+    # The reference is on one device, without a pipeline.
+    left_out = matching.of_splits if matching else ()
+    options = {k: v for k, v in common["options"].items() if k not in left_out}
     fields = common | {
         "budget": None,
         "is_evaluated": False,
@@ -187,28 +267,31 @@ def _plan_matching(
     }
     return Matching(
         trials=(
-            *_trials(request, references, fields | {"options": options}),
-            *_trials(request, matched, fields),
+            *_trials(checked, references, fields | {"options": options}),
+            *_trials(checked, matched, fields),
         ),
-        not_checked=not_matched,
-        remarks=design.matching_remarks(request, matched),
+        not_checked=not_checked,
+        remarks={
+            of.backend: design.matching_remark(checked, of.backend)
+            for of in (matched if matching else ())
+        },
     )
 
 
 def _trials(
-    request: SweepRequest,
+    checked: CheckedSweep,
     cases: Sequence[PlannedCase],
     common: dict[str, Any],
     repeats: int = 1,
 ) -> list[PlannedTrial]:
     """Creates the trials of all repetitions, in ABBA order."""
     trials = []
-    workload, program = common["workload"], request.program
-    unit = "" if program else catalog.workload(workload).example_unit
+    request, info = checked.request, checked.info
+    workload, program = info.name, request.program
     for repetition in range(repeats):
         repetition_seed = trial_seed(request.seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
-            of_peer = peers.program(workload, case.backend, unit)
+            of_peer = peers.program(workload, case.backend, info.example_unit)
             fields = common if of_peer is None else {**common, "program": of_peer}
             if program is not None and program.variants:
                 fields = {**fields, "options": dict(program.variants[case.backend])}
@@ -240,7 +323,6 @@ def _planned(spec: TrialSpec, modes: tuple[ScalingMode, ...]) -> PlannedTrial:
 
 
 def with_next_generation(plan: Plan) -> Plan:
-    """Returns the plan with one more generation of its relay."""
     index = plan.repeats
     update = {"repetition_index": index, "seed": trial_seed(plan.seed, index)}
     added = [
@@ -278,7 +360,15 @@ def reconcile(
     """
     if existing is None:
         return new, [*new.trials], ""
-    _check_same_settings(existing, new)
+    wanted = _settings(new)
+    for name, old_value in _settings(existing).items():
+        # Where only one of the plans has a mode, it is added, not changed.
+        if name in wanted and old_value != wanted[name]:
+            raise DifferentStudyError(
+                f"study {existing.study!r} was made with {name} {old_value!r}, this"
+                f" sweep has {wanted[name]!r}; repeat the old value, or choose another"
+                " --study"
+            )
     check_code(existing, baseline, store, new.program_code)
     _check_same_cases(existing, new)
     known = {trial.trial_id: trial for trial in existing.trials}
@@ -292,15 +382,11 @@ def reconcile(
         update={
             "command": new.command if num_added else existing.command,
             "repeats": max(existing.repeats, new.repeats),
-            "measuring": existing.measuring.model_copy(
+            "measuring": new.measuring.model_copy(
                 update={
-                    "minutes": new.measuring.minutes,
-                    "generation_sec": new.measuring.generation_sec,
-                    "max_rounds": new.measuring.max_rounds,
-                    "target": new.measuring.target,
+                    "order": existing.measuring.order,
+                    "primary": existing.measuring.primary,
                     "had_target": existing.measuring.is_stopped_on_width,
-                    "efficiency_target": new.measuring.efficiency_target,
-                    "gate": new.measuring.gate,
                 }
             ),
             "timeout_sec": new.timeout_sec,
@@ -314,21 +400,6 @@ def reconcile(
     if num_added:
         note = f"study {plan.study}: extended by {num_added} trials to {len(known)}"
     return plan, [known[trial.trial_id] for trial in new.trials], note
-
-
-def _check_same_settings(existing: Plan, new: Plan) -> None:
-    old_settings, new_settings = _settings(existing), _settings(new)
-    for name, old_value in old_settings.items():
-        if name not in new_settings:
-            # Only one of the plans has this mode: it is added, not changed.
-            continue
-        new_value = new_settings[name]
-        if old_value != new_value:
-            raise DifferentStudyError(
-                f"study {existing.study!r} was made with {name} {old_value!r}, this"
-                f" sweep has {new_value!r}; repeat the old value, or choose another"
-                " --study"
-            )
 
 
 def _check_same_cases(existing: Plan, new: Plan) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -20,9 +22,10 @@ from harness.options.kinds import (
     NAMES,
     PERCENTAGE,
     duration,
+    parse_key_values,
     some_of,
 )
-from harness.options.option import Option, Options, declared
+from harness.options.option import Options, declared, option
 from harness.planning import defaults
 from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
@@ -31,25 +34,16 @@ from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 from results.records.program import CLIENT, WALL, WITHOUT_PATTERN
 from results.records.record_base import BatchSize, Seed, Steps
+from results.store.studies import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 
 _Request = TypeVar("_Request", bound="SweepRequest")
 
 OWN: Final = "Your program, in any framework"
-_OF_WORKLOADS: Final[Mapping[str, object]] = {
-    "workload": "",
-    "backends": defaults.BACKENDS,
-    "preset": None,
-    "data": None,
-    "options": {},
-    "budget": None,
-}
-"""Fields that say nothing about a command, and what they are where nothing is given."""
-_OF_CLIENTS: Final[Mapping[str, object]] = {
-    "minutes": None,
-    "max_rounds": None,
-    "target": None,
-    "controls": (),
-}
+_OF_WORKLOADS: Final = (
+    *("workload", "backends", "preset", "data", "options", "budget", "steps_per_sync"),
+)
+"""Fields that say nothing about a command."""
+_OF_CLIENTS: Final = ("minutes", "max_rounds", "target", "controls")
 """Those that say something only about one that connects, and takes turns."""
 _BATCHES: Final = frozenset(("per_replica_batch_size", "global_batch_size"))
 """Placeholders by which a program has a batch."""
@@ -62,7 +56,6 @@ WINDOW: Final = "window"  # Quality after the measured window of each trial.
 
 
 def is_evaluated(budget: str | None) -> bool | None:
-    """Whether trials measure quality after their windows; None where nobody said."""
     parts = [part.strip() for part in (budget or "").split(",")]
     return True if WINDOW in parts else False if parts == [NONE] else None
 
@@ -100,259 +93,185 @@ CONTROLS: Final = (
 class SweepRequest(Options):
     """One requested sweep; None means that the default is derived."""
 
-    command: Annotated[
-        str | None,
-        Option(
-            "Starts your program, in place of `--workload`, with placeholders such as"
-            " `{replicas}` and `{per_replica_batch_size}`.",
-            OWN,
-        ),
-    ] = None
-    metric: Annotated[
-        str | None,
-        Option(
-            "Where its rate is: `throughput`, `throughput_per_replica`, `step_time`,"
-            " `step_time_ms`, `steps_per_sec` or `epoch_time`, and a regular expression"
-            " with one group, `json:FILE:KEY` or `csv:FILE:COLUMN`; `wall`: the time of"
-            " the whole command; `client`: it calls `scaling_client`.",
-            OWN,
-            metavar="NAME=PATTERN",
-        ),
-    ] = None
-    counts: Annotated[
-        tuple[str, ...],
-        Option(
-            "A number that is the same in each run, such as bytes sent; a gate compares"
-            " it exactly. Can be repeated.",
-            OWN,
-            name="count",
-            kind=kinds.TEXTS,
-            metavar="NAME=PATTERN",
-            default="none",
-        ),
-    ] = ()
-    params: Annotated[
-        tuple[str, ...],
-        Option(
-            "Values of `{NAME}` in the command, measured interleaved and compared."
-            " Can be repeated.",
-            OWN,
-            name="param",
-            kind=kinds.TEXTS,
-            metavar="NAME=A,B,...",
-            default="none",
-        ),
-    ] = ()
-    unit: Annotated[
-        str | None, Option("Plural of what it processes.", OWN, default=f"`{UNIT}`")
-    ] = None
+    command: str | None = option(
+        None,
+        "Starts your program, in place of `--workload`, with placeholders such as"
+        " `{replicas}` and `{per_replica_batch_size}`.",
+        OWN,
+    )
+    metric: str | None = option(
+        None,
+        "Where its rate is: `throughput`, `throughput_per_replica`, `step_time`,"
+        " `step_time_ms`, `steps_per_sec` or `epoch_time`, and a regular expression"
+        " with one group, `json:FILE:KEY` or `csv:FILE:COLUMN`; `wall`: the time of"
+        " the whole command; `client`: it calls `scaling_client`.",
+        metavar="NAME=PATTERN",
+    )
+    counts: tuple[str, ...] = option(
+        (),
+        "A number that is the same in each run, such as bytes sent; a gate compares"
+        " it exactly. Can be repeated.",
+        name="count",
+        kind=kinds.TEXTS,
+        metavar="NAME=PATTERN",
+        shown="none",
+    )
+    params: tuple[str, ...] = option(
+        (),
+        "Values of `{NAME}` in the command, measured interleaved and compared."
+        " Can be repeated.",
+        OWN,
+        name="param",
+        kind=kinds.TEXTS,
+        metavar="NAME=A,B,...",
+        shown="none",
+    )
+    unit: str | None = option(None, "Plural of what it processes.", shown=f"`{UNIT}`")
     program: InstanceOf[ForeignProgram] | None = None  # It, once it was looked at.
     # Where it starts, by revision; here if there is none.
     folders: Mapping[str, Path] = Field(default_factory=dict)
 
-    workload: Annotated[
-        str,
-        Option(
-            "The workload to measure.", MEASURED, default="required, or `--command`"
-        ),
-    ] = ""
-    backends: Annotated[
-        tuple[str, ...], Option("Comma-separated names.", MEASURED, kind=NAMES)
-    ] = defaults.BACKENDS
-    replicas: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            "Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
-            MEASURED,
-            kind=COUNTS,
-            default="powers of two up to the cores or GPUs, at most 8, that divide the"
-            " global batch",
-        ),
-    ] = None
-    modes: Annotated[
-        tuple[ScalingMode, ...],
-        Option(
-            "Scaling modes: `weak`, `strong`, or both.",
-            MEASURED,
-            name="mode",
-            kind=some_of(tuple(ScalingMode), noun="scaling mode"),
-            metavar="MODES",
-        ),
-    ] = tuple(map(ScalingMode, defaults.MODES))
-    preset: Annotated[
-        str | None,
-        Option(
-            "Size of the workload.",
-            MEASURED,
-            default="the workload's; `gpu` with `--device gpu`",
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        Option(
-            "Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
-            " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
-            MEASURED,
-            default="the preset's",
-        ),
-    ] = None
-    options: Annotated[
-        Mapping[str, OptionValue],
-        Option(
-            "An option of the workload; can be repeated.",
-            MEASURED,
-            name="option",
-            kind=KEY_VALUES,
-        ),
-    ] = Field(default_factory=dict)
-    device: Annotated[
-        Literal["cpu", "gpu"], Option("Devices of the replicas.", MEASURED)
-    ] = defaults.DEVICE
+    workload: str = option(
+        "",
+        "The workload to measure.",
+        MEASURED,
+        shown="required, or `--command`",
+    )
+    backends: tuple[str, ...] = option(
+        ("in_graph", "tf_mirrored"), "Comma-separated names.", kind=NAMES
+    )
+    replicas: tuple[int, ...] | None = option(
+        None,
+        "Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
+        kind=COUNTS,
+        shown="powers of two up to the cores or GPUs, at most 8, that divide the"
+        " global batch",
+    )
+    modes: tuple[ScalingMode, ...] = option(
+        (ScalingMode.WEAK, ScalingMode.STRONG),
+        "Scaling modes: `weak`, `strong`, or both.",
+        name="mode",
+        kind=some_of(tuple(ScalingMode), noun="scaling mode"),
+        metavar="MODES",
+    )
+    preset: str | None = option(
+        None,
+        "Size of the workload.",
+        shown="the workload's; `gpu` with `--device gpu`",
+    )
+    data: str | None = option(
+        None,
+        "Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
+        " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
+        shown="the preset's",
+    )
+    options: Mapping[str, OptionValue] = option(
+        {},
+        "An option of the workload; can be repeated.",
+        name="option",
+        kind=KEY_VALUES,
+    )
+    device: Literal["cpu", "gpu"] = option("cpu", "Devices of the replicas.")
 
-    order: Annotated[
-        Order | None,
-        Option(
-            "`interleaved`: cases take turns; `sequential`: one trial after the other.",
-            DESIGN,
-            default="`interleaved` on CPUs, if all cases fit into memory",
-        ),
-    ] = None
-    repeats: Annotated[
-        Count | None,
-        Option(
-            "Runs of each case, in fresh processes.",
-            DESIGN,
-            default=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        Option(
-            "Time for an interleaved measurement, start-up included.",
-            DESIGN,
-            name="time-budget",
-            kind=duration("min"),
-            default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
-            " with `--target`",
-        ),
-    ] = None
-    max_rounds: Annotated[
-        Steps | None,
-        Option(
-            "The most rounds of each interleaved run.",
-            DESIGN,
-            name="rounds",
-            default=f"{defaults.MAX_ROUNDS}",
-        ),
-    ] = None
-    target: Annotated[
-        float | None,
-        Option(
-            "Measure until the primary ratio is known within this, such as `3%`; at"
-            " least 5 runs.",
-            DESIGN,
-            kind=PERCENTAGE,
-        ),
-    ] = None
-    efficiency_target: Annotated[
-        float,
-        Option("Parallel efficiency that the verdict tests.", DESIGN, kind=PERCENTAGE),
-    ] = defaults.EFFICIENCY_TARGET
-    allocator: Annotated[
-        Allocator | None,
-        Option(
-            "`keep`: glibc keeps freed memory; `default`: returns large blocks.",
-            DESIGN,
-            default="`keep`",
-        ),
-    ] = None
-    controls: Annotated[
-        tuple[Control, ...],
-        Option(
-            "Cases that show where time is lost: `nosync`, `independent`, `synthetic`,"
-            " `input_only`, `no_update`, `all` or `none`.",
-            DESIGN,
-            kind=some_of(CONTROLS, noun="control", all_and_none=True),
-        ),
-    ] = ()
-    is_matched: Annotated[
-        bool,
-        Option(
-            "First check in short trials that N replicas compute what one does.",
-            DESIGN,
-            name="match",
-            default="yes",
-        ),
-    ] = True
-    seed: Annotated[Seed, Option("Seed of the sweep.", DESIGN)] = defaults.SEED
-    timeout_sec: Annotated[
-        float,
-        Option("Time limit of one trial.", DESIGN, name="timeout", kind=duration()),
-    ] = defaults.TIMEOUT_SEC
+    order: Order | None = option(
+        None,
+        "`interleaved`: cases take turns; `sequential`: one trial after the other.",
+        DESIGN,
+        shown="`interleaved` on CPUs, if all cases fit into memory",
+    )
+    repeats: Count | None = option(
+        None,
+        "Runs of each case, in fresh processes.",
+        shown=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
+    )
+    minutes: float | None = option(
+        None,
+        "The most time for an interleaved measurement, start-up included.",
+        name="time-budget",
+        kind=duration("min"),
+        shown=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
+        " with `--target`, or in a gate without `--repeats`",
+    )
+    max_rounds: Steps | None = option(
+        None,
+        "The most rounds of each interleaved run.",
+        name="rounds",
+        shown=f"{defaults.MAX_ROUNDS}",
+    )
+    target: float | None = option(
+        None,
+        "Measure until the primary ratio is known within this, such as `3%`; at"
+        " least 5 runs.",
+        kind=PERCENTAGE,
+    )
+    efficiency_target: float = option(
+        0.8,
+        "Parallel efficiency that the verdict tests.",
+        kind=PERCENTAGE,
+    )
+    allocator: Allocator | None = option(
+        None,
+        "`keep`: glibc keeps freed memory; `default`: returns large blocks.",
+        shown="`keep`",
+    )
+    controls: tuple[Control, ...] = option(
+        (),
+        "Cases that show where time is lost: `nosync`, `independent`, `synthetic`,"
+        " `input_only`, `no_update`, `all` or `none`.",
+        kind=some_of(CONTROLS, noun="control", all_and_none=True),
+    )
+    is_matched: bool = option(
+        True,
+        "First check in short trials that N replicas compute what one does.",
+        name="match",
+        shown="yes",
+    )
+    seed: Seed = option(0, "Seed of the sweep.")
+    timeout_sec: float = option(
+        defaults.TIMEOUT_SEC,
+        "Time limit of one trial.",
+        name="timeout",
+        kind=duration(),
+    )
 
-    per_replica_batch_size: Annotated[
-        BatchSize | None,
-        Option(
-            "Examples per replica and step; constant in weak scaling.",
-            STEPS,
-            default="the preset's",
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        BatchSize | None,
-        Option(
-            "Examples of all replicas per step; constant in strong scaling.",
-            STEPS,
-            default="the baseline's",
-        ),
-    ] = None
-    steps: Annotated[
-        tuple[int | None, int | None],
-        Option(
-            "Warm-up and measured steps: `10+90`, `10+` or `+90`.",
-            STEPS,
-            kind=STEP_COUNTS,
-            default="the preset's",
-        ),
-    ] = (None, None)
-    steps_per_sync: Annotated[
-        Steps | None,
-        Option(
-            "Steps that are queued before their losses are read; they share their"
-            " time.",
-            STEPS,
-            default=f"1; {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, but for `d4pg`",
-        ),
-    ] = None
+    per_replica_batch_size: BatchSize | None = option(
+        None,
+        "Examples per replica and step; constant in weak scaling.",
+        STEPS,
+        shown="the preset's",
+    )
+    global_batch_size: BatchSize | None = option(
+        None,
+        "Examples of all replicas per step; constant in strong scaling.",
+        shown="the baseline's",
+    )
+    steps: tuple[int | None, int | None] = option(
+        (None, None),
+        "Warm-up and measured steps: `10+90`, `10+` or `+90`.",
+        kind=STEP_COUNTS,
+        shown="the preset's",
+    )
+    steps_per_sync: Steps | None = option(
+        None,
+        "Steps that are queued before their losses are read; they share their time.",
+        shown=f"1; {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, but for `d4pg`",
+    )
 
-    budget: Annotated[
-        str | None,
-        Option(
-            "Training budget of each quality run: `60s`, `10min`, `500steps`,"
-            " `20000examples`; `window`: quality after each measured window;"
-            " `60s,window`: both; `none`.",
-            LEARNING,
-            metavar="AMOUNT",
-            default="the preset's (`laptop`: `40s`), on the first backend only",
-        ),
-    ] = None
-    quality_repeats: Annotated[
-        Count, Option("Quality runs of each case, with different seeds.", LEARNING)
-    ] = defaults.QUALITY_REPEATS
-
-    @property
-    def num_warmup_steps(self) -> int | None:
-        """Steps before the measured window; None where nobody said."""
-        return self.steps[0]
-
-    @property
-    def num_measured_steps(self) -> int | None:
-        """Steps in the measured window; None where nobody said."""
-        return self.steps[1]
+    budget: str | None = option(
+        None,
+        "Training budget of each quality run: `60s`, `10min`, `500steps`,"
+        " `20000examples`; `window`: quality after each measured window;"
+        " `60s,window`: both; `none`.",
+        LEARNING,
+        metavar="AMOUNT",
+        shown="the preset's (`laptop`: `40s`), on the first backend only",
+    )
+    quality_repeats: Count = option(
+        1, "Quality runs of each case, with different seeds."
+    )
 
     @property
     def is_evaluated(self) -> bool | None:
-        """Whether timed trials measure quality; None where nobody said."""
         return is_evaluated(self.budget)
 
     is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
@@ -372,15 +291,14 @@ def resolved(request: _Request, folder: Path) -> _Request:
     params = program_lib.params_of(variants)
     named = program_lib.names_in(request.command, params)
     has_batch = is_client or not _BATCHES.isdisjoint(named)
-    has_size = request.per_replica_batch_size or request.global_batch_size
-    if not (has_batch or has_size):
+    if not (has_batch or request.per_replica_batch_size or request.global_batch_size):
         # Each replica has one unit of work, or they divide what all numbers divide.
         is_weak = ScalingMode.WEAK in request.modes
         name = "per_replica_batch_size" if is_weak else "global_batch_size"
         work = 1 if is_weak else math.lcm(*(request.replicas or (1,)))
         request = request.model_copy(update={name: work})
     assert request.command is not None
-    _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
+    _check(request)
     if request.metric in _OF_TRIALS:
         raise PlanError(
             f"--metric {request.metric} with --command: of your program only its"
@@ -453,11 +371,11 @@ def _check_workload(request: SweepRequest) -> None:
     given = {"metric": request.metric, "unit": request.unit}
     given["count"] = " ".join(request.counts) or None
     given["param"] = " ".join(request.params) or None
-    for option in declared(type(request)):  # those of a gate can say how it judges
-        value = given.get(option.name) if option.group == OWN else None
+    for of in declared(type(request)):  # those of a gate can say how it judges
+        value = given.get(of.name) if of.group == OWN else None
         if value is not None:
             raise PlanError(
-                f"--{option.name} {value!r} has no effect without --command; add the"
+                f"--{of.name} {value!r} has no effect without --command; add the"
                 " command of your program"
             )
     if not request.workload:
@@ -467,25 +385,21 @@ def _check_workload(request: SweepRequest) -> None:
         )
 
 
-def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
+def _check(request: SweepRequest) -> None:
     """Raises if something is given that a command cannot have."""
-    fields = type(request).model_fields
     is_client = request.metric == CLIENT
-    for name in excluded:
-        value, nothing = getattr(request, name), excluded[name]
-        if name == "backends":  # those of a gate are others
-            nothing = fields[name].default
-        is_window = name == "budget" and value == WINDOW
-        if (name == "budget" and value == NONE) or (is_window and is_client):
-            continue
-        if value != nothing:
-            options = declared(type(request))
-            (spelling,) = (of.spelling for of in options if of.field == name)
+    excluded = _OF_WORKLOADS if is_client else _OF_WORKLOADS + _OF_CLIENTS
+    for of in declared(type(request)):
+        value = getattr(request, of.field)
+        is_window = of.field == "budget" and value == WINDOW
+        is_nothing = (of.field, value) in (("budget", NONE), ("steps_per_sync", 1))
+        is_nothing |= value == type(request).model_fields[of.field].default
+        if of.field in excluded and not (is_nothing or (is_window and is_client)):
             raise PlanError(
-                f"{spelling} has no effect with --command, whose program has its own;"
-                " leave it out, or put it into the command"
+                f"{of.spelling} has no effect with --command, whose program has its"
+                " own; leave it out, or put it into the command"
                 + " (one that connects has it: --metric client)"
-                * (name in _OF_CLIENTS or is_window)
+                * (of.field in _OF_CLIENTS or is_window)
             )
     if request.order is Order.RELAY and request.metric != CLIENT:
         raise PlanError(
@@ -505,14 +419,77 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
             "run as programs that know nothing of each other; use nosync, which leaves "
             "out the communication"
         )
-    if request.steps_per_sync not in (None, 1):
-        raise PlanError(
-            "--steps-per-sync has no effect with --command, whose program has its own;"
-            " leave it out, or put it into the command"
-        )
 
 
 def judged_metric(metric: str, command: str | None) -> str:
     """Returns what a gate judges: of a program of the user's always its throughput."""
     is_of_program = "=" in metric or (metric in WITHOUT_PATTERN and command is not None)
     return THROUGHPUT if is_of_program else metric
+
+
+OPTIONS: Final = (DATA, PER_REPLICA, GLOBAL)
+"""Options that can be varied; every other key is an option of the workload."""
+_FEWEST: Final = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    key: str  # One of ``OPTIONS``, or an option of the workload.
+    values: tuple[str, ...]  # As they were written.
+
+    def words(self, value: str) -> tuple[str, str]:
+        if self.key in OPTIONS:
+            return f"--{self.key}", value
+        return "--option", f"{self.key}={value}"
+
+    def folder(self, value: str) -> str:
+        text = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.key}-{value}")
+        return text.strip("-._")[:100]
+
+
+def parse_vary(text: str, what: str) -> Axis:
+    """Returns what ``KEY=A,B,C`` varies."""
+    key, equals, listed = text.partition("=")
+    values = tuple(value.strip() for value in listed.split(","))
+    if not equals or not key.strip() or "" in values:
+        raise ParseError(
+            f"{what}: {text!r} is not KEY=A,B,...; write for example"
+            f" {GLOBAL}=256,512, or {DATA}=cartpole:swingup,walker:walk"
+        )
+    axis = Axis(key=key.strip().removeprefix("--"), values=values)
+    folders = [axis.folder(value) for value in values]
+    for value, folder in zip(values, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ParseError(
+                f"{what}: {value!r} is given twice, or its study would have the name"
+                f" of another one, {folder!r}; give each value once"
+            )
+    if not _FEWEST <= len(values) <= MOST_VALUES:
+        raise ParseError(
+            f"{what}: {text!r} has {len(values)} values; allowed are {_FEWEST} to"
+            f" {MOST_VALUES}; of one, use --{axis.key} or --option itself"
+        )
+    return axis
+
+
+def varied(request: _Request, axis: Axis) -> dict[str, _Request]:
+    """Returns a request for each value of what is varied, by the name of its study."""
+    of = None
+    if axis.key in OPTIONS:
+        of = next(o for o in declared(type(request)) if o.name == axis.key)
+    taken = getattr(request, of.field) if of else request.options.get(axis.key)
+    if taken is not None:
+        raise PlanError(
+            f"--vary {axis.key}=... varies {axis.key}, which is {taken!r} by an option"
+            " of its own; give one of the two"
+        )
+    found = {}
+    for value in axis.values:
+        changed: dict[str, Any]
+        if of:
+            changed = {of.field: of.kind.read(value, of.spelling)}
+        else:
+            own = parse_key_values([f"{axis.key}={value}"], what="--vary")
+            changed = {"options": {**request.options, **own}}
+        found[axis.folder(value)] = request.model_copy(update=changed)
+    return found

@@ -57,8 +57,6 @@ CONSEQUENCE_TYPES = ("WorkerLostError",)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """The status and result of a trial."""
-
     status: TrialStatus = TrialStatus.OK  # How it ended.
     failure: Failure | None = None  # Why it is not ok, or None.
     result: TrialResult | None = None  # The observations, if the trial completed.
@@ -77,7 +75,6 @@ class Conclusion:
         exception_type: str | None = None,
         traceback: str | None = None,
     ) -> Conclusion:
-        """Returns it with a reason why the trial is not ok."""
         failure = Failure(
             phase=phase,
             reason=one_line(reason),
@@ -286,7 +283,6 @@ def make_result(
     logs: Sequence[RankLog],
     turns: Sequence[Turn] = (),
 ) -> TrialResult:
-    """Returns the result record of complete rank files."""
     if spec.has_readings:
         return worker.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps
@@ -382,7 +378,6 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
 
 
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
-    """Returns the conclusion, void where others or heat disturbed the trial's GPUs."""
     reason = machine_record.void_reason(uses)
     if conclusion.status is not TrialStatus.OK or not reason:
         return conclusion

@@ -19,14 +19,14 @@ import json
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import DoesNotFitError
 from harness.machine import disturbance, machine_state
 from harness.machine.gpu_watch import GpuWatch
 from harness.run import trial_runner
 from harness.run.session import Session, SessionEndedError, busy
-from harness.trial import rank_file, steps
+from harness.trial import measure, rank_file
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
 from results.statistics import generations
@@ -157,21 +157,28 @@ def take_all(
     """Takes all rounds, and then all sustained stretches."""
     # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
     waiting = [session for session in sessions if session.is_alive]
-    stretches = _stretches(waiting) if generation.num_stretches else []
-    stretches_sec = sum(of.sec for of in stretches)
+    number, stretches = generation.num_stretches, []
+    if number:
+        plain = (of for of in waiting if of.prepared.trial.spec.control is Control.NONE)
+        stretches = [(of, _steps_of_stretch(of)) for of in _by_case(plain).values()]
+    stretches_sec = sum(steps * _step_sec(of) * len(of) for of, steps in stretches)
     if deadline is not None:
-        deadline -= generation.num_stretches * stretches_sec
+        deadline -= number * stretches_sec
     _take_rounds(waiting, generation, deadline, stage, void_reason)
     seed = f"{generation.seed}/{generation.index}/sustained"
     generator = random.Random(seed)  # noqa: S311
-    for index in range(generation.num_stretches):
-        left_sec = (generation.num_stretches - index) * stretches_sec
-        stage(f"sustained {index + 1} of {generation.num_stretches}", left_sec)
-        number = generation.max_rounds + index  # their rounds follow all others
-        for stretch in generator.sample(stretches, len(stretches)):
-            both = [session for session in stretch.sessions if session.is_alive]
+    for index in range(number):
+        left_sec = (number - index) * stretches_sec
+        stage(f"sustained {index + 1} of {number}", left_sec)
+        for group, num_steps in generator.sample(stretches, len(stretches)):
+            # Their rounds follow all others. The garbage collector works in them if
+            # both revisions let it work; a program that does not never sees the field.
+            asked = {"round_index": generation.max_rounds + index}
+            asked |= {"num_steps": num_steps, "is_sustained": True}
+            is_collecting = all(of.has_sustained for of in group)
+            both = [session for session in group if session.is_alive]
             for session in generator.sample(both, len(both)):
-                _take_turn(session, number, stretch.num_steps, void_reason, stretch)
+                _take_turn(session, asked, void_reason, is_collecting=is_collecting)
 
 
 def _take_rounds(
@@ -205,7 +212,8 @@ def _take_rounds(
             text = f"round {round_index + 1}: {_so_far(group[0])}"
             stage(text, max(expected - (time.monotonic() - now), 0.0))
             for session in group:
-                _take_turn(session, round_index, numbers[case], void_reason)
+                asked = {"round_index": round_index, "num_steps": numbers[case]}
+                _take_turn(session, asked, void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
@@ -229,39 +237,14 @@ def case_of(spec: TrialSpec) -> str:
     return f"{control.value} {spec.model_dump_json(exclude=apart)}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Stretch:
-    """A sustained stretch of both revisions of a case: as many steps of each.
-
-    The garbage collector works in it if both let it work.
-    """
-
-    sessions: tuple[Session, ...]
-    num_steps: int
-    sec: float
-    is_collecting: bool
+def _step_sec(group: Sequence[Session]) -> float:
+    return max(1e-6, *(of.step_time_sec for of in group))
 
 
-def _stretches(sessions: Sequence[Session]) -> list[_Stretch]:
-    groups = _by_case(
-        session
-        for session in sessions
-        if session.prepared.trial.spec.control is Control.NONE
-    )
-    found = []
-    for group in groups.values():
-        step_sec = max(1e-6, *(of.step_time_sec for of in group))
-        number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / step_sec))
-        number = steps.whole_blocks(number, group[0].prepared.trial.spec)
-        found.append(
-            _Stretch(
-                sessions=tuple(group),
-                num_steps=number,
-                sec=number * step_sec * len(group),
-                is_collecting=all(of.has_sustained for of in group),
-            )
-        )
-    return found
+def _steps_of_stretch(group: Sequence[Session]) -> int:
+    """Returns the steps of a sustained stretch: as many of both revisions of a case."""
+    number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / _step_sec(group)))
+    return measure.whole_blocks(number, group[0].prepared.trial.spec)
 
 
 def _steps_of_turns(
@@ -277,7 +260,7 @@ def _steps_of_turns(
         if name not in known:
             step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
             number = max(1, math.ceil(MIN_TURN_SEC / step_sec))
-            found[name] = steps.whole_blocks(number, group[0].prepared.trial.spec)
+            found[name] = measure.whole_blocks(number, group[0].prepared.trial.spec)
     return found
 
 
@@ -290,17 +273,15 @@ def _by_case(sessions: Iterable[Session]) -> dict[str, list[Session]]:
 
 def _take_turn(
     session: Session,
-    round_index: int,
-    num_steps: int,
+    asked: Mapping[str, Any],
     void_reason: VoidReason,
-    stretch: _Stretch | None = None,
+    *,
+    is_collecting: bool = False,
 ) -> None:
-    """Gives one turn, and repeats it while it is void."""
     with busy(session), contextlib.suppress(SessionEndedError):
         for attempt in range(MAX_ATTEMPTS):
-            asked = {"round_index": round_index, "attempt": attempt}
             _attempt_turn(
-                session, asked | {"num_steps": num_steps}, void_reason, stretch
+                session, {**asked, "attempt": attempt}, void_reason, is_collecting
             )
             if session.turns[-1].is_valid:
                 return
@@ -308,16 +289,15 @@ def _take_turn(
 
 def _attempt_turn(
     session: Session,
-    asked: Mapping[str, int],
+    asked: Mapping[str, Any],
     void_reason: VoidReason,
-    stretch: _Stretch | None,
+    is_collecting: bool,
 ) -> None:
-    # A program that does not offer it never sees the field.
-    more = {"is_sustained": True} if stretch and stretch.is_collecting else {}
+    sent = {k: v for k, v in asked.items() if k != "is_sustained" or is_collecting}
     pids = [process.pid for process in session.processes()]
     with GpuWatch(session.prepared.gpus) as watch:
         before = machine_state.read_core_clock(session.cores, pids)
-        session.send("turn", **asked, **more)
+        session.send("turn", **sent)
         answers = session.receive("turn")
         # From the latest start on, all ranks were measuring.
         span = {
@@ -340,14 +320,12 @@ def _attempt_turn(
         num_throttled=load.num_throttled,
         gpus=load.gpus,
         void_reason=void_reason(load, used["num_retraces"]),
-        is_sustained=stretch is not None,
     )
     append(session.prepared.trial_dir, turn, load)
     session.turns.append(turn)
 
 
 def relay_sec(trials: Iterable[Trial]) -> float:
-    """Returns the time that the finished trials of a relay took, all together."""
     return sum(
         trial.status.duration_sec
         for trial in trials
@@ -375,7 +353,14 @@ def start_side_by_side(
             started = sessions[: len(sessions) - len(waiting)]
             growth = [_size(r, sizes) - r.resident_bytes() for r in starting]
             needed = _size(waiting[0], sizes) + sum(max(0, more) for more in growth)
-            _check_memory(len(sessions), started, needed, free_memory())
+            if needed > (free := free_memory()):
+                used = sum(session.resident_bytes() for session in started)
+                raise DoesNotFitError(
+                    f"{len(sessions)} processes do not fit into memory at once: the"
+                    f" first {len(started)} occupy {used / 2**30:.1f} GiB,"
+                    f" {free / 2**30:.1f} GiB are free, and the next may need"
+                    f" {needed / 2**30:.1f} GiB"
+                )
             starting.append(waiting.popleft())
             spec = starting[-1].prepared.trial.spec
             control = spec.control is not Control.NONE
@@ -419,19 +404,6 @@ def _advance(session: Session, *, is_alone: bool) -> bool:
     return False
 
 
-def _check_memory(
-    num_sessions: int, started: Sequence[Session], needed: int, free: int
-) -> None:
-    if needed <= free:
-        return
-    used = sum(session.resident_bytes() for session in started)
-    raise DoesNotFitError(
-        f"{num_sessions} processes do not fit into memory at once: the first"
-        f" {len(started)} occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
-        f" free, and the next may need {needed / 2**30:.1f} GiB"
-    )
-
-
 _OF_FREE_MEMORY: Final = 0.5
 """How much of the free memory heaps may be given, all together."""
 
@@ -443,7 +415,6 @@ def run_generation(
     stage: Stage,
     free_memory: Callable[[], int] = machine_state.read_free_memory,
 ) -> list[StatusRecord]:
-    """Runs the trials of a generation in turns, and records all of them."""
     start_sec = time.monotonic()
     deadline = None
     if generation.duration_sec is not None:
@@ -454,7 +425,13 @@ def run_generation(
         generation.on_warm(sessions)
         take_all(sessions, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
-        _finish(sessions)
+        # Side by side: nothing is timed any more.
+        alive = [session for session in sessions if session.is_alive]
+        with busy(*alive):
+            for session in alive:
+                session.send("finish")
+            for session in alive:
+                session.wait()
         changed = trial_runner.changed_code(settings)
         return [_record(store, each, settings, changed) for each in sessions]
 
@@ -484,11 +461,10 @@ def _warm_up(
     """Lets one after the other run its last warm-up step, alone."""
     # How much each process adds to its heap: the same for all, and it fits.
     used = sum(session.resident_bytes() for session in sessions)
-    fraction = min(steps.FRACTION, _OF_FREE_MEMORY * free_memory() / max(used, 1))
-    less = (
-        f"; heaps grow by {fraction:.0%}, not {steps.FRACTION:.0%}: little memory left"
-    )
-    stage("warming up" + less * (fraction < steps.FRACTION), None)
+    fraction = min(measure.FRACTION, _OF_FREE_MEMORY * free_memory() / max(used, 1))
+    usual = measure.FRACTION
+    less = f"; heaps grow by {fraction:.0%}, not {usual:.0%}: little memory left"
+    stage("warming up" + less * (fraction < usual), None)
     for session in sessions:
         if not session.is_alive:
             continue
@@ -497,16 +473,6 @@ def _warm_up(
             answers = session.receive("ready")
             session.step_time_sec = max(a["step_time_sec"] for a in answers)
             check_resolution(session, session.step_time_sec)
-
-
-def _finish(sessions: Sequence[Session]) -> None:
-    """Lets all check and record side by side; nothing is timed any more."""
-    alive = [session for session in sessions if session.is_alive]
-    with busy(*alive):
-        for session in alive:
-            session.send("finish")
-        for session in alive:
-            session.wait()
 
 
 def _record(

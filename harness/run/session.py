@@ -13,9 +13,8 @@ import os
 import secrets
 import socket
 import subprocess
-import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
@@ -23,24 +22,19 @@ from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE, native_a
 from harness.run.trial_tree import ProcessTree
 from harness.trial import rank_file
 from harness.trial.measure import COMPATIBLE, PROTOCOL
-from harness.trial.rank_file import FirstExit, rank_path
+from harness.trial.rank_file import FirstExit
 from replicator.cluster.local_cluster import LineListener
-from results.errors import UnavailableRecordError
 from results.records import protocol as client_protocol
-from results.records.models import Phase
 from results.records.protocol import ProtocolError, TrialFile
-from results.store import atomic, untrusted
+from results.store import atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from harness.run.trial_runner import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
     from results.records.models import (
-        PlannedTrial,
-        StatusRecord,
-        TrialResult,
         TrialSpec,
         Turn,
     )
@@ -98,7 +92,6 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take turns."""
         return self.exit is None
 
     @property
@@ -140,7 +133,6 @@ class Session:
         return answers
 
     def expect(self, state: str) -> None:
-        """Begins to wait for a state, for at most the time limit."""
         self.awaited = state
         self._deadline = time.monotonic() + self._timeout_sec
         self._answers = {}
@@ -270,28 +262,6 @@ class Session:
         self._ranks.clear()
 
 
-class Progress(Protocol):
-    """Receives the events of a sweep; ``eta_sec`` is the time to its end.
-
-    The time is negative where the sweep takes longer than was estimated, and the
-    longest with ``is_most``: the sweep may end earlier.
-    """
-
-    def begin(self, num_trials: int, num_finished: int) -> None: ...
-    def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None: ...
-    def stage(
-        self, text: str, eta_sec: float | None, *, is_most: bool = False
-    ) -> None: ...  # a relay does something else now
-    def phase(
-        self, text: str, eta_sec: float | None
-    ) -> None: ...  # one that runs alone
-    def trial_ended(
-        self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
-    ) -> None: ...
-    def note(self, text: str) -> None: ...  # one line that the user should know
-    def end(self) -> None: ...  # or the sweep was interrupted; restores the terminal
-
-
 @contextlib.contextmanager
 def busy(*sessions: Session) -> Iterator[None]:
     """Counts the time of the block as time in which they had the machine."""
@@ -307,80 +277,8 @@ def busy(*sessions: Session) -> Iterator[None]:
 
 
 def write_client(trial_dir: Path, spec: TrialSpec) -> None:
-    """Writes the file of a trial of such a program into its directory."""
     assert spec.program is not None
     names = TrialFile.model_fields.keys() - {"protocol", "unit"}
     fields = {name: getattr(spec, name) for name in names}
     asked = TrialFile(**fields, unit=spec.program.unit)
     atomic.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")
-
-
-PERIOD_SEC: Final = 2.0
-"""Rarely enough to take no time from the replicas: a look takes some 50 us."""
-
-WORDS: Final = {
-    Phase.LAUNCH: "starting",
-    Phase.BUILD: "building",
-    Phase.FIRST_STEP: "tracing the first step",
-    Phase.WARMUP: "warming up",
-    Phase.MEASURE: "measuring",
-    Phase.TRAIN: "training",
-    Phase.SANITY: "checking",
-    Phase.REPORT: "reporting",
-}
-
-
-class PhaseWatch:
-    """Calls ``show`` with what the trial does, every few seconds, in a ``with`` block.
-
-    The thread belongs to the harness and only reads what was added to a rank file.
-    """
-
-    def __init__(
-        self,
-        trial_dir: Path,
-        show: Callable[[str], None] = lambda _: None,
-        period_sec: float = PERIOD_SEC,
-    ) -> None:
-        self._path = rank_path(trial_dir, 0)
-        self._offset = 0
-        self._phase = Phase.LAUNCH
-        self._num_evaluations = 0
-        self._show = show
-        self._period_sec = period_sec
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def look(self) -> str:
-        """Returns what the trial does, in words.
-
-        A line that is malformed is the business of whoever concludes the trial.
-        """
-        try:
-            added = untrusted.read_bytes(self._path, start=self._offset) or b""
-        except (untrusted.DamagedFileError, UnavailableRecordError):
-            added = b""
-        complete = added[: added.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.splitlines():
-            # Most lines are steps; they are not worth parsing.
-            if line.startswith(b'{"kind": "phase"'):
-                with contextlib.suppress(ValueError, LookupError, TypeError):
-                    self._phase = Phase(untrusted.parsed(line)["phase"])
-            self._num_evaluations += line.startswith(b'{"kind": "point"')
-        text = WORDS[self._phase]
-        if self._phase is Phase.TRAIN and self._num_evaluations:
-            text += f", {self._num_evaluations} evaluated"
-        return text
-
-    def __enter__(self) -> PhaseWatch:  # noqa: PYI034 (Self needs Python 3.11)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(self._period_sec):
-            self._show(self.look())

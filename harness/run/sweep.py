@@ -20,7 +20,8 @@ from harness.command.reader import OWN_ERRORS
 from harness.errors import Interrupted, StudyError
 from harness.machine import environment
 from harness.planning import defaults
-from harness.run import session, trial_runner
+from harness.run import trial_runner
+from harness.run.progress import PhaseWatch
 from harness.run.rounds import Generation, relay_sec, run_generation, steps_of_turns
 from harness.run.trial_runner import run_trial
 from harness.sources import code_digest
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.planning.estimate import Durations
-    from harness.run.session import Progress, Session
+    from harness.run.progress import Progress
+    from harness.run.session import Session
     from harness.run.trial_runner import RunSettings
     from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store
@@ -255,7 +257,6 @@ def run_trials(
     durations: Durations,
     renew_report: Callable[[], str] | None = None,
 ) -> None:
-    """Runs the missing ``trials``; each is recorded as soon as it ends."""
     missing = missing_trials(
         store, trials, is_failed_retried=settings.is_failed_retried
     )
@@ -406,7 +407,7 @@ class _Loop:
             left_sec = own_sec - (time.monotonic() - started) + later_sec
             self.progress.phase(text, left_sec)
 
-        with session.PhaseWatch(self.store.trial_dir(trial.trial_id), show):
+        with PhaseWatch(self.store.trial_dir(trial.trial_id), show):
             return [run_trial(self.store, trial, self.settings)]
 
     def run_generation(

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A trial whose directory is ready and whose processes can be started."""
-
     trial: PlannedTrial  # The trial.
     trial_dir: Path  # Its directory.
     processes: Processes  # The processes that it has.
@@ -86,8 +84,6 @@ CHANGED_CODE = "ChangedCodeError"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """How trials are run; tests replace the worker and the canary."""
-
     timeout_sec: float  # Time limit of one trial.
     # The CPUs to use; by default those that this process may use.
     topology: CpuTopology = dataclasses.field(default_factory=read_topology)
@@ -277,7 +273,6 @@ def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
 
 
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
-    """Runs one trial alone and records it."""
     prepared = prepare(store, trial, settings)
     if others := gpu_watch.wait_until_free(prepared.gpus):
         # It is not started: its figures would not count.

@@ -88,8 +88,6 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialExit:
-    """How the process of a trial ended."""
-
     exit_code: int  # As in ``subprocess``: negative for a signal.
     is_timed_out: bool  # Whether the harness killed it after ``timeout_sec``.
     timeout_sec: float  # Its time limit.
@@ -266,7 +264,6 @@ class ProcessTree:
         )
 
     def finish(self, timeout_sec: float, *, limit_sec: float) -> TrialExit:
-        """Waits for the exit of the trial, and ends the rest."""
         is_timed_out = False
         try:
             self.wait(timeout_sec)

@@ -64,7 +64,6 @@ def read_here() -> TensorFlowGpus:
 
 
 def probe(ids: Sequence[str]) -> TensorFlowGpus:
-    """Asks TensorFlow in a process that may use some GPUs; takes about 5 s."""
     try:
         found = environment.ask_on_gpus(
             ids, "harness.trial.gpu_probe", timeout_sec=_TIMEOUT_SEC

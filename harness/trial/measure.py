@@ -1,4 +1,4 @@
-"""The measuring loop: builds, steps, checks; independent of TensorFlow and wall time.
+"""The measuring loop: builds, steps, checks; independent of wall time.
 
 What is timed: each step between two clock reads, the second after all device work is
 done (``StepProgram.run`` promises that). The window reaches from the start of the first
@@ -6,24 +6,36 @@ measured step to the end of the last, so what happens between steps counts too.
 
 Python's garbage collector runs before the window, and is frozen and off within it:
 a collection is not part of the measured work, and would delay single steps at random.
+
+With ``steps_per_sync`` k above 1, k steps are started before the first of their losses
+is read, and share their time equally. Reading the loss of the step before the last
+would not do: a copy to the host waits for all that its GPU was given so far.
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import math
+import re
 import time
+from concurrent import futures
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.client.scaling_client import PROTOCOL, quiet_collector, turns
-from harness.trial import steps as steps_lib
-from harness.trial.steps import Steps
-from results.records.models import Allocator, Control, Phase
+from harness.machine import disturbance
+from harness.trial.rank_file import LastGood, one_line
+from results.records import measuring
+from results.records.models import Allocator, BudgetUnit, Control, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
-    from results.records.models import TrialSpec
+    from results.records.models import Budget, TrialSpec
     from workloads.program import StepProgram
 
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
@@ -106,18 +118,18 @@ def measure_trial(
         peak_memory_bytes = memory.peak_bytes() - reservation.unused_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
     for metric in program.window_metrics():
-        writer.write("window_metric", **steps_lib.fields_of(metric))
+        writer.write("window_metric", **fields_of(metric))
     quality = None
     if spec.budget is not None:
         writer.enter(Phase.TRAIN)
-        quality = steps_lib.train(program, spec.budget, steps, writer)
+        quality = train(program, spec.budget, steps, writer)
     writer.enter(Phase.SANITY)
     is_sane = _check_sanity(program, steps, writer)
     writer.enter(Phase.REPORT)
     writer.write("explain", collectives=program.explain())
     if spec.is_evaluated and is_sane:
         if quality is None:
-            quality = [steps_lib.fields_of(metric) for metric in program.evaluate()]
+            quality = [fields_of(metric) for metric in program.evaluate()]
         for fields in quality:
             writer.write("quality", **fields)
     writer.write("done", ns=clock())
@@ -139,9 +151,9 @@ def _warm_up(
     channel: Channel | None,
     writer: RankFile,
     run_counted: RunCounted | None,
-) -> steps_lib.Reservation:
+) -> Reservation:
     """Runs warm-up steps, in a relay the last one when the harness says so."""
-    reservation = steps_lib.Reservation()
+    reservation = Reservation()
     num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
     for _ in range(num_steps - 1):
         steps.run()
@@ -149,7 +161,7 @@ def _warm_up(
         program.pause()
         command = channel.ask("built")
         if spec.allocator is Allocator.KEEP and spec.device == "cpu":
-            reservation = steps_lib.reserve(command["heap_fraction"])
+            reservation = reserve(command["heap_fraction"])
         program.resume()
     if num_steps and run_counted is not None:
         for count in run_counted(steps.run):
@@ -169,6 +181,400 @@ def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
     )
     is_sane = not bad_loss
     for check in program.sanity():
-        writer.write("sanity", **steps_lib.fields_of(check))
+        writer.write("sanity", **fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
+
+
+# Evaluations split the budget into equal parts. The number of steps of a part is
+# decided before it starts, from the time of the steps so far, and is the same in all
+# processes: each with its own clock could stop at a different step, and a step needs
+# all.
+
+# The time of a step is estimated from at most this many of the last ones.
+_NUM_RECENT_STEPS = 50
+
+
+def train(
+    program: StepProgram, budget: Budget, steps: Steps, writer: RankFile
+) -> list[dict[str, Any]]:
+    """Trains until the budget is used up, and measures quality in between."""
+    last_good = LastGood(writer.directory)
+    quality: list[dict[str, Any]] = []
+    for number in range(1, budget.num_evaluations + 1):
+        used, per_step = steps.used(budget.unit)
+        left = budget.amount * number / budget.num_evaluations - used
+        num_steps = math.ceil(left / per_step)
+        # At least one: each point belongs to a different model.
+        for _ in range(program.agree(max(num_steps, 1))):
+            steps.run()
+            if steps.bad_loss:
+                # Training on would only waste time.
+                raise FloatingPointError(
+                    f"the loss became {steps.bad_loss}, in training: lower the learning"
+                    f" rate, or check the data of that step; {last_good}"
+                )
+        # Before the evaluation, during which actors may continue.
+        num_environment_steps = program.num_environment_steps()
+        quality = [fields_of(metric) for metric in program.evaluate()]
+        samples = program.samples()
+        name = f"samples_{steps.num_steps:08}.png" if samples else ""
+        if samples:
+            writer.attach(name, samples)
+        writer.write(
+            "point",
+            num_steps=steps.num_steps,
+            num_examples=steps.num_examples,
+            train_time_sec=steps.train_time_sec,
+            num_environment_steps=num_environment_steps,
+            quality=quality,
+            samples=name,
+        )
+        last_good.save(program, steps.num_steps)
+    return quality
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def whole_blocks(num_steps: int, spec: TrialSpec) -> int:
+    """Returns as many steps or more, of which no block is smaller than others."""
+    return math.ceil(num_steps / spec.steps_per_sync) * spec.steps_per_sync
+
+
+class Steps:
+    """Runs single steps, times and records them."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        writer: RankFile,
+        clock: Callable[[], int],
+        spec: TrialSpec,
+    ) -> None:
+        self._most = spec.steps_per_sync
+        self._program = program
+        self._writer = writer
+        self._clock = clock
+        self.step_time_sec: list[float] = []  # of all steps, the first one included
+        self.bad_loss = ""  # the first that is not finite, with step and replicas
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step_time_sec)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the global batch so far; repeated ones count again."""
+        return self.num_steps * self._program.global_batch_size
+
+    @property
+    def train_time_sec(self) -> float:
+        """Time in steps; the first one is left out, since it traces."""
+        return sum(self.step_time_sec[1:])
+
+    def used(self, unit: BudgetUnit) -> tuple[float, float]:
+        recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
+        return {
+            BudgetUnit.SECONDS: (
+                self.train_time_sec,
+                sum(recent) / len(recent) if recent else math.inf,
+            ),
+            BudgetUnit.STEPS: (self.num_steps, 1),
+            BudgetUnit.EXAMPLES: (
+                self.num_examples,
+                self._program.global_batch_size,
+            ),
+        }[unit]
+
+    def blocks(self, num_steps: int) -> list[int]:
+        """Returns the sizes of the blocks in which steps are started together."""
+        full, rest = divmod(num_steps, self._most)
+        return [self._most] * full + [rest] * bool(rest)
+
+    def run(self, num_steps: int = 1) -> int:
+        """Runs steps, as many at a time as may be; returns their end in nanoseconds."""
+        end_ns = 0
+        for block in self.blocks(num_steps):
+            start_ns, first = self._clock(), self.num_steps
+            if block == 1:
+                losses = [self._program.run(1)]
+                end_ns = self._clock()
+                self._check(first, losses[0])
+            else:  # all are started before a loss is read, and share the time equally
+                readers = [self._program.dispatch() for _ in range(block)]
+                losses = []
+                for index, read_loss in enumerate(readers, start=first):
+                    losses.append(read_loss())
+                    self._check(index, losses[-1])
+                end_ns = self._clock()
+            span_ns = end_ns - start_ns
+            ends = [start_ns + span_ns * done // block for done in range(block + 1)]
+            for place, loss in enumerate(losses):
+                self._writer.step(first + place, ends[place], ends[place + 1], loss)
+                step_ns = ends[place + 1] - ends[place]
+                self.step_time_sec.append(step_ns / 1e9)
+        return end_ns
+
+    def _check(self, index: int, loss: float) -> None:
+        if math.isfinite(loss) or self.bad_loss:
+            return
+        self.bad_loss = f"{loss} in step {index}"
+        # Ask now: the update spreads it to all replicas.
+        losses = self._program.losses_of_replicas()
+        bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
+        if bad and len(losses) > 1:
+            plural = "s" * (len(bad) > 1)
+            self.bad_loss += (
+                f", seen by replica{plural} {', '.join(bad)} of {len(losses)}"
+            )
+
+
+# GPUs of one model that are healthy and cool have nearly the same rate; one that is
+# hot, capped or broken has not. ``doctor`` times it on all GPUs of a machine, and each
+# trial on its own, before its window. The device can also be a CPU, for tests.
+
+CHAIN = 20
+"""Products that are queued before the device is waited for."""
+TRIAL_SIZE = 4096
+"""Rows of a matrix in a trial: a few of them, in bfloat16, fit beside any program."""
+TRIAL_SEC = 0.1
+"""Time for each GPU of a trial, after as much to raise its clock."""
+
+
+def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
+    """Returns a function that multiplies matrices on a device and waits for it."""
+    import tensorflow as tf
+
+    with tf.device(device):
+        # Of this scale a product of many stays near 1, and no value overflows.
+        matrix = tf.random.stateless_uniform([size, size], [1, 2]) * (2.0 / size)
+        dtype = dtype or ("bfloat16" if "GPU" in device else "float32")
+        matrix = tf.cast(matrix, dtype)
+
+    def multiply() -> None:
+        with tf.device(device):
+            product: Any = matrix
+            for _ in range(CHAIN):
+                product = tf.matmul(product, matrix)
+            # Reading one value waits for all of them.
+            tf.reduce_sum(tf.cast(product, tf.float32)).numpy()
+
+    return multiply
+
+
+def matrix_product_rate(multiply: Callable[[], None], duration_sec: float) -> float:
+    """Returns products per second over at least ``duration_sec``."""
+    return disturbance.rate(multiply, CHAIN, duration_sec)
+
+
+def tflops(device: str, size: int, duration_sec: float) -> float:
+    """Returns the rate on a device in TFLOP/s, in its clock under load."""
+    multiply = make_kernel(device, size)
+    matrix_product_rate(multiply, duration_sec)
+    return matrix_product_rate(multiply, duration_sec) * 2 * size**3 / 1e12
+
+
+def write_tflops(
+    writer: RankFile,
+    devices: Sequence[str],
+    *,
+    size: int = TRIAL_SIZE,
+    duration_sec: float = TRIAL_SEC,
+) -> None:
+    """Times the product on the GPUs of a trial, one after the other, and records it.
+
+    A trial whose program leaves no memory for it continues: the reason is recorded in
+    place of the rates.
+    """
+    if not devices:
+        return
+    import tensorflow as tf
+
+    try:
+        rates = [tflops(device, size, duration_sec) for device in devices]
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        writer.write("gpu_canary", tflops=[], reason=one_line(str(error)))
+    else:
+        writer.write("gpu_canary", tflops=rates, reason="")
+
+
+# With an allocator that keeps freed memory, the heap of a program still grows for some
+# steps: buffers of different sizes leave holes that the next ones do not fit into. Each
+# growth takes page faults, which the steps of a long training do not have. A relay has
+# no time for a dozen warm-up steps of every process, so the pages are made at once.
+
+FRACTION: Final = 0.25
+"""Of the memory that a process has after its first steps."""
+_PAGE_BYTES: Final = 4096
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reservation:
+    """Pages that were made for the growth of the heap."""
+
+    num_bytes: int = 0  # How many bytes; 0 where nothing is reserved.
+    # Free space at the end of the heap just after, which also has pages that are not
+    # made yet.
+    top_bytes: int = 0
+
+    def unused_bytes(self) -> int:
+        """Returns how much of it the heap has not grown into so far."""
+        if not self.num_bytes:
+            return 0
+        num_not_made = self.top_bytes - self.num_bytes
+        return min(max(_top_bytes(_libc()) - num_not_made, 0), self.num_bytes)
+
+
+def reserve(fraction: float) -> Reservation:
+    """Adds to the heap of this process, and makes its pages.
+
+    Only for an allocator that keeps what is freed; another would give it back. Nothing
+    is reserved if the fraction is 0, or where the C library is not glibc 2.33 or newer,
+    which cannot say how much of it was used.
+    """
+    libc = _libc()
+    if not fraction or not hasattr(libc, "mallinfo2"):
+        return Reservation()
+    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    num_bytes = round(fraction * num_pages) * _PAGE_BYTES
+    address = libc.malloc(num_bytes)
+    if not address:
+        return Reservation()
+    ctypes.memset(address, 0, num_bytes)
+    libc.free(address)
+    return Reservation(num_bytes=num_bytes, top_bytes=_top_bytes(libc))
+
+
+def _top_bytes(libc: ctypes.CDLL) -> int:
+    """Free space at the end of the main heap."""
+    return int(libc.mallinfo2().keepcost)
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    if hasattr(libc, "mallinfo2"):
+        libc.mallinfo2.restype = _MallInfo
+    return libc
+
+
+# Measured as the fastest of several runs of products of two square matrices, in the
+# number type that the program computes in, on the cores and threads (or GPUs) of the
+# trial: what model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling
+# Language Modeling with Pathways", 2022, appendix B, with a measured peak).
+
+METHOD: Final = (
+    "fastest of {count} runs of {size} x {size} matrix products in {dtype}, {number} at"
+    " a time"
+)
+_CPU_SIZE: Final = 512
+_COUNT: Final = 3
+_RUN_SEC: Final = 0.05
+
+
+def measure_peak(
+    dtype: str, *, num_replicas: int, num_gpus: int = 0
+) -> tuple[float, str]:
+    """Returns floating-point operations per second, and how they were measured.
+
+    Runs outside of every timed window; takes about 0.3 s.
+    """
+    devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"] * num_replicas
+    size = TRIAL_SIZE if num_gpus else _CPU_SIZE
+    kernels = [make_kernel(device, size, dtype) for device in devices]
+
+    def run(multiply: Callable[[], None]) -> float:
+        return matrix_product_rate(multiply, _RUN_SEC)
+
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        list(pool.map(run, kernels))  # starts threads, raises clocks
+        fastest = max(sum(pool.map(run, kernels)) for _ in range(_COUNT))
+    method = METHOD.format(count=_COUNT, size=size, dtype=dtype, number=len(kernels))
+    return fastest * 2 * size**3, method
+
+
+# The last warm-up step is counted, before the window: that takes a few hundredths of a
+# second, and is in no figure. No number depends on time, so it is the same in each run.
+
+_PROTOCOL = "of the last warm-up step"
+
+
+def exact_metric(
+    name: str, value: float, *, unit: str, n: int, protocol: str
+) -> dict[str, object]:
+    """Returns the fields of a ``window_metric`` line of a count."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "num_examples": n,
+        "low": value,
+        "high": value,
+        "confidence": 1.0,
+        "method": measuring.EXACT,
+        "protocol": protocol,
+    }
+
+
+class StepCounter:
+    replicator: Any  # What the program is built on.
+
+    def __init__(
+        self,
+        recorded: Callable[[], AbstractContextManager[Sequence[Any]]],
+        count_traces: Callable[[], int],
+    ) -> None:
+        self._recorded = recorded
+        self._count_traces = count_traces
+        self._num_traces = 0
+
+    def start(self) -> None:
+        """The first step has ended: what is traced from now on is traced again."""
+        self._num_traces = self._count_traces()
+
+    def run(self, run_step: Callable[[], object]) -> list[dict[str, object]]:
+        with self._recorded() as started:
+            run_step()
+        num_retraces = self._count_traces() - self._num_traces
+        found = {measuring.RETRACES: num_retraces, **self.replicator.counts()}
+        if started:  # some backends start their steps in another way
+            found[measuring.DISPATCHES] = len(started)
+            found[measuring.GRAPH_NODES] = sum(one.num_nodes() for one in started)
+        return [
+            exact_metric(name, found[name], unit=unit, n=1, protocol=_PROTOCOL)
+            for name, unit in measuring.UNITS.items()
+            if name in found
+        ]
+
+
+_LIBRARY = re.compile(r"\s(/\S*/libnccl\.so\S*)$", re.MULTILINE)
+_NEW_CODES = 10_000  # from 2.9 on, a number has two digits more for the major version
+
+
+def nccl_version() -> str | None:
+    """Returns the version of NCCL in memory; None where there is none.
+
+    As people write it: 2.25.1 for 22501, 2.8.4 for 2804.
+    """
+    code = ctypes.c_int()
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        found = _LIBRARY.search(maps)
+        if found is None or ctypes.CDLL(found[1]).ncclGetVersion(ctypes.byref(code)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    scale = _NEW_CODES if code.value >= _NEW_CODES else 1_000
+    return f"{code.value // scale}.{code.value % scale // 100}.{code.value % 100}"

@@ -53,7 +53,14 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def on_stop_signals(
     handler: Callable[[int, Any], Any] | signal.Handlers,
 ) -> Iterator[None]:
-    """Has a handler called on signals to stop, for as long as the block lasts."""
+    """Has a handler called on signals to stop, for as long as the block lasts.
+
+    Only the main thread can set handlers; in others nothing changes. What the block
+    starts inherits ``SIG_IGN``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
@@ -117,16 +124,13 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal_number)
         is_first = signal_number == signal.SIGTERM
-        _wait_gone(processes, TERMINATE_GRACE_SEC if is_first else KILL_GRACE_SEC)
+        grace_sec = TERMINATE_GRACE_SEC if is_first else KILL_GRACE_SEC
+        deadline = time.monotonic() + grace_sec
+        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(0.02)
         signal_number = signal.SIGKILL
     pids = ", ".join(str(process.pid) for process in find_tree(marker, root_pid))
     raise KillTreeError(f"processes {pids} of trial {marker!r} survive SIGKILL")
-
-
-def _wait_gone(processes: list[psutil.Process], timeout_sec: float) -> None:
-    deadline = time.monotonic() + timeout_sec
-    while any(_is_alive(p) for p in processes) and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 # ``Popen.wait`` with a time limit looks every 50 ms, which a trial would wait in vain.
@@ -136,25 +140,17 @@ _LONGEST_POLL_SEC = 86_400.0
 
 
 def wait_for_turn(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
-    """Returns the exit code of a child process, as soon as it has ended.
-
-    Kernels without descriptors of processes (Linux before 5.3, macOS) are asked as
-    ``Popen.wait`` does.
-    """
+    """Returns the exit code of a child process, as soon as it has ended."""
     deadline = time.monotonic() + timeout_sec
-    if (code := process.poll()) is not None:
-        return code
-    try:
+    # Kernels without descriptors of processes: Linux before 5.3, macOS.
+    with contextlib.suppress(AttributeError, OSError):
         descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):
-        return process.wait(timeout_sec)
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        left_sec = max(0.0, deadline - time.monotonic())
-        poll.poll(min(left_sec, _LONGEST_POLL_SEC) * 1000)
-    finally:
-        os.close(descriptor)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(min(timeout_sec, _LONGEST_POLL_SEC) * 1000)
+        finally:
+            os.close(descriptor)
     return process.wait(max(0.0, deadline - time.monotonic()))
 
 

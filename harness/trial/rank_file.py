@@ -91,7 +91,6 @@ class RankLog:
         return self.lines.get(kind, [])
 
     def last(self, kind: str) -> Fields:
-        """Returns the fields of the last line of a kind; none where there is none."""
         return next(reversed(self.all(kind)), {})
 
     @property
@@ -186,7 +185,6 @@ def end_like(code: int) -> int:
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal; its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

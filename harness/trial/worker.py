@@ -28,7 +28,7 @@ from harness.client.scaling_client import (
 )
 from harness.machine.allocation import processes_of_trial
 from harness.machine.gpus import NO_GPU
-from harness.trial import gpu_probe, measure, process_tree, steps
+from harness.trial import gpu_probe, measure, process_tree
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
@@ -165,7 +165,7 @@ def measure_spec(
         data = info.matching.data or data
         options |= info.matching.options
     info.prepare(data=data)
-    counter = steps.StepCounter(recorded, count_functions)
+    counter = measure.StepCounter(recorded, count_functions)
 
     def build() -> StepProgram:
         counter.replicator = _create(spec)
@@ -188,6 +188,13 @@ def measure_spec(
         made: StepProgram = program
         return made
 
+    def after_first_step() -> None:
+        counter.start()
+        if given:
+            measure.write_tflops(writer, [f"GPU:{i}" for i in range(len(given))])
+            if (version := measure.nccl_version()) is not None:
+                writer.write("nccl", version=version)
+
     measure.measure_trial(
         build,
         spec,
@@ -198,27 +205,18 @@ def measure_spec(
         channel=channel,
         count_traces=count_functions,
         measure_peak=functools.partial(
-            steps.measure_peak,
+            measure.measure_peak,
             num_replicas=num_replicas_here * spec.devices_per_replica,
             num_gpus=len(given),
         )
         if num_replicas_here
         else None,
-        before_warmup=functools.partial(_after_first, writer, len(given), counter),
+        before_warmup=after_first_step,
         run_counted=counter.run if spec.control is Control.NONE else None,
     )
 
 
-def _after_first(writer: RankFile, num_gpus: int, counter: steps.StepCounter) -> None:
-    """Records what is known of the GPUs of this process once it has run a step."""
-    counter.start()
-    if num_gpus:
-        steps.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
-        steps.write_nccl(writer)
-
-
 def _create(spec: TrialSpec) -> Any:
-    """Returns the replicator of a case, or of a control that leaves something out."""
     import replicator
 
     policy = spec.options.get("external_writes")

@@ -123,7 +123,7 @@ def flop_utilisation_of(entry: Entry) -> float:
     """Model FLOP utilisation of one trial; 0 where it was not measured.
 
     Throughput times the model's floating-point operations per example, over the peak
-    rate of the devices of all processes (``harness/trial/steps.py``).
+    rate of the devices of all processes (``harness/trial/measure.py``).
     """
     result = entry.result
     peaks = [rank.peak_flops_per_sec or 0.0 for rank in result.ranks]

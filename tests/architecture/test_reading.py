@@ -23,7 +23,7 @@ OURS = {
     "harness/machine/gpus.py": KERNEL,
     "harness/machine/owned_folders.py": "opens only to lock",
     "harness/sources/code_digest.py": "sources of this tree and of plugins",
-    "harness/trial/steps.py": KERNEL,
+    "harness/trial/measure.py": KERNEL,
     "harness/trial/ranks.py": TRIAL,
     "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from harness.trial.steps import StepCounter
+from harness.trial.measure import StepCounter
 from replicator import PerReplica
 from replicator._tf.dispatch import count_functions, recorded
 from results.records import measuring

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -15,7 +15,7 @@ from harness.cli.shared_options import IsJson
 from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration
-from harness.options.option import Option, Options
+from harness.options.option import Options, option
 from harness.run.sweep import stop_signals
 
 if TYPE_CHECKING:
@@ -31,22 +31,16 @@ _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
 
 
 class DoctorRequest(Options):
-    """What is checked."""
-
-    relay_sec: Annotated[
-        float,
-        Option(
-            "Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
-            name="aa-pair",
-            kind=duration(is_zero_allowed=True),
-        ),
-    ] = 60.0
-    device: Annotated[
-        Literal["cpu", "gpu"],
-        Option(
-            "What a sweep would run on; `gpu` checks the GPUs with TensorFlow as well."
-        ),
-    ] = "cpu"
+    relay_sec: float = option(
+        60.0,
+        "Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
+        name="aa-pair",
+        kind=duration(is_zero_allowed=True),
+    )
+    device: Literal["cpu", "gpu"] = option(
+        "cpu",
+        "What a sweep would run on; `gpu` checks the GPUs with TensorFlow as well.",
+    )
     is_json: IsJson = False
 
 

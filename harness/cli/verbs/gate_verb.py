@@ -6,25 +6,35 @@ import contextlib
 import math
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from harness import catalog
 from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import check_comparable
-from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
+from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import revisions
+from harness.options import kinds
+from harness.options.kinds import NAMES, PERCENTAGE
+from harness.options.option import option
 from harness.planning import defaults, design
-from harness.planning import study as study_module
-from harness.planning.request import judged_metric, resolved
+from harness.planning import plan as plan_module
+from harness.planning.request import (
+    OWN,
+    Count,
+    judged_metric,
+    resolved,
+)
 from harness.run.sweep import stop_signals
 from harness.sources import code_digest
 from reports.words import judgement
+from results.figures import trial_metrics
 from results.judging import gate as gate_module
 from results.judging import gate_metrics, quality_gate
 from results.judging import power as power_module
+from results.judging.gate_metrics import Rule
 from results.records import measuring
 from results.records.measuring import GateDesign
 from results.records.models import Order
@@ -38,9 +48,126 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.judging.gate import Gate
-    from results.judging.gate_metrics import Rule
     from results.records.models import Plan
     from results.study.cases import Study
+
+
+def _of_plugins() -> str:
+    """Says which metrics installed packages add; imports none."""
+    names = trial_metrics.names()
+    return f", {', '.join(f'`{name}`' for name in names)} (plugins)" if names else ""
+
+
+_LEARNABLE = "; ".join(
+    f"{', '.join(f'`{of}`' for of in catalog.judged_metrics(info))} ({name})"
+    for name, info in catalog.WORKLOADS.items()
+)
+JUDGING: Final = "How it is judged"
+DEFAULT_ALPHA: Final = 0.05
+_LOOKS = ", ".join(map(str, group_sequential.planned_looks(DEFAULT_ALPHA)))
+_FEWEST = group_sequential.fewest_to_pass(DEFAULT_ALPHA)
+
+
+class GateRequest(RunRequest):
+    not_options = frozenset(
+        {
+            *("controls", "efficiency_target", "target", "quality_repeats", "is_json"),
+            *("launcher", "replicas_per_worker", "launcher_options", "retry", "vary"),
+        }
+    )
+
+    retry: Literal["failed"] | None = "failed"
+    backends: tuple[str, ...] = option(
+        ("in_graph",),
+        "Comma-separated names; no peer is measured unless it is named.",
+        kind=NAMES,
+    )
+    repeats: Count | None = option(
+        None,
+        f"Exactly so many runs, analysed once; a pass needs {_FEWEST}, at another"
+        " `--alpha` others.",
+        shown=f"analysed after {_LOOKS}, until a verdict is clear; {_FEWEST} in"
+        " sequence",
+    )
+    is_equal_measured: bool = option(
+        False,
+        "Measure equal code too, to see how often the gate errs.",
+        JUDGING,
+        name="measure-equal",
+    )
+    baseline_name: str | None = option(
+        None,
+        "A study, or a git revision, in this order.",
+        name="baseline",
+        metavar="REV|STUDY",
+        shown="required",
+    )
+    delta: float | None = option(
+        None,
+        "The slowdown, or loss, that matters.",
+        kind=PERCENTAGE,
+        shown="5%, or what the workload declares for the metric",
+    )
+    alpha: float = option(
+        DEFAULT_ALPHA,
+        "Accepted probability of passing a slowdown of exactly `--delta`, below 50 %.",
+        kind=PERCENTAGE,
+    )
+    metric: str = option(
+        gate_metrics.THROUGHPUT.name,
+        f"`throughput`, `efficiency` (beside a revision),"
+        f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or quality:"
+        f" {_LEARNABLE}. With `--command`: `NAME=PATTERN`, as in"
+        " `sweep`.",
+        JUDGING,
+        metavar="NAME",
+    )
+    counts: tuple[str, ...] = option(
+        (),
+        "A count of a step in which a rise is a regression:"
+        f" {', '.join(f'`{name}`' for name in measuring.UNITS)}; others are only"
+        " shown. With `--command`: `NAME=PATTERN`, as in `sweep`. Can be repeated.",
+        JUDGING,
+        name="count",
+        kind=kinds.TEXTS,
+        metavar="NAME",
+        shown="none",
+    )
+    setup: str | None = option(
+        None, "Shell command that prepares each revision, once, such as `uv sync`.", OWN
+    )
+    num_seeds: Count | None = option(
+        None,
+        "Quality runs of each case, for a metric of quality.",
+        JUDGING,
+        name="quality-repeats",
+        shown=f"{defaults.QUALITY_REPEATS_OF_GATE}",
+    )
+    is_different_allowed: bool = option(
+        False,
+        "Compare other machines, workload versions or placements, too; never a pass.",
+        name="allow-different",
+    )
+    form: Literal["text", "junit", "github", "markdown", "json"] = option(
+        "text",
+        "How the result is written to stdout; `github`: annotations.",
+        name="format",
+    )
+    files: tuple[str, ...] = option(
+        (),
+        "Also write a file, in a format of `--format`; can be repeated.",
+        name="write",
+        kind=kinds.TEXTS,
+        metavar="FORMAT=FILE",
+        shown="none",
+    )
+
+
+def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
+    declared = catalog.metrics(catalog.workload(workload)) if workload else ()
+    of = gate_metrics.metric_of_gate(metric, declared)
+    return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
+
 
 NUM_STRETCHES = 4  # Sustained stretches of each case and generation.
 
@@ -93,7 +220,6 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
 
 
 def _check_counts(request: GateRequest) -> None:
-    """Checks the counts of a gate on a workload."""
     for index, name in enumerate(request.counts):
         word, equals, _ = name.partition("=")
         if equals and word in measuring.UNITS:
@@ -116,7 +242,7 @@ def _check_counts(request: GateRequest) -> None:
                     f"--count {name!r} is not known of backend {backend!r}; use"
                     f" {allowed}"
                 )
-    if request.counts and request.num_warmup_steps == 1:
+    if request.counts and request.steps[0] == 1:
         raise PlanError(
             f"--count {request.counts[0]!r} with --steps 1+: the first step traces, so"
             f" another one is counted; use --steps {measuring.FEWEST_WARMUP_STEPS}+ or"
@@ -167,7 +293,6 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
 
 
 def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
-    """Returns a request of quality runs only, with several seeds."""
     name = rule.metric.name
     if request.repeats is not None or request.order is not None:
         option, value = (
@@ -305,7 +430,6 @@ def show_outlook(
 
 
 def _minutes_per_generation(study: Study) -> float:
-    """Returns how long the timed trials of a generation took, on average."""
     used_sec = sum(
         entry.trial.status.duration_sec
         for entry in study.planned
@@ -352,6 +476,27 @@ _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
 }
 
 
+def _files_of(request: GateRequest) -> dict[Path, str]:
+    """Returns the formats of the files that the result is written into."""
+    found = {}
+    for text in request.files:
+        form, equals, name = text.partition("=")
+        if form not in _WRITE_GATE or not equals or not name:
+            raise PlanError(
+                f"--write {text!r} is not FORMAT=FILE; use one of"
+                f" {', '.join(_WRITE_GATE)}, such as --write junit=gate.xml"
+            )
+        path = Path(name)
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise PlanError(
+                f"--write {text!r}: {name!r} cannot be a file, since"
+                + (" it is a folder" if path.is_dir() else " its folder does not exist")
+                + "; choose another, or make the folder"
+            )
+        found[path] = form
+    return found
+
+
 def run(request: GateRequest, call: Call) -> int:
     """Measures this tree beside a baseline, prints the verdict, returns its code."""
     if request.setup is not None and request.command is None:
@@ -359,7 +504,7 @@ def run(request: GateRequest, call: Call) -> int:
             f"--setup {request.setup!r} has no effect without --command: the harness"
             " prepares its own revisions; leave it out"
         )
-    files_of(request, _WRITE_GATE)  # before anything is measured
+    _files_of(request)  # before anything is measured
     request = resolved(request, Path.cwd())
     rule = make_rule(
         workload="" if request.program else request.workload,
@@ -383,8 +528,8 @@ def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]
         raise StudyError(
             "a gate needs a baseline: give --baseline with a git revision or a study"
         )
-    if untrusted.is_there(study_module.find_study(text, runs_dir) / PLAN_NAME):
-        return f"study {text}", study_module.load(text, runs_dir)
+    if untrusted.is_there(plan_module.find_study(text, runs_dir) / PLAN_NAME):
+        return f"study {text}", plan_module.load(text, runs_dir)
     return text, None
 
 
@@ -427,7 +572,7 @@ def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
 
         gate_module.write_gate(store, judgement.record_of(found))
         build.write_report(store, store.report_path)
-    for path, form in files_of(request, _WRITE_GATE).items():
+    for path, form in _files_of(request).items():
         atomic.write_text(path, _WRITE_GATE[form](found) + "\n")
     click.echo(_WRITE_GATE[request.form](found))
     if store is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,7 +14,7 @@ from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.launch import launchers
-from harness.options.option import Option, Options
+from harness.options.option import Options, option
 from results import plugins
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
 
 class ListRequest(Options):
-    """What is listed."""
-
-    what: Annotated[
-        Literal["workloads", "backends", "presets", "plugins", "studies"] | None,
-        Option(is_argument=True),
-    ] = None
+    what: Literal["workloads", "backends", "presets", "plugins", "studies"] | None = (
+        option(None, is_argument=True)
+    )
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
 
@@ -143,7 +140,6 @@ def _lists() -> dict[str, list[dict[str, Any]]]:
 
 
 def _block(title: str, rows: list[dict[str, Any]]) -> str:
-    """Returns a list as aligned text."""
     names = [" ".join(filter(None, (row.get("workload"), row["name"]))) for row in rows]
     width = max(map(len, names), default=0)
     lines = [title if rows else f"{title}: none is installed"]

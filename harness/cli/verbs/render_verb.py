@@ -15,7 +15,7 @@ from harness.errors import PlanError
 from harness.launch import launchers
 from harness.launch.launchers import Job
 from harness.options import kinds
-from harness.options.option import NO_OPTIONS, Contributed, Option, Options
+from harness.options.option import NO_OPTIONS, Contributed, Options, option
 from reports import output_file
 from results.records.limits import MAX_REPLICAS
 from results.records.record_base import Replicas
@@ -29,8 +29,6 @@ FILES: Final = "Files"
 
 
 class RenderRequest(Options):
-    """A program to start in every worker of a gang."""
-
     former = {  # noqa: RUF012 - of the class, as pydantic has it
         "image": "name it in the --pod-template, as the image of the container"
         " 'harness'",
@@ -39,39 +37,37 @@ class RenderRequest(Options):
         " write activeDeadlineSeconds into the spec of the --pod-template",
     }
 
-    command: Annotated[
-        tuple[str, ...],
-        Option(is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."),
-    ] = ()
-    launcher: Annotated[
-        str,
-        Option(
-            f"Will start the workers. {describe_launchers('render')}.",
-            GANG,
-            kind=LAUNCHER,
-            also=("--target",),
-        ),
-    ]
-    name: Annotated[str, Option("Of the job, and of its files.", FILES)] = "replicator"
-    workers: Annotated[Replicas, Option("Processes of the gang.", GANG)] = 1
-    gpus_per_worker: Annotated[
-        int, Field(ge=0, le=MAX_REPLICAS), Option("GPUs of each worker.", GANG)
-    ] = 0
-    cores_per_worker: Annotated[
-        Replicas | None, Option("Cores of each worker.", GANG, default="the engine's")
-    ] = None
-    replicas: Annotated[
-        Replicas | None, Option("Checks that workers times GPUs make so many.", GANG)
-    ] = None
-    directory: Annotated[
-        str, Option("Current folder of the workers; all hosts must see it.", GANG)
-    ] = "."
-    output: Annotated[
-        Path,
-        Option(
-            "Folder for the files.", FILES, also=("-o",), default="the current folder"
-        ),
-    ] = Path()
+    command: tuple[str, ...] = option(
+        (), is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."
+    )
+    launcher: str = option(
+        ...,
+        f"Will start the workers. {describe_launchers('render')}.",
+        GANG,
+        kind=LAUNCHER,
+        also=("--target",),
+    )
+    name: str = option("replicator", "Of the job, and of its files.", FILES)
+    workers: Replicas = option(1, "Processes of the gang.", GANG)
+    gpus_per_worker: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = option(
+        0, "GPUs of each worker."
+    )
+    cores_per_worker: Replicas | None = option(
+        None, "Cores of each worker.", shown="the engine's"
+    )
+    replicas: Replicas | None = option(
+        None, "Checks that workers times GPUs make so many."
+    )
+    directory: str = option(
+        ".", "Current folder of the workers; all hosts must see it."
+    )
+    output: Path = option(
+        Path(),
+        "Folder for the files.",
+        FILES,
+        also=("-o",),
+        shown="the current folder",
+    )
     file_options: Annotated[
         Options,
         Contributed(by="launcher", models=launchers.file_options, use=launchers.info),

@@ -7,25 +7,18 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli import arguments, exit_codes, running, varied
-from harness.cli.arguments import check_comparable
-from harness.cli.shared_options import (
-    DEFAULT_METRIC,
-    RUNS_DIR,
-    IsJson,
-    Metric,
-    RunsDir,
-    StudyArguments,
-)
+from harness.cli import commands, exit_codes, running
+from harness.cli.arguments import PIPE_WIDTH, check_comparable, console
+from harness.cli.shared_options import RUNS_DIR, RunsDir, StudyArguments
 from harness.cli.verbs import status_verb
 from harness.errors import StudyError
 from harness.options.kinds import choice
-from harness.options.option import Option, Options
-from harness.planning import study as study_module
+from harness.options.option import Options, option
+from harness.planning import plan as plan_module
 from reports import output_file
 from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, Output
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.cli.verb import Call
-    from reports.exports.export_formats import ExportFormat
+    from reports.exports.export_formats import Content, ExportFormat
     from reports.site.comparison import Compared
 
 
@@ -57,68 +50,50 @@ def _read_format(value: object, what: str) -> str:
 
 
 class ReportRequest(Options):
-    """What is reported."""
-
     studies: StudyArguments
     runs_dir: RunsDir = RUNS_DIR
-    output: Annotated[
-        Path | None,
-        Option(
-            "The file, or a directory for `index.html` or the site.",
-            also=("-o",),
-            default="in the study `report/index.html`, of two"
-            " `report/compared-with-B.html`; stdout for other formats",
-        ),
-    ] = None
-    form: Annotated[
-        str | None,
-        Option(
-            "What is written.",
-            name="format",
-            kind=dataclasses.replace(choice(tuple(FORMATS)), read=_read_format),
-            default="`html`",
-        ),
-    ] = None
-    data_url: Annotated[
-        str | None,
-        Option(
-            "Where readers of a page find the raw records, with `{study}` for a name.",
-            metavar="URL",
-            default="none; of a site, `records.zip` beside each page, up to 2 MB",
-        ),
-    ] = None
-    source_url: Annotated[
-        str | None,
-        Option(
-            "Where the measured code is, with `{commit}` for its commit.",
-            metavar="URL",
-            default="none",
-        ),
-    ] = None
-    metric: Metric = DEFAULT_METRIC
-    is_different_allowed: Annotated[
-        bool,
-        Option(
-            "Show two studies that are not comparable (exit code 3).",
-            name="allow-different",
-        ),
-    ] = False
-    is_json: IsJson = False
+    output: Path | None = option(
+        None,
+        "The file, or a directory for `index.html` or the site.",
+        also=("-o",),
+        shown="in the study `report/index.html`, of two"
+        " `report/compared-with-B.html`; stdout for other formats",
+    )
+    form: str | None = option(
+        None,
+        "What is written.",
+        name="format",
+        kind=dataclasses.replace(choice(tuple(FORMATS)), read=_read_format),
+        shown="`html`",
+    )
+    data_url: str | None = option(
+        None,
+        "Where readers of a page find the raw records, with `{study}` for a name.",
+        metavar="URL",
+        shown="none; of a site, `records.zip` beside each page, up to 2 MB",
+    )
+    source_url: str | None = option(
+        None,
+        "Where the measured code is, with `{commit}` for its commit.",
+        metavar="URL",
+        shown="none",
+    )
+    metric: str = option(
+        gate_metrics.THROUGHPUT.name,
+        "`throughput`, `time_to_first_step` or `peak_memory`.",
+        metavar="NAME",
+    )
+    is_different_allowed: bool = option(
+        False,
+        "Show two studies that are not comparable (exit code 3).",
+        name="allow-different",
+    )
+    former = {"json": "use --format json"}  # noqa: RUF012 - of the class
 
     @property
     def format(self) -> ExportFormat:
         """The requested format, by default pages."""
         return FORMATS[self.form or "html"]
-
-    @property
-    def is_page_of_varied(self) -> bool:
-        """Whether the page of a varied study is requested, if that is what is named."""
-        return (
-            len(self.studies) == 1
-            and self.form in (None, "html")
-            and self.output is None
-            and not self.is_json
-        )
 
     @property
     def is_site(self) -> bool:
@@ -132,12 +107,6 @@ class ReportRequest(Options):
 
 
 def check(request: ReportRequest) -> None:
-    """Checks that options go together."""
-    if request.is_json and (request.form or len(request.studies) > 1):
-        raise StudyError(
-            "--json is for the report of one study and excludes --format; use"
-            " --format json"
-        )
     form = request.format
     needs = _NEEDS_NAME.get(form.output)
     if needs and request.output is None:
@@ -182,29 +151,29 @@ _TWO = 2
 
 def run(request: ReportRequest, _: Call) -> int:
     """Writes or prints what is requested; corrupt records are named and left out."""
-    one = varied.names_of(request.studies[0], request.runs_dir)
-    if one is not None and request.is_page_of_varied:
-        return varied.write_page(one[0])
-    names = tuple(varied.expanded(request.studies, request.runs_dir))
+    is_page = request.format.output is Output.PAGE
+    if len(request.studies) == 1 and request.output is None and is_page:
+        varied = commands.names_of(request.studies[0], request.runs_dir)
+        if varied is not None:
+            return commands.write_page(varied[0])
+    names = tuple(commands.expanded(request.studies, request.runs_dir))
     request = request.model_copy(update={"studies": names})
     check(request)
     with contextlib.ExitStack() as unpacked:
         stores = [_opened(name, request, unpacked) for name in request.studies]
         problems = [store.read().problems for store in stores]
-        code = exit_codes.OK
-        if request.format.writer:
-            _export(request, stores)
-        elif request.format.output is Output.PAGE:
-            code = _write_pages(request, stores)
+        if is_page:
+            path, code = _write_page(request, stores)
+            click.echo(str(path))
         else:
-            text, code = _text(request, stores)
-            _emit(request, text)
+            content, code = _content(request, stores)
+            _emit(request, content)
         return max([code, *map(status_verb.name_problems, problems)])
 
 
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
     """Returns a study that is named, or whose folder or zip file is."""
-    path = study_module.find_study(name, request.runs_dir)
+    path = plan_module.find_study(name, request.runs_dir)
     root = unpacked.enter_context(studies.opened(path))
     is_page = request.format.output is Output.PAGE
     if root != path and path.is_file() and is_page and request.output is None:
@@ -214,48 +183,41 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
     return store
 
 
-def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
+def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[Path, int]:
+    """Writes a page or a site; returns its path, and the exit code."""
     from reports.exports import exports
     from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
     from reports.site.card import slugs
 
-    metric = gate_metrics.metric_of(request.metric)
+    path, data_url, source_url = request.output, request.data_url, request.source_url
     if request.is_site:
-        assert request.output is not None
-        records, missing = exports.records_of_studies(stores, request.data_url or "")
-        path = site.write_site(
-            stores, request.output, metric, records, source_url=request.source_url or ""
-        )
+        assert path is not None
+        metric = gate_metrics.metric_of(request.metric)
+        records, missing = exports.records_of_studies(stores, data_url or "")
         for reason in missing:
             running.note(f"no raw records beside a page: {reason}")
-        click.echo(str(path))
-        return exit_codes.OK
+        path = site.write_site(
+            stores, path, metric, records, source_url=source_url or ""
+        )
+        return path, exit_codes.OK
+    path = path or stores[0].report_path
     if len(stores) == 1:
-        path = request.output or stores[0].report_path
-        if path.is_dir():
-            path /= "index.html"
-        html = build.build_report(stores[0])
-        links = {}
-        if request.data_url is not None:
-            name = stores[0].root.name
-            links[site.RAW_DATA] = request.data_url.replace("{study}", name)
-        if request.source_url is not None:
-            links |= site.source_links(load_study(stores[0]), request.source_url)
+        path = path / "index.html" if path.is_dir() else path
+        html, links = build.build_report(stores[0]), {}
+        if data_url is not None:
+            links[site.RAW_DATA] = data_url.replace("{study}", stores[0].root.name)
+        if source_url is not None:
+            links |= site.source_links(load_study(stores[0]), source_url)
         output_file.write(path, site.with_links(html, links), what="report")
-        if request.is_json:
-            running.print_summary(stores[0], is_json=True)
-            running.note(f"report: {path}")
-        else:
-            click.echo(str(path))
-        return exit_codes.OK
+        return path, exit_codes.OK
     compared, code = _compared(request, stores)
-    default = f"compared-with-{slugs([compared.second.plan.study])[0]}.html"
-    path = request.output or stores[0].report_path.with_name(default)
+    if request.output is None:
+        slug = slugs([compared.second.plan.study])[0]
+        path = path.with_name(f"compared-with-{slug}.html")
     output_file.write(path, comparison.build(compared))
-    click.echo(str(path))
-    return code
+    return path, code
 
 
 def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared, int]:
@@ -270,12 +232,15 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
     return found, exit_codes.INCONCLUSIVE if found.reasons else exit_codes.OK
 
 
-def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
-    """Returns what is printed, and the exit code."""
+def _content(request: ReportRequest, stores: Sequence[Store]) -> tuple[Content, int]:
+    """Returns what a format has that is no page, and the exit code."""
     from reports.exports import exports
     from reports.site import card, comparison
 
-    form = str(request.form)
+    form = request.format.name
+    if request.format.writer:
+        metric = gate_metrics.metric_of(request.metric)
+        return request.format.export(stores, metric), exit_codes.OK
     if len(stores) == _TWO:
         compared, code = _compared(request, stores)
         return comparison.WRITERS[form](compared), code
@@ -290,39 +255,28 @@ def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
 def _terminal(request: ReportRequest, store: Store) -> str:
     from io import StringIO
 
-    from rich.console import Console
-
     from reports.exports import exports
 
-    stream = StringIO()
     is_terminal = request.output is None and sys.stdout.isatty()
-    width = Console().width if is_terminal else arguments.PIPE_WIDTH
-    console = Console(
-        file=stream, width=width, highlight=False, force_terminal=is_terminal
-    )
-    exports.print_summary(store, console)
-    return stream.getvalue().strip("\n")
+    settings = {} if is_terminal else {"width": PIPE_WIDTH}
+    shown = console(file=StringIO(), force_terminal=is_terminal, **settings)
+    with shown.capture() as captured:
+        exports.print_summary(store, shown)
+    return captured.get().strip("\n")
 
 
-def _emit(request: ReportRequest, text: str) -> None:
+def _emit(request: ReportRequest, content: Content) -> None:
+    """Writes the content and prints where, or prints a text."""
     if request.output is None:
-        click.echo(text)
+        assert isinstance(content, str)  # as was checked
+        click.echo(content)
         return
-    output_file.write(request.output, f"{text}\n")
-    click.echo(str(request.output))
-
-
-def _export(request: ReportRequest, stores: Sequence[Store]) -> None:
-    """Writes a format that has a writer; prints the path, or the text."""
-    form = request.format
-    content = form.export(stores, gate_metrics.metric_of(request.metric))
     if isinstance(content, str):
-        _emit(request, content)
-        return
-    assert request.output is not None
-    if isinstance(content, bytes):
+        output_file.write(request.output, f"{content}\n")
+    elif isinstance(content, bytes):
         output_file.write(request.output, content)
     else:
+        form = request.format
         paths = output_file.write_all(request.output, content, what=form.name)
         running.note(f"{len(paths)} {form.files}")
     click.echo(str(request.output))

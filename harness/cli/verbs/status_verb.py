@@ -7,17 +7,18 @@ import contextlib
 import functools
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import psutil
 
-from harness.cli import exit_codes, running, varied
+from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
-from harness.options.option import Option, Options
+from harness.options.option import Options, option
 from harness.run import rounds
+from harness.run.progress import describe_trial
 from results.errors import CorruptRecordError, MissingRecordError
 from results.figures import scaling
 from results.records.models import Order, PlannedTrial
@@ -39,19 +40,15 @@ WATCH_SEC: Final = 2.0
 
 
 class StatusRequest(Options):
-    """Whose progress is shown."""
-
     study: StudyArgument
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
-    is_watched: Annotated[
-        bool,
-        Option(
-            "Print the progress again whenever it changes, until nothing runs.",
-            name="watch",
-            is_key=False,
-        ),
-    ] = False
+    is_watched: bool = option(
+        False,
+        "Print the progress again whenever it changes, until nothing runs.",
+        name="watch",
+        is_key=False,
+    )
 
 
 def run(request: StatusRequest, _: Call) -> int:
@@ -60,7 +57,7 @@ def run(request: StatusRequest, _: Call) -> int:
         raise PlanError(
             "--watch prints lines for a reader, and --json one object; leave one out"
         )
-    return varied.for_each(request, functools.partial(_show, request))
+    return commands.for_each(request, functools.partial(_show, request))
 
 
 def _show(request: StatusRequest, store: Store) -> int:
@@ -117,7 +114,7 @@ def _describe(
             failures.append(
                 {
                     "trial_id": planned.trial_id,
-                    "trial": running.describe_trial(planned),
+                    "trial": describe_trial(planned),
                     "status": record.status.value,
                     "phase": record.failure.phase.value,
                     "reason": record.failure.reason,
@@ -125,7 +122,7 @@ def _describe(
             )
             shown += [
                 (
-                    f"  {planned.trial_id[:8]}  {running.describe_trial(planned)}:"
+                    f"  {planned.trial_id[:8]}  {describe_trial(planned)}:"
                     f" {record.status.label} in {record.failure.phase.value}:"
                     f" {record.failure.reason}"
                 ),

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import InstanceOf
 
-from harness.cli.shared_options import RUNS_DIR, IsJson, Retry, RunsDir
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.launch import launchers
 from harness.options.kinds import Kind
-from harness.options.option import NO_OPTIONS, Contributed, Option, Options
-from harness.planning.request import MEASURED, STUDY, SweepRequest, resolved
-from harness.planning.study import VARY, Axis
+from harness.options.option import (
+    NO_OPTIONS,
+    Contributed,
+    Options,
+    option,
+)
+from harness.planning.request import (
+    MEASURED,
+    STUDY,
+    Axis,
+    SweepRequest,
+    parse_vary,
+    resolved,
+)
 from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
@@ -31,43 +42,7 @@ def describe_launchers(does: str) -> str:
     return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
 
 
-Launcher = Annotated[
-    str,
-    Option(
-        f"Starts the processes of a trial. {describe_launchers('start')}.",
-        PROCESSES,
-        kind=LAUNCHER,
-    ),
-]
-
-
-class HostRequest(Options):
-    """Where the processes of a sweep run."""
-
-    launcher: Launcher = launchers.DEFAULT
-    replicas_per_worker: Annotated[
-        Replicas,
-        Option(
-            "Replicas of each worker process, each on a GPU of its own with"
-            " `--device gpu`.",
-            PROCESSES,
-            also=("--gpus-per-worker",),
-        ),
-    ] = 1
-    launcher_options: Annotated[
-        Options,
-        Contributed(by="launcher", models=launchers.options, use=launchers.info),
-    ] = NO_OPTIONS
-
-    @property
-    def info(self) -> launchers.Launcher:
-        """The launcher."""
-        return launchers.info(self.launcher)
-
-
-class RunRequest(HostRequest, SweepRequest):
-    """A sweep to run: what is measured, where it runs, and its study."""
-
+class RunRequest(SweepRequest):
     renamed = {"--minutes": ("--time-budget", "min")}  # noqa: RUF012
     former = {  # noqa: RUF012 - of the class, as pydantic has it
         "data-dir": "set TFDS_DATA_DIR, which TFDS reads too",
@@ -88,48 +63,63 @@ class RunRequest(HostRequest, SweepRequest):
         "work": "use --mode strong for fixed work, --mode weak for work per replica",
     }
 
-    study: Annotated[
-        str | None,
-        Option(
-            "Directory below `--runs-dir`.",
-            STUDY,
-            metavar="NAME",
-            default="`<workload>-<preset>-<digest>`; alone, `--study NAME` runs what a"
-            " study lacks",
-        ),
-    ] = None
-    vary: Annotated[
-        InstanceOf[Axis] | None,
-        Option(
-            "A study for each value of `data`, `global-batch-size`,"
-            " `per-replica-batch-size` or an option of the workload, and a page of all:"
-            " `--vary global-batch-size=256,512`.",
-            MEASURED,
-            kind=VARY,
-        ),
-    ] = None
+    launcher: str = option(
+        launchers.DEFAULT,
+        f"Starts the processes of a trial. {describe_launchers('start')}.",
+        PROCESSES,
+        kind=LAUNCHER,
+    )
+    replicas_per_worker: Replicas = option(
+        1,
+        "Replicas of each worker process, each on a GPU of its own with"
+        " `--device gpu`.",
+        also=("--gpus-per-worker",),
+    )
+    launcher_options: Annotated[
+        Options,
+        Contributed(by="launcher", models=launchers.options, use=launchers.info),
+    ] = NO_OPTIONS
+    study: str | None = option(
+        None,
+        "Directory below `--runs-dir`.",
+        STUDY,
+        metavar="NAME",
+        shown="`<workload>-<preset>-<digest>`, of a gate with `gate-` before;"
+        " `sweep --study NAME` alone runs what a study lacks",
+    )
+    vary: InstanceOf[Axis] | None = option(
+        None,
+        "A study for each value of `data`, `global-batch-size`,"
+        " `per-replica-batch-size` or an option of the workload, and a page of all:"
+        " `--vary global-batch-size=256,512`.",
+        MEASURED,
+        kind=Kind(parse_vary, metavar="KEY=A,B,..."),
+    )
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
-    retry: Retry = None
-    is_dry_run: Annotated[
-        bool,
-        Option(
-            "Only print the trials and a time estimate; of `transformer`, also the"
-            " memory of a device at each level of `sharded_update`.",
-            STUDY,
-            name="dry-run",
-            is_key=False,
-        ),
-    ] = False
+    retry: Literal["failed"] | None = option(
+        None, "Run trials with a recorded failure again."
+    )
+    is_dry_run: bool = option(
+        False,
+        "Only print the trials and a time estimate; of `transformer`, also the"
+        " memory of a device at each level of `sharded_update`.",
+        name="dry-run",
+        is_key=False,
+    )
+
+    @property
+    def info(self) -> launchers.Launcher:
+        return launchers.info(self.launcher)
 
 
 def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
-    from harness.cli import commands, varied
+    from harness.cli import commands
 
     if request.study and not request.workload and request.command is None:
-        return varied.run_missing(request, call)
+        return commands.run_missing(request, call)
     request = resolved(request, Path.cwd())
     if request.vary is not None:
-        return varied.sweep(request, call)
+        return commands.sweep_varied(request, call)
     return commands.sweep(request, call)

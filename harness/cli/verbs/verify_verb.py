@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from harness.cli import exit_codes, varied
+from harness.cli import commands, exit_codes
 from harness.cli.arguments import console, one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.options.option import Options
-from harness.planning import study as study_module
+from harness.planning import plan as plan_module
 from results import errors, plugins
 from results.judging import gate as gate_module
 from results.judging import gate_metrics
@@ -48,8 +48,6 @@ _SECTION: Final = re.compile(
 
 
 class VerifyRequest(Options):
-    """What is verified."""
-
     study: StudyArgument
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
@@ -57,12 +55,12 @@ class VerifyRequest(Options):
 
 def run(request: VerifyRequest, _: Call) -> int:
     """Verifies a study, or each study of a varied one and their page."""
-    path = study_module.find_study(request.study, request.runs_dir)
+    path = plan_module.find_study(request.study, request.runs_dir)
     with studies.opened(path) as root:
         if root != path:
             request = request.model_copy(update={"study": str(root.absolute())})
         run = functools.partial(_verify, request)
-        return varied.for_each(request, run, varied.compare)
+        return commands.for_each(request, run, commands.compare)
 
 
 def _verify(request: VerifyRequest, store: Store) -> int:
@@ -163,9 +161,12 @@ def _verify_page(store: Store, check: Check) -> list[str]:
     if stored == made:
         check.agree(_PAGE)
     else:
-        line, one, other = _first_difference(stored, made)
+        pairs = enumerate(itertools.zip_longest(stored, made))
+        place = next(number for number, (one, other) in pairs if one != other)
+        shown_here = slice(max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER)
+        where = f"report/index.html line {made.count(chr(10), 0, place) + 1}"
         why = "made by another version, or changed; make it again with 'report'"
-        check.differ(_PAGE, f"report/index.html line {line}", one, f"{other}: {why}")
+        check.differ(_PAGE, where, stored[shown_here], f"{made[shown_here]}: {why}")
     return shown
 
 
@@ -180,16 +181,6 @@ def _without_sections(page: str) -> tuple[str, list[str]]:
     return kept, [
         html.unescape(f"{match['slug']!r} of {match['package']}") for match in found
     ]
-
-
-def _first_difference(stored: str, made: str) -> tuple[int, str, str]:
-    """Returns the line in which two texts begin to differ, and what follows in both."""
-    pairs = itertools.zip_longest(stored, made)
-    place = next(number for number, (one, other) in enumerate(pairs) if one != other)
-    start = max(0, place - _SHOWN_BEFORE)
-    line = made.count("\n", 0, place) + 1
-    one, other = (text[start : place + _SHOWN_AFTER] for text in (stored, made))
-    return line, one, other
 
 
 def _print(check: Check) -> None:

@@ -202,12 +202,3 @@ def test_what_did_not_fit_is_refused_with_what_does(sweep, written):
     assert exit_codes.OK == sweep(64, "other", name="NVIDIA H200")[0]
     assert exit_codes.OK == sweep(64, "third", "--retry=failed")[0]
     assert exit_codes.NOTHING_MEASURED == sweep(64, "big")[0]
-
-
-WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
-
-
-def probe(ids):
-    return TensorFlowGpus(
-        num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
-    )

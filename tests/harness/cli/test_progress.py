@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.cli import running
 from harness.planning import estimate
-from harness.run import rounds, session
+from harness.run import progress, rounds
 from results.records import identity
 from results.records.models import (
     Budget,
@@ -48,17 +47,18 @@ def test_guesses_come_from_the_most_similar_trials(make_spec):
         assert 30.0 + expected == durations.remaining_sec([spec])
 
 
-def test_the_time_left_moves_between_two_events():
+def test_the_time_left_moves_between_two_events(monkeypatch):
     now = [100.0]
-    left = running.TimeLeft(clock=lambda: now[0])
-    shown = [str(left)]
-    left.set(200.0)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    shown = progress.LiveProgress()
+    texts = [str(shown)]
+    shown.stage("", 200.0)
     for now[0] in (100.0, 120.0, 312.0):
-        shown.append(str(left))
+        texts.append(str(shown))
 
-    assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
+    assert texts == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
     for seconds, text in ((0.2, "0 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")):
-        assert f"{text} left" == running.left_text(seconds)
+        assert f"{text} left" == progress.left_text(seconds)
 
 
 def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
@@ -86,7 +86,7 @@ def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
 
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
-    reader = session.PhaseWatch(tmp_path)
+    reader = progress.PhaseWatch(tmp_path)
     shown = [reader.look()]
     path = tmp_path / "rank_0.jsonl"
     with path.open("a") as file:
@@ -107,7 +107,7 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
         "training",
         "training, 1 evaluated",
     ]
-    assert set(session.WORDS) == set(Phase)
+    assert set(progress.WORDS) == set(Phase)
 
 
 def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
@@ -156,7 +156,7 @@ def drive(shown, plan):
 
 def test_plain_progress_is_one_line_per_event(small_plan):
     stream = io.StringIO()
-    drive(running.PlainProgress(stream), small_plan)
+    drive(progress.Progress(stream), small_plan)
     lines = stream.getvalue().splitlines()
 
     assert lines[0] == "8 trials, 6 already finished"
@@ -186,12 +186,12 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
         monkeypatch.setenv("NO_COLOR", "1")
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        shown = running.make_progress()
+        shown = progress.make_progress()
         drive(shown, small_plan)
     text = read_to_end(master)
     colors = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m", text)
 
-    assert isinstance(shown, running.RichProgress)
+    assert isinstance(shown, progress.LiveProgress)
     assert "1 min 40 s left" in text
     assert "6/8" in text
     assert "[red]no[/red] such op" in text

@@ -36,6 +36,22 @@ sweep --workload=resnet50 --preset=smoke
   --runs-dir=/proc/runs -> cannot write study directory '/proc/runs/
   --runs-dir=taken --study=f -> 'taken/f' is a file, but a study is a dir
   --runs-dir=taken --study=d -> 'taken/d' is not a study: it has 'x'
+  --replicas=0 -> --replicas: '0' is not positive; allowed are positive integers
+  --replicas=1.5 -> '1.5' is not an integer; allowed
+  --replicas= -> '' is not an integer
+  --replicas=1,,2 -> '' in '1,,2' is not an integer
+  --replicas=8..1 -> '8..1' ends before it starts \(1 < 8\); write 1..8
+  --replicas=1..8x1 -> '1..8x1' multiplies by 1 and would never end
+  --replicas=1..99999999 -> '99999999' in .* is more than 65536
+  --backends=a,,b -> --backends: 'a,,b' has an empty name
+  --timeout=0 -> --timeout: '0' is not a duration; allowed are numbers above 0 with a
+  --timeout=-5s -> '-5s' is not a duration
+  '--timeout=2 days' -> \(90s, 12min, 2h\), at most 1e\+09s$
+  --timeout=30 -> '30' is not a duration; it has no unit: write 30s or 30min; allowed
+  --timeout=1e3 -> '1e3' is not a duration; allowed
+  --timeout=1e3s -> '1e3s' is not a duration
+  --timeout=02:00:00 -> '02:00:00' is not a duration; write 2h; allowed
+  --timeout=00:00:00 -> '00:00:00' is not a duration; allowed
   --seed=9223372036854775808 -> --seed: .* is not an integer from 0 to
   --data=folder:~no-user -> there is no home directory of '~no-user' here; wr
   --data=folder:loop -> data 'folder:loop': 'loop' is not a folder
@@ -134,6 +150,8 @@ EXTREME = [
     (("--repeats", DIGITS), r"--repeats: '9{9}.* is not an integer from 1 to"),
     (("--replicas", f"1..{DIGITS}"), r"--replicas: '9+.* is more than 65536"),
     (("--replicas", f"2..8x{DIGITS}", "--repeats=0"), r"--repeats"),
+    (("--timeout", DIGITS), r"9\.\.\. is not a duration"),
+    (("--timeout=\N{ARABIC-INDIC DIGIT THREE}s",), r"is not a duration"),
     (("--budget", f"{DIGITS}s"), r"is not a budget; .* at most 1e\+15"),
     (
         ("--option", f"learning_rate_per_256={DIGITS}"),

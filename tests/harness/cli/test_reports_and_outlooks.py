@@ -143,7 +143,7 @@ GATE = "gate --dry-run --workload=resnet50 --preset=smoke --replicas=1"
 BAD = r"""
 report a b c -> 3 studies need a site; name its directory with -o, such as
 report a --format=mlperf -> --format mlperf writes several files; name
-report a b --json -> --json is for the report of one study and excludes
+report a --json -> --json is no longer an option: use --format json
 report a b --metric=speed -> unknown metric 'speed'; allowed are throughput
 report a a -> both studies are 'a' with the same trials, which has no differ
 report a b -o pipe.html -> cannot write 'pipe.html': it is not a regular

@@ -467,14 +467,15 @@ def damage(root, kind, first, second, new):
 
 def check(root, reader):
     """Runs verbs over a study, and checks that what is wrong is named."""
-    verbs = (("status",), ("status", "--json"), ("report", "--json"))
+    of_report = (("report",), ("report", "--format=json"))
+    verbs = (("status",), ("status", "--json"), *of_report)
     for words in (reader, *((*verb, root.name) for verb in verbs)):
         code, out, err = run(*words, "--runs-dir=.")
         if code == exit_codes.USAGE:
             # A report names the damaged record, and shows the others.
             is_shown = words[0] == "report" and "error: corrupt record " in err
             assert is_shown or not root.with_name("written.zip").exists(), words
-        elif "--json" in words:
+        elif {"--json", "--format=json"} & {*words}:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.

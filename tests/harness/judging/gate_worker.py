@@ -17,7 +17,7 @@ import fake_worker
 
 import harness
 from harness.trial import measure
-from harness.trial.steps import exact_metric
+from harness.trial.measure import exact_metric
 from results.records.models import Control
 
 _ROOT = Path(harness.__file__).resolve().parents[1]

@@ -203,6 +203,30 @@ def test_replicas_and_batches_fit_the_machine_and_the_modes(
     assert expected == {(number, batch) for _, number, batch in sizes(found)}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4,1,2", [1, 2, 4]),
+        ("1..4", [1, 2, 3, 4]),
+        ("1-4", [1, 2, 3, 4]),
+        ("1-16x2", [1, 2, 4, 8, 16]),
+        ("3..20x3", [3, 9]),
+        ("1..2,8,2", [1, 2, 8]),
+    ],
+)
+def test_numbers_of_replicas_are_lists_and_ranges(plan, text, expected):
+    planned = plan(f"--backends=in_graph --mode=weak --replicas={text}", num_cores=20)
+
+    assert expected == [number for _, number, _ in sizes(timed(planned))]
+
+
+def test_a_duration_is_a_number_with_a_unit(plan):
+    texts = ("90s", "12min", "2h", "1.5h")
+    found = [plan(f"--timeout={text} --budget=none")["timeout_sec"] for text in texts]
+
+    assert [90, 720, 7200, 5400] == found
+
+
 def test_a_backend_of_one_replica_is_planned_there_and_it_is_said(plan, notes):
     options = "--backends=single,in_graph --replicas=1,2 --mode=weak"
 

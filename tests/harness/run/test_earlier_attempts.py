@@ -259,7 +259,7 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
 # and how much of what it reserved it uses before and afterwards.
 GROWING = """
 import ctypes, resource, sys
-from harness.trial import steps as heap
+from harness.trial import measure as heap
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]

@@ -313,8 +313,8 @@ def take_turns(monkeypatch, make_spec):
     monkeypatch.setattr(
         rounds,
         "_take_turn",
-        lambda session, round_index, number, *_: turns.append(
-            (round_index, session.trial_id, number)
+        lambda session, asked, *_: turns.append(
+            (asked["round_index"], session.trial_id, asked["num_steps"])
         ),
     )
 

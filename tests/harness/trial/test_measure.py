@@ -18,7 +18,7 @@ from harness.client.scaling_client import (
     ResidentMemory,
 )
 from harness.run import aggregate
-from harness.trial import measure, rank_file, steps
+from harness.trial import measure, rank_file
 from harness.trial.rank_file import rank_path
 from results.records.models import Phase
 
@@ -319,7 +319,7 @@ def write_tflops(tmp_path):
     def run(*arguments, **sizes):
         rank_path(tmp_path, 0).unlink(missing_ok=True)
         writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
-        steps.write_tflops(writer, *arguments, **sizes)
+        measure.write_tflops(writer, *arguments, **sizes)
         writer.close()
         lines = map(json.loads, rank_path(tmp_path, 0).read_text().splitlines())
         return [line for line in lines if line["kind"] == "gpu_canary"]

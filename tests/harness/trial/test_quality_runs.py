@@ -10,7 +10,7 @@ import pytest
 from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
-from harness.trial import steps as steps_lib
+from harness.trial import measure as steps_lib
 from results.records.models import Budget, BudgetUnit
 from results.store.study_store import Store
 
