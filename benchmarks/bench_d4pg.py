@@ -91,7 +91,7 @@ def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
 
 
 def _state() -> dict[str, tuple[Callable[[], None], int]]:
-    raw = Environment(NAME, seed=0)._env  # noqa: SLF001 - dm_control's own
+    raw = Environment(NAME, D4PGConfig())._env  # noqa: SLF001 - dm_control's own
     actions = np.random.default_rng(0).uniform(-1, 1, (NUM_STEPS, 1))
 
     def step_raw() -> None:
@@ -112,7 +112,7 @@ def _pixels() -> dict[str, tuple[Callable[[], None], int]]:
 def _actor(
     observations: str, num_steps: int, *, has_policy: bool
 ) -> Callable[[], None]:
-    spec = Environment(NAME, observations=observations).spec
+    spec = Environment(NAME, D4PGConfig(observations=observations)).spec
     policy = PolicySpec(
         observation_shape=spec.observation_shape,
         action_size=spec.action_size,

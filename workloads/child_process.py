@@ -1,4 +1,4 @@
-"""Runs modules of this package in child processes, and reports why they failed.
+"""The environment of child processes that run modules of this package.
 
 Does not import TensorFlow: it starts actors and evaluators.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,44 +25,9 @@ ONE_THREAD = {
 """Variables that restrict NumPy and OpenGL of a process to one core."""
 
 
-def environment(
-    changes: Mapping[str, str] | None = None,
-    *,
-    variables: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment of a child that can import what this process can."""
-    paths = (str(_ROOT), *variables.get("PYTHONPATH", "").split(os.pathsep), *sys.path)
+    paths = (str(_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path)
     # Each once; an empty entry would mean the current directory.
     found = os.pathsep.join(dict.fromkeys(path for path in paths if path))
-    return {**variables, **(changes or {}), "PYTHONPATH": found}
-
-
-def run_module(
-    module: str,
-    argument: str,
-    *,
-    title: str,
-    most_sec: float,
-    variables: Mapping[str, str] = os.environ,
-) -> None:
-    """Runs ``python -m module argument`` and waits until it exits."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, argument],
-            env=environment(variables=variables),
-            capture_output=True,
-            text=True,
-            timeout=most_sec,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"{title} took more than {most_sec} s, where about 10 are usual: is the "
-            "machine overloaded? Run it again when it is not"
-        ) from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(
-            f"{title} ended with exit code {done.returncode} ({last}): run "
-            f"{'-m ' + module!r} with a path to see all of its output"
-        )
+    return {**os.environ, **(changes or {}), "PYTHONPATH": found}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -11,22 +13,28 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads import quality
 from workloads.controls import MatchingReplicator, ReusingReplicator
-from workloads.data import audit
+from workloads.data import sources
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from replicator.checkpoint.manager import CheckpointManager
+    from workloads.common.training import Training
     from workloads.data.sources import Examples
-    from workloads.spec import QualityMetric
+    from workloads.spec import QualityMetric, WorkloadInfo
 
 NUM_PREFETCHED = 2
 """Batches that wait on each GPU: one is read by the step while the next is copied.
 
 Where replicas compute on CPUs, which pipelines would take from them, none does."""
+
+CONSUMED = "no_example_twice_in_an_epoch"
+"""Name of the check of the examples that steps consumed."""
+
+_MOST_IDS_READ = 100_000
+_IDS_AT_ONCE = 1024
 
 
 class StepProgram:
@@ -45,11 +53,11 @@ class StepProgram:
       training: Its data, models, optimizers and step (``workloads/NAME/train.py``).
       source: The data set, or None for synthetic data.
       reuses_batch: Whether every step gets the first batch again: a measuring control.
-      is_matched: Whether N replicas are compared with one, which takes batches and
-        noise that are drawn for all replicas (``workloads/controls.py``).
     """
 
-    def __init__(self, repl: replicator.Replicator, training: Any, info: Any) -> None:
+    def __init__(
+        self, repl: replicator.Replicator, training: Training, info: WorkloadInfo
+    ) -> None:
         """Creates the pipelines and counts the parameters.
 
         Args:
@@ -64,9 +72,10 @@ class StepProgram:
         count = training.global_batch_size // repl.num_replicas_in_sync
         self.per_replica_batch_size = count
         self.reuses_batch = isinstance(repl, ReusingReplicator)
-        self.is_matched = isinstance(repl, MatchingReplicator)
+        if isinstance(repl, MatchingReplicator):
+            training.match(repl.num_replicas_in_sync)
         self._info = info
-        self.flops_per_example = info.flops(training)
+        self.flops_per_example = training.flops()
         dtype = getattr(training.config, "compute_dtype", "float32")
         self.compute_dtype = dtype.removeprefix("mixed_")
         self.num_parameters = sum(
@@ -125,13 +134,6 @@ class StepProgram:
                 found["optimizer" if is_optimizer else "model", name] = values
         return found
 
-    def matched_draws(self) -> dict[str, np.ndarray]:
-        """Returns what every matched step draws, by name, for all replicas.
-
-        Rows first; nothing, unless a workload draws random numbers in its steps.
-        """
-        return {}
-
     def read(self, num_steps: int = 1) -> None:
         """Reads the batches of steps to the devices of the replicas; no step runs.
 
@@ -184,8 +186,8 @@ class StepProgram:
         read_loss = self._reader_of(outputs["loss"])
         self._num_steps += num_steps
         if self.source is not None and not self.reuses_batch:
-            batch_per_example = getattr(self.training, "batch_per_example", 1)
-            num_consumed = self._num_steps * self.global_batch_size // batch_per_example
+            num_read = self._num_steps * self.global_batch_size
+            num_consumed = num_read // self.training.batch_per_example
             is_first = not self._consumed
             if is_first or num_consumed <= self._first_epoch_size(self.source):
                 self._consumed.append((num_consumed, outputs["example_id"]))
@@ -251,11 +253,9 @@ class StepProgram:
             self._check_sync(),
         ]
         if self.source is not None:
-            checks.append(audit.check_shards(self.source, self._contexts))
+            checks.append(check_shards(self.source, self._contexts))
             checks.append(self._check_consumed(self.source))
-            if self._info.check is not None:
-                checks.append(self._info.check(self.training))
-        return tuple(checks)
+        return (*checks, *self.training.check())
 
     def _check_sync(self) -> SanityCheck:
         count = self._repl.num_replicas
@@ -275,7 +275,7 @@ class StepProgram:
     def _check_consumed(self, source: Examples) -> SanityCheck:
         if self.reuses_batch:
             return SanityCheck(
-                name=audit.CONSUMED,
+                name=CONSUMED,
                 is_passed=True,
                 detail="not checked: this control repeats the first batch of each "
                 "replica",
@@ -285,7 +285,7 @@ class StepProgram:
             for num_consumed, per_replica in self._consumed
         )
         size = self._first_epoch_size(source)
-        return audit.check_consumed(steps, first_epoch_size=size)
+        return check_consumed(steps, first_epoch_size=size)
 
     def _first_epoch_size(self, source: Examples) -> int:
         # Every pipeline contributes the same number of examples to a step, so the
@@ -295,16 +295,11 @@ class StepProgram:
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Measures what was learned; random data has nothing to learn."""
-        if self.source is None:
-            return ()
-        if self._info.evaluate is None:
-            return quality.held_out(self._info.metrics, self.training)
-        measured: tuple[QualityMetric, ...] = self._info.evaluate(self.training)
-        return measured
+        return self.training.evaluate(self._info.metrics)
 
     def samples(self) -> bytes | None:
         """Returns a picture of what the program makes, as PNG, or None."""
-        return None
+        return self.training.samples()
 
     def start_window(self) -> None:
         """Starts what ``window_metrics`` describes, right before a measured step."""
@@ -340,3 +335,88 @@ def _touch(batch: Any) -> tf.Tensor:
     """Uses a little of every part of a batch, which has to be there for it."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
     return tf.add_n([tf.reduce_sum(tf.cast(leaf[:1], tf.float32)) for leaf in leaves])
+
+
+# Replicas have to be fed each training example exactly once per epoch.
+
+
+def check_shards(
+    source: Examples, contexts: Sequence[replicator.InputContext]
+) -> SanityCheck:
+    """Checks that the pipelines' shards cover the training split exactly once.
+
+    Reads the ids of one epoch over all pipelines (no image is decoded). A split of more
+    than 100,000 examples is checked only by its ranges, and the detail says so.
+    """
+    name = "each_training_example_once_per_epoch"
+    contexts = [*contexts]
+    num_pipelines = contexts[0].num_input_pipelines
+    if len(contexts) < num_pipelines:  # others are in other processes of the job
+        own_ids = {context.input_pipeline_id for context in contexts}
+        contexts += [
+            dataclasses.replace(contexts[0], input_pipeline_id=index)
+            for index in sorted(set(range(num_pipelines)) - own_ids)
+        ]
+    shards = [sources.shard(source, context) for context in contexts]
+    if source.num_train_examples > _MOST_IDS_READ:
+        return _check_ranges(name, source.num_train_examples, shards)
+    expected = collections.Counter(_read_ids(source.ids()))
+    found: collections.Counter[int] = collections.Counter()
+    for shard in shards:
+        found.update(_read_ids(source.ids(shard)))
+    missing = sum((expected - found).values())
+    surplus = sum((found - expected).values())
+    total = source.num_train_examples
+    detail = (
+        f"{len(contexts)} input pipelines read {found.total()} ids in one epoch of "
+        f"{total} examples: {missing} missing, {surplus} read more than once"
+    )
+    is_passed = not missing and not surplus and expected.total() == total
+    return SanityCheck(name=name, is_passed=is_passed, detail=detail)
+
+
+def _read_ids(dataset: tf.data.Dataset) -> Iterator[int]:
+    # Many at once: bringing one element to Python takes longer than reading it.
+    dataset = dataset.batch(_IDS_AT_ONCE)
+    dataset = dataset.with_options(replicator.default_data_options(num_threads=1))
+    return (found for ids in dataset.as_numpy_iterator() for found in ids.tolist())
+
+
+def check_consumed(
+    steps: Iterable[tuple[int, Sequence[int]]], *, first_epoch_size: int
+) -> SanityCheck:
+    """Checks that no example reached two replicas, or two steps, within an epoch."""
+    seen: set[int] = set()
+    num_ids = num_repeated = num_steps = num_looked_at = 0
+    for num_consumed, ids in steps:
+        num_steps += 1
+        if num_consumed > first_epoch_size:
+            continue
+        num_looked_at += 1
+        num_ids += len(ids)
+        num_repeated += len(ids) - len(set(ids) - seen)
+        seen.update(ids)
+    return SanityCheck(
+        name=CONSUMED,
+        is_passed=num_steps > 0 and num_repeated == 0,
+        detail=(
+            f"{num_ids} examples in {num_looked_at} steps of the first epoch "
+            f"({num_steps} recorded), {num_repeated} of them seen before in it"
+        ),
+    )
+
+
+def _check_ranges(name: str, total: int, shards: Sequence[slice]) -> SanityCheck:
+    reached = 0
+    for part in sorted(shards, key=lambda part: part.start):
+        if part.start != reached:
+            break
+        reached = part.stop
+    return SanityCheck(
+        name=name,
+        is_passed=reached == total,
+        detail=(
+            f"{len(shards)} ranges cover {reached} of {total} examples without gap or "
+            "overlap (ranges checked, ids not read: the split is large)"
+        ),
+    )

@@ -189,6 +189,12 @@ class ImageConfig(TrainingConfig):
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a finite number",
+    str: "a string",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,21 +285,11 @@ class WorkloadInfo:
     default_preset: str  # The preset if none is given.
     # Data sets that need neither network nor preparation by the user.
     builtin_data: tuple[str, ...]
-    # Module whose ``Training`` has ``config``, ``source``, ``input_fn``, ``step_fn``,
-    # ``trackables``; it needs TensorFlow. Empty of a program of the user's.
+    # Module whose ``Training`` (``common/training.py``) has data, model and step; it
+    # needs TensorFlow. Empty of a program of the user's.
     train: str = ""
     # ``MODULE:CLASS`` of what is stepped and timed: a ``StepProgram``.
     program: str = "workloads.program:StepProgram"
-    # Floating-point operations of one example in a training step, by the model alone,
-    # two per multiply-add, of a ``Training``; None if not counted.
-    flops: Callable[[Any], int | None] = lambda _: None
-    # Measures what a training has learned; not called on synthetic data. None for its
-    # ``metrics`` on what it predicts of the held-out split.
-    evaluate: Callable[[Any], tuple[QualityMetric, ...]] | None = None
-    # Prepares a data set by its name; None to open it.
-    prepare_data: Callable[[str], object] | None = None
-    # Checks the data that a training reads, besides what all programs check.
-    check: Callable[[Any], SanityCheck] | None = None
     metrics: tuple[Metric, ...] = ()  # All that it measures, in the order of reports.
     # Description of the other allowed data names.
     other_data: str = "a TFDS name or folder:PATH"
@@ -356,24 +352,12 @@ class WorkloadInfo:
                     f"{_listed(defaults)}{_suggestion(name, defaults)}"
                 )
             kind = type(defaults[name])
-            # bool is an int in Python, and an int is a fine float.
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_fine = {
-                bool: isinstance(value, bool),
-                int: is_number and isinstance(value, int),
-                float: is_number and math.isfinite(value),
-                str: isinstance(value, str),
-            }
-            if not is_fine[kind]:
-                word = {
-                    bool: "true or false",
-                    int: "an integer",
-                    float: "a finite number",
-                }
-                raise ValueError(
-                    f"option {name}={value!r} must be {word.get(kind, 'a string')}"
-                )
-            converted[name] = float(value) if kind is float else value
+            if kind is float and type(value) is int:
+                value = float(value)  # noqa: PLW2901 - an integer is a fine number
+            # Exactly, since bool is an int in Python.
+            if type(value) is not kind or (kind is float and not math.isfinite(value)):
+                raise ValueError(f"option {name}={value!r} must be {_KINDS[kind]}")
+            converted[name] = value
         return dataclasses.replace(chosen, **converted)
 
     def prepare(self, *, data: str) -> None:
@@ -386,10 +370,8 @@ class WorkloadInfo:
         Raises:
           ValueError: The data set cannot be prepared; the message says what to do.
         """
-        if data != SYNTHETIC and self.prepare_data:
-            self.prepare_data(data)
-        elif data != SYNTHETIC:
-            importlib.import_module("workloads.data.sources").open_source(data)
+        if data != SYNTHETIC:
+            importlib.import_module(self.train).Training.prepare(data)
 
     def build(
         self,

@@ -171,11 +171,10 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
         count = program.per_replica_batch_size
 
         def step(program=program, count=count):
-            images = tf.zeros([count, 8, 8, 3])
             return (
                 *program.training._draw(count, 1),
                 *program.training._draw(count, 2),
-                program.training.noise.pixels(images),
+                program.training.noise.pixels(count, 8, 8, 3),
             )
 
         drawn = program._repl.run(step)

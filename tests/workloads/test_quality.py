@@ -20,13 +20,7 @@ METRIC = Metric(
 
 
 def test_intervals_are_scipys():
-    """Wilson's of shares, Student's of means."""
-    for successes, trials in ((0, 5), (1, 10), (96, 359), (359, 359)):
-        reference = scipy.stats.binomtest(successes, trials).proportion_ci(
-            confidence_level=0.95, method="wilson"
-        )
-        found = quality.wilson_interval(successes, trials)
-        assert tuple(reference) == pytest.approx(found, abs=1e-12)
+    """Student's of means."""
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     metric = quality.mean(METRIC, values)
@@ -68,7 +62,8 @@ def test_examples_of_all_batches_count():
     counted = quality.counted(METRIC, 2.5, num_examples=7)
 
     assert (share.name, share.value, share.method) == ("even", 2 / 3, WILSON)
-    assert (share.low, share.high) == quality.wilson_interval(2, 3)
+    # (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with n = 3
+    assert (0.2076596, 0.9385081) == pytest.approx((share.low, share.high), rel=1e-6)
     assert (share.num_examples, share.confidence, share.unit) == (3, 0.95, "ratio")
     assert (mean.name, mean.value, mean.num_examples) == ("itself", 3.0, 3)
     assert (2.5, 2.5, 2.5) == (counted.low, counted.value, counted.high)
@@ -78,7 +73,6 @@ def test_examples_of_all_batches_count():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: quality.wilson_interval(6, 5), "trials must be at least 1 and succ"),
         (lambda: quality.mean(METRIC, [1.0]), r"1 value\(s\) of 'top_1': an interval"),
         (
             lambda: quality.mean(METRIC, np.ones(5), np.zeros(5)),
@@ -138,6 +132,3 @@ def test_variables_are_added_and_the_others_kept(monkeypatch):
     )
     found = child_process.environment(child_process.ONE_THREAD)
     assert ("1", "0") == (found["OMP_NUM_THREADS"], found["LP_NUM_THREADS"])
-    assert {"A": "b", "PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere"} == (
-        child_process.environment(variables={"A": "b"})
-    )

@@ -12,7 +12,7 @@ import small_fit
 from workloads import child_process
 
 ROOT = Path(__file__).resolve().parents[2]
-HELD_OUT = r"held-out top-1: 0\.\d{3} \(n = 359\)"
+HELD_OUT = r"top_1: 0\.\d{3} \(n = 359\)"
 TWO_IMAGES = ["--image-size", "32", "--per-replica-batch-size", "2"]
 # By workload: a small training, what it prints of held-out data, and a line of --help.
 PROGRAMS = {
@@ -37,12 +37,12 @@ PROGRAMS = {
             *("--num-actors", "1", "--min-replay-size", "20", "--action-repeat", "50"),
             *("--per-replica-batch-size", "4"),
         ],
-        r"episode_return: \d+\.\d \(n = 2\)",
+        r"episode_return: \d+\.\d{3} \(n = 2\)",
         r"--num-atoms INT returns that the critic gives.* \[101\]",
     ),
     "transformer": (
         ["--preset", "smoke", "--num-layers", "1", "--per-replica-batch-size", "128"],
-        r"held-out bits per byte: \d\.\d{3} \(n = 64\)",
+        r"bits_per_byte: \d\.\d{3} \(n = \d+\)",
         r"--num-layers INT blocks of attention and.* \[120\]",
     ),
 }

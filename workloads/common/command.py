@@ -13,20 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+import replicator
 from workloads.spec import ABOUT
 
 if TYPE_CHECKING:
-    import replicator
     from workloads.spec import WorkloadInfo
 
 _OF_REPLICATOR = "external_writes"  # an option of ``replicator.create``
+
+
+def main(description: str | None, info: WorkloadInfo, training: Any) -> None:
+    """Trains as the command line says, and shows what was learned."""
+    args = parse(description, info)
+    repl = replicator.create(args.backend, num_replicas=args.replicas)
+    train(repl, training(repl, args.config, **args.batches), args)
 
 
 def parse(description: str | None, info: WorkloadInfo) -> argparse.Namespace:
     """Returns where to run and for how long.
 
     Also ``config`` with the recipe's settings, ``batches`` with the other arguments of
-    a ``Training``, and ``unit`` of examples.
+    a ``Training``, and ``info`` of the workload.
     """
     presets = {preset.name: preset.config for preset in info.presets}
     (usual,) = (each for each in info.presets if each.name == info.default_preset)
@@ -77,7 +84,7 @@ def parse(description: str | None, info: WorkloadInfo) -> argparse.Namespace:
         "per_replica_batch_size": args.per_replica_batch_size,
         "seed": args.seed,
     }
-    args.unit = info.example_unit
+    args.info = info
     keras.utils.set_random_seed(args.seed)
     return args
 
@@ -89,23 +96,31 @@ def _boolean(text: str) -> bool:
 
 
 def train(repl: replicator.Replicator, made: Any, args: argparse.Namespace) -> None:
-    """Runs steps of a ``Training``, and shows their losses and rates."""
+    """Runs steps of a ``Training``, shows losses and rates, then what was learned."""
     inputs = repl.make_input_iterator(made.input_fn)
     cycle = getattr(made, "cycle", None) or (made.step_fn,)
-    progress = Progress(args.steps, args.unit, made.global_batch_size)
+    progress = Progress(made, args)
     for step in range(args.steps):
         outputs = repl.run(cycle[step % len(cycle)], inputs)
         progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    evaluate(made, args)
+
+
+def evaluate(made: Any, args: argparse.Namespace) -> None:
+    """Shows what was learned, unless data are random."""
+    for metric in made.evaluate(args.info.metrics):
+        figure = f"{metric.name}: {metric.value:.3f} (n = {metric.num_examples})"
+        sys.stdout.write(f"{figure}\n")
 
 
 class Progress:
     """A progress bar with the loss of each step and the rate since the step before."""
 
-    def __init__(self, num_steps: int, unit: str, examples_per_step: int) -> None:
-        self._rate = f"{unit}/s"
-        self._examples_per_step = examples_per_step
+    def __init__(self, made: Any, args: argparse.Namespace) -> None:
+        self._rate = f"{args.info.example_unit}/s"
+        self._examples_per_step = made.global_batch_size
         self._bar = keras.utils.Progbar(
-            num_steps, stateful_metrics=("loss", self._rate), unit_name="step"
+            args.steps, stateful_metrics=("loss", self._rate), unit_name="step"
         )
         self._before = time.perf_counter()
 

@@ -31,21 +31,16 @@ def make(
             is_affine=is_affine,
             name=name,
         )
-    if statistics == "cross_replica":
-        layer = replicator.CrossReplicaBatchNormalization(
-            momentum=MOMENTUM,
-            epsilon=epsilon,
-            gamma_initializer=gamma_init,
-            center=is_affine,
-            scale=is_affine,
-            name=name,
-        )
-        layer.build((None, None, None, num_channels))
-        return layer
-    raise ValueError(
-        f"statistics {statistics!r} are unknown: use 'local' (each replica by its own "
-        "batch) or 'cross_replica' (by the global batch)"
+    layer = replicator.CrossReplicaBatchNormalization(
+        momentum=MOMENTUM,
+        epsilon=epsilon,
+        gamma_initializer=gamma_init,
+        center=is_affine,
+        scale=is_affine,
+        name=name,
     )
+    layer.build((None, None, None, num_channels))
+    return layer
 
 
 class FusedBatchNorm(keras.layers.Layer):

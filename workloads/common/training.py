@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from workloads import quality
 from workloads.data.images import Images
+from workloads.data.sources import open_source
 from workloads.spec import JIT_COMPUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
 
     import replicator
     from workloads.data.images import Augmentation
+    from workloads.spec import Metric, QualityMetric, SanityCheck
 
 
 # ``compute``: forward and backward pass of each replica. The step around them stays a
@@ -298,13 +301,61 @@ def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(is_on)
 
 
-class ImageTraining:
+class Training:
+    """What the harness asks of a training, besides ``input_fn`` and ``step_fn``.
+
+    Attributes:
+      config: Its settings.
+      source: The data set; None for synthetic data.
+      trackables: What a checkpoint holds, by name.
+      global_batch_size: Examples of a step.
+      batch_per_example: How many of these are one example of the data.
+    """
+
+    config: Any
+    source: Any = None
+    trackables: dict[str, Any]
+    global_batch_size: int
+    batch_per_example = 1
+
+    @staticmethod
+    def prepare(data: str) -> None:
+        """Prepares a data set, if that needs to be done once; runs no op."""
+        open_source(data)
+
+    def flops(self) -> int | None:
+        """Returns the floating-point operations of one example in a training step.
+
+        By the model alone, two per multiply-add; None if not counted.
+        """
+        return None
+
+    def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
+        """Measures what was learned; random data has nothing to learn."""
+        del metrics
+        return ()
+
+    def check(self) -> tuple[SanityCheck, ...]:
+        """Checks the data, besides what all programs check."""
+        return ()
+
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the training makes, as PNG, or None."""
+        return None
+
+    def match(self, num_replicas: int) -> None:
+        """Lets N replicas draw what one would: N are compared with one."""
+
+    def matched_draws(self) -> dict[str, np.ndarray]:
+        """Returns what every matched step draws, by name, for all replicas."""
+        return {}
+
+
+class ImageTraining(Training):
     """What a training on labelled images has: settings, data, held-out predictions.
 
     Attributes:
-      config: Its settings, an ``ImageConfig``.
       images: Its data.
-      source: The data set; None for synthetic images.
       model: Maps images to logits, where it is a classifier.
     """
 
@@ -336,6 +387,10 @@ class ImageTraining:
         """Returns the batches of one input pipeline, each for one replica."""
         size = context.get_per_replica_batch_size(self.global_batch_size)
         return self.images.batches(context, size)
+
+    def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
+        """Measures metrics on the whole held-out split."""
+        return quality.held_out(metrics, self) if self.source is not None else ()
 
     def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields logits and labels of the held-out split, computed on one device."""

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.spec import check_choice
-
-from .control import FRAME_SIZE, BrokenEpisodeError, Environment, FrameStack
+from .control import FRAME_SIZE, BrokenEpisodeError, Environment
 from .streams import NO_WEIGHTS
-from .study import NETWORKS
 
 if TYPE_CHECKING:
     from .control import EnvironmentSpec
@@ -49,11 +46,6 @@ class PolicySpec:
     num_conv_filters: int = 32  # Filters of each of the two convolutions; frames only.
     # Outputs of the layer between them and the first hidden one.
     num_features: int = 50
-
-    def __post_init__(self) -> None:
-        check_choice("network", self.kind, NETWORKS)
-        if not self.hidden_sizes:
-            raise ValueError("a policy needs at least one hidden layer, but got none")
 
     @property
     def uses_pixels(self) -> bool:
@@ -149,16 +141,6 @@ class Policy:
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Returns actions in [-1, 1], [examples, action_size] float32."""
         spec = self.spec
-        dtype = np.uint8 if spec.uses_pixels else np.float32
-        if observations.shape[1:] != spec.observation_shape or (
-            observations.dtype != dtype
-        ):
-            raise ValueError(
-                f"the policy needs observations of shape [examples, "
-                f"{str(spec.observation_shape)[1:-1].rstrip(',')}] and type "
-                f"{np.dtype(dtype)}, but got {observations.shape} and "
-                f"{observations.dtype}"
-            )
         hidden = observations
         if spec.uses_pixels:
             # In small chunks: the windows of a stack of frames are nine times as large.
@@ -258,7 +240,6 @@ class _Place:
     stream_id: int
     environment: Environment
     writer: StreamWriter
-    stack: FrameStack
     observation: np.ndarray | None = None
     is_first: bool = True
 
@@ -286,19 +267,12 @@ class Actor:
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
         first_seed = int(seeds.generate_state(1)[0]) % (2**31 - count)
-        num_frames = config.num_stacked_frames
         self._places = [
             _Place(
                 index=index,
                 stream_id=stream_id,
-                environment=Environment(
-                    settings.name,
-                    observations=config.observations,
-                    action_repeat=config.action_repeat,
-                    seed=first_seed + index,
-                ),
+                environment=Environment(settings.name, config, seed=first_seed + index),
                 writer=streams.writer(stream_id),
-                stack=FrameStack(num_frames),
             )
             for index, stream_id in enumerate(stream_ids)
         ]
@@ -306,7 +280,7 @@ class Actor:
         self._noise = np.array([[settings.sigma(k)] for k in stream_ids], np.float32)
         *around, width = spec.observation_shape
         self._seen = np.zeros(
-            (count, *around, width * num_frames), spec.observation_dtype
+            (count, *around, width * config.num_stacked_frames), spec.observation_dtype
         )
         self._action_shape = (count, spec.action_size)
         self._last_time = time.monotonic()
@@ -372,9 +346,8 @@ class Actor:
         self._see(place, place.environment.reset(), is_first=True)
 
     def _see(self, place: _Place, observation: np.ndarray, *, is_first: bool) -> None:
-        """Passes an observation to the policy, with the previous frames."""
         place.observation, place.is_first = observation, is_first
-        self._seen[place.index] = place.stack.add(observation, is_first=is_first)
+        self._seen[place.index] = place.environment.seen
 
     def _wait(self) -> None:
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""How much experience a replay holds, and the memory of this machine for it.
+"""Whether this machine can run a plan: the experience that a replay holds, its memory.
 
 The replay consists of ring buffers of records, one per environment (``streams``).
 Records near a ring's write head can be overwritten while they are read, so they are
@@ -11,9 +11,13 @@ import dataclasses
 import math
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from workloads.spec import SYNTHETIC
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .control import EnvironmentSpec
     from .streams import StreamsSpec
     from .study import D4PGConfig
@@ -211,6 +215,45 @@ def check_memory(
         f"but {_in_words(available)} are available here: use less, such as "
         f"replay_capacity={fitting}, or another machine"
     )
+
+
+def check(
+    preset: str,
+    options: Mapping[str, Any],
+    *,
+    data: str,
+    global_batch_size: int,
+    num_workers: int = 1,
+) -> None:
+    """Raises unless a trial could run its environment, replay and learner here.
+
+    Problems that it would find after minutes: missing OpenGL, or too little memory.
+    Creates the environment once, in a separate process, which takes about 2 s.
+    """
+    from .study import WORKLOAD
+
+    config = WORKLOAD.make_config(preset, options)
+    if data == SYNTHETIC:
+        return
+    check_learning(config, global_batch_size=global_batch_size)
+    check_rings(config, num_pipelines=num_workers)
+    environment = _make_environment(data, config)
+    check_memory(config, streams_spec(config, environment, share(config, 0, 1)))
+
+
+def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:
+    from .evaluator import EvaluatorClient
+
+    try:
+        # Output of libraries on a missing driver is in the error.
+        client = EvaluatorClient(name, config, seed=0, is_quiet=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"data {name!r} cannot be created here ({error}): check the installation "
+            "of dm-control and mujoco"
+        ) from error
+    client.close()
+    return client.spec
 
 
 def _in_words(num_bytes: int) -> str:

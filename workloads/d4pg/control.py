@@ -12,13 +12,12 @@ import importlib
 import math
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from workloads.spec import check_choice, check_range
-
-from .study import OBSERVATIONS
+if TYPE_CHECKING:
+    from .study import D4PGConfig
 
 # dm_control chooses its renderer once, when it is imported: by ``MUJOCO_GL``, else the
 # first that it finds, which may open a window. Unless the user has set the variable,
@@ -209,25 +208,21 @@ class Environment:
     """A task of the Control Suite (Tassa et al. 2018) with canonical actions."""
 
     spec: EnvironmentSpec  # Shapes of observations and actions.
+    # What a policy sees now: the state, or the last frames, always in the same array.
+    seen: np.ndarray
 
     def __init__(
-        self,
-        name: str,
-        *,
-        observations: str = "state",
-        action_repeat: int = 1,
-        seed: int = 0,
-        can_render: bool = False,
+        self, name: str, config: D4PGConfig, *, seed: int = 0, can_render: bool = False
     ) -> None:
         check(name)
-        check_choice("observations", observations, OBSERVATIONS)
-        check_range("action_repeat", action_repeat, low=1)
-        suite = load_suite(can_render=can_render or observations == "pixels")
+        is_pixels = config.observations == "pixels"
+        suite = load_suite(can_render=can_render or is_pixels)
         from dm_control.rl.control import PhysicsError
 
         self._physics_error = PhysicsError
         self._env = suite.load(*name.split(":"), task_kwargs={"random": seed})
-        self._action_repeat = action_repeat
+        self._action_repeat = config.action_repeat
+        self._stack = FrameStack(config.num_stacked_frames)
         self._num_control_steps = 0
         self._must_reset = True
         self._camera = None
@@ -239,7 +234,7 @@ class Environment:
         )
         parts = self._env.observation_spec().values()
         self._state_size = sum(math.prod(part.shape) for part in parts)
-        if observations == "pixels":
+        if is_pixels:
             # No multisampling and no shadow maps, set before the first frame.
             self._env.physics.model.vis.quality.offsamples = 0
             self._env.physics.model.vis.quality.shadowsize = 0
@@ -251,7 +246,7 @@ class Environment:
             shape = (self._state_size,)
         self.spec = EnvironmentSpec(
             observation_shape=shape,
-            observation_dtype="uint8" if observations == "pixels" else "float32",
+            observation_dtype="uint8" if is_pixels else "float32",
             action_size=math.prod(actions.shape),
         )
 
@@ -259,6 +254,7 @@ class Environment:
         """Starts an episode and returns its first observation."""
         self._num_control_steps = 0
         observation = self._observe(self._call(self._env.reset))
+        self.seen = self._stack.add(observation, is_first=True)
         self._must_reset = False
         return observation
 
@@ -281,6 +277,7 @@ class Environment:
         if not math.isfinite(reward):
             raise BrokenEpisodeError(f"the reward is {reward}")
         observation = self._observe(timestep)
+        self.seen = self._stack.add(observation, is_first=False)
         self._must_reset = is_last
         return Step(observation, float(reward), float(discount), is_last)
 

@@ -11,6 +11,7 @@ not outlive its parent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import multiprocessing
 import subprocess
@@ -29,18 +30,17 @@ from .control import (
     BrokenEpisodeError,
     Environment,
     EnvironmentSpec,
-    FrameStack,
 )
-from .study import LEARNED
 
 if TYPE_CHECKING:
-    from workloads.spec import QualityMetric
+    from collections.abc import Sequence
+
+    from workloads.spec import Metric, QualityMetric
 
     from .study import D4PGConfig
 
 _END_SEC = 5.0
 _STDERR = 2
-_CHANNELS = 3
 _COLOURS = 0xF8  # 32 of each channel take half the space of 256
 _BLEND_OVER = 1
 _MOST_ENVIRONMENTS = 10
@@ -82,11 +82,11 @@ class EvaluatorClient:
             raise
 
     def score(
-        self, policy: PolicySpec, weights: np.ndarray
+        self, metrics: Sequence[Metric], policy: PolicySpec, weights: np.ndarray
     ) -> tuple[QualityMetric, ...]:
         """Returns the mean return of episodes without noise, with its interval."""
         returns = self._ask("play", policy, weights, self._num_episodes)
-        return quality.of_examples(LEARNED, [(returns,)])
+        return quality.of_examples(metrics, [(returns,)])
 
     def film(self, policy: PolicySpec, weights: np.ndarray) -> bytes | None:
         """Returns a film of one episode as animated PNG, or None without OpenGL.
@@ -136,10 +136,11 @@ class Evaluator:
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
     ) -> None:
-        self._arguments = (name, config, can_render)
+        self._make = functools.partial(Environment, name, config, can_render=can_render)
+        self._num_actions = MAX_CONTROL_STEPS // config.action_repeat
         self._seed = seed + _SEED_OFFSET
         self._players: list[_Player] = []
-        environment = _make_environment(*self._arguments, seed=0)
+        environment = self._make()
         environment.close()
         self.spec = environment.spec
 
@@ -154,7 +155,9 @@ class Evaluator:
             for player in players:
                 player.reset()
             while playing := [player for player in players if not player.is_over]:
-                actions = policy(np.stack([player.observation for player in playing]))
+                actions = policy(
+                    np.stack([player.environment.seen for player in playing])
+                )
                 for player, action in zip(playing, actions, strict=True):
                     player.act(action)
             returns += [player.episode_return for player in players]
@@ -162,14 +165,13 @@ class Evaluator:
 
     def film(self, policy: Policy) -> bytes:
         """Returns a film of one episode as animated PNG."""
-        num_actions = MAX_CONTROL_STEPS // self._arguments[1].action_repeat
-        num_skipped = max(num_actions // _MOST_FRAMES, 1)
+        num_skipped = max(self._num_actions // _MOST_FRAMES, 1)
         player = self._make_player(_MOST_ENVIRONMENTS)
         try:
             player.reset()
             frames = [player.environment.render(*_FILM_SIZE)]
             while not player.is_over:
-                player.act(policy(player.observation[None])[0])
+                player.act(policy(player.environment.seen[None])[0])
                 if player.num_actions % num_skipped == 0:
                     frames.append(player.environment.render(*_FILM_SIZE))
         finally:
@@ -177,23 +179,20 @@ class Evaluator:
         return encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
 
     def _make_player(self, index: int) -> _Player:
-        return _Player(*self._arguments, seed=self._seed + index)
+        return _Player(self._make(seed=self._seed + index))
 
 
 class _Player:
-    """One environment, its episode so far, and the policy's observations."""
+    """One environment, and its episode so far."""
 
-    def __init__(
-        self, name: str, config: D4PGConfig, can_render: bool, *, seed: int
-    ) -> None:
-        self.environment = _make_environment(name, config, can_render, seed=seed)
-        self._stack = FrameStack(config.num_stacked_frames)
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
         self._num_broken = 0
         self.reset()
 
     def reset(self) -> None:
         """Starts an episode."""
-        self.observation = self._stack.add(self.environment.reset(), is_first=True)
+        self.environment.reset()
         self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
 
     def act(self, action: np.ndarray) -> None:
@@ -209,22 +208,9 @@ class _Player:
                 ) from error
             self.reset()
             return
-        self.observation = self._stack.add(step.observation, is_first=False)
         self.episode_return += step.reward
         self.num_actions += 1
         self.is_over = step.is_last
-
-
-def _make_environment(
-    name: str, config: D4PGConfig, can_render: bool, *, seed: int
-) -> Environment:
-    return Environment(
-        name,
-        observations=config.observations,
-        action_repeat=config.action_repeat,
-        seed=seed,
-        can_render=can_render,
-    )
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
@@ -234,12 +220,6 @@ def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
     """
     from PIL import Image  # comes with matplotlib
 
-    is_film = frames.ndim == 4 and frames.shape[-1] == _CHANNELS and len(frames)  # noqa: PLR2004
-    if not is_film or frames.dtype != np.uint8:
-        raise ValueError(
-            "a film needs frames of shape [frames, height, width, 3] and type uint8, "
-            f"but got {frames.shape} and {frames.dtype}"
-        )
     frames = frames & _COLOURS
     pixels = np.pad(frames, [(0, 0), (0, 0), (0, 0), (0, 1)], constant_values=255)
     pixels[1:][(frames[1:] == frames[:-1]).all(axis=3)] = 0

@@ -7,7 +7,6 @@ from, and read the policy's weights from memory that this process writes to;
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from .actor import PolicySpec
     from .control import EnvironmentSpec
-    from .pool import Counters
     from .study import D4PGConfig
 
 # Distance between the seeds of one pipeline's environments and the next one's.
@@ -131,13 +129,13 @@ class Experience:
         # Actors without weights have version -1.
         return float(self._streams.version.clip(min=0).mean())
 
-    def counters(self) -> Counters:
-        """Returns the counters so far."""
-        return dataclasses.replace(
-            self.pool.counters(),
-            num_sampled=self.replay.num_sampled,
-            wait_sec=self.replay.wait_sec,
-        )
+    def counters(self) -> dict[str, float]:
+        """Returns the counters of actors so far, and of sampling."""
+        return {
+            **self.pool.counters(),
+            "num_sampled": self.replay.num_sampled,
+            "wait_sec": self.replay.wait_sec,
+        }
 
     def pause(self) -> None:
         """Stops actors and sampling until ``resume``."""

@@ -199,7 +199,7 @@ class Learner:
     def policy_weights(self) -> np.ndarray:
         """Returns the policy's weights in the layout of ``PolicySpec``, float32."""
         torso = [] if self.torso is None else self.torso.trainable_variables
-        variables = [*torso, *self.policy.ordered_variables]
+        variables = [*torso, *self.policy.trainable_variables]
         return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
 
 

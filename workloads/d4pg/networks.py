@@ -92,84 +92,42 @@ class Torso(keras.Model):
 
 
 class _Head(keras.Model):
-    """Hidden layers; before them, the layer that sees the torso's frames."""
+    """Hidden layers and a last one; before them, the layer that sees frames."""
 
     features: Any = None
 
-    def _first_layer(
-        self, make: _Builder, spec: PolicySpec, num_actions: int = 0
-    ) -> int:
-        """Returns the number of inputs of the first hidden layer."""
-        self._kind = spec.kind
-        if not spec.uses_pixels:
-            return spec.observation_shape[0] + num_actions
-        self.features = make.dense("features", actor.conv_size(spec), spec.num_features)
-        self.features_norm = make.norm("features_norm", spec.num_features)
-        return spec.num_features + num_actions
-
-    def _see(self, inputs: Any) -> Any:
-        if self.features is None:
-            return inputs
-        return tf.nn.tanh(self.features_norm(self.features(inputs)))
-
-    def _activate(self, hidden: Any) -> Any:
-        return tf.nn.relu(hidden) if self._kind == "mlp" else tf.nn.elu(hidden)
-
-
-class Policy(_Head):
-    """Maps states, or outputs of the torso, to actions in [-1, 1]."""
-
-    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
-        super().__init__(name="policy")
-        make = _Builder(spec.kind, seed)
-        width = self._first_layer(make, spec)
-        self.hidden = []
-        self.norms = []
-        for index, size in enumerate(spec.hidden_sizes):
-            self.hidden.append(make.dense(f"dense_{index}", width, size))
-            if index == 0 and spec.kind == "layer_norm_mlp":
-                self.norms.append(make.norm("norm", size))
-            width = size
-        self.action = make.dense("action", width, spec.action_size, is_last=True)
-        self.built = True
-
-    @property
-    def ordered_variables(self) -> list[Any]:
-        """Weights in the order of ``PolicySpec.variables``, without the torso's."""
-        layers = [] if self.features is None else [self.features, self.features_norm]
-        layers += [self.hidden[0], *self.norms, *self.hidden[1:], self.action]
-        return [variable for layer in layers for variable in layer.trainable_variables]
-
-    def call(self, inputs: Any) -> Any:
-        """Returns [examples, action_size]."""
-        hidden = self._see(inputs)
-        for index, dense in enumerate(self.hidden):
-            hidden = dense(hidden)
-            if index == 0 and self.norms:
-                hidden = tf.nn.tanh(self.norms[0](hidden))
-            else:
-                hidden = self._activate(hidden)
-        return tf.nn.tanh(self.action(hidden))
-
-
-class Critic(_Head):
-    """Maps states, or outputs of the torso, and actions to distributions."""
-
     def __init__(
-        self, spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
+        self,
+        name: str,
+        spec: PolicySpec,
+        sizes: Sequence[int],
+        last: tuple[str, int],
+        *,
+        num_actions: int = 0,
+        seed: int,
     ) -> None:
-        super().__init__(name="critic")
+        """Creates the layers, whose weights are in the order of construction.
+
+        Actions join the inputs of the first hidden layer; in an ``mlp`` the outputs of
+        the second one, by a linear layer without a bias, which that layer has.
+        """
+        super().__init__(name=name)
         make = _Builder(spec.kind, seed)
-        joins_first = spec.kind == "layer_norm_mlp"
-        width = self._first_layer(make, spec, spec.action_size if joins_first else 0)
+        self.is_mlp = spec.kind == "mlp"
+        width = spec.observation_shape[0]
+        if spec.uses_pixels:
+            width = spec.num_features
+            self.features = make.dense("features", actor.conv_size(spec), width)
+            self.features_norm = make.norm("features_norm", width)
+        if not self.is_mlp:
+            width += num_actions
         self.hidden = []
         for index, size in enumerate(sizes):
             self.hidden.append(make.dense(f"dense_{index}", width, size))
+            if index == 0 and not self.is_mlp:
+                self.norm = make.norm("norm", size)
             width = size
-        if joins_first:
-            self.norm = make.norm("norm", sizes[0])
-        else:
-            # A linear layer without a bias: the second layer has one.
+        if self.is_mlp and num_actions:
             self.joining = keras.layers.Dense(
                 sizes[1],
                 use_bias=False,
@@ -181,24 +139,60 @@ class Critic(_Head):
                 ),
                 name="joining",
             )
-            self.joining.build((None, spec.action_size))
-        self.logits = make.dense("logits", width, num_atoms, is_last=True)
+            self.joining.build((None, num_actions))
+        self.last = make.dense(last[0], width, last[1], is_last=True)
         self.built = True
 
-    def call(self, inputs: Any, actions: Any) -> Any:
-        """Returns logits [examples, num_atoms]."""
+    def _see(self, inputs: Any) -> Any:
+        if self.features is None:
+            return inputs
+        return tf.nn.tanh(self.features_norm(self.features(inputs)))
+
+    def _outputs(self, inputs: Any, actions: Any = None) -> Any:
+        """Returns what the last layer makes of inputs, and of actions that join."""
         hidden = self._see(inputs)
-        if self._kind == "layer_norm_mlp":
+        if actions is not None and not self.is_mlp:
             hidden = tf.concat([hidden, actions], axis=1)
         for index, dense in enumerate(self.hidden):
             hidden = dense(hidden)
-            if index == 0 and self._kind == "layer_norm_mlp":
-                hidden = tf.nn.tanh(self.norm(hidden))
-                continue
-            if index == 1 and self._kind == "mlp":
+            if index == 1 and self.is_mlp and actions is not None:
                 hidden = hidden + self.joining(actions)
-            hidden = self._activate(hidden)
-        return self.logits(hidden)
+            if self.is_mlp:
+                hidden = tf.nn.relu(hidden)
+            else:
+                hidden = tf.nn.elu(hidden) if index else tf.nn.tanh(self.norm(hidden))
+        return self.last(hidden)
+
+
+class Policy(_Head):
+    """Maps states, or outputs of the torso, to actions in [-1, 1].
+
+    Its weights have the order of ``PolicySpec.variables``, without the torso's.
+    """
+
+    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
+        last = ("action", spec.action_size)
+        super().__init__("policy", spec, spec.hidden_sizes, last, seed=seed)
+
+    def call(self, inputs: Any) -> Any:
+        """Returns [examples, action_size]."""
+        return tf.nn.tanh(self._outputs(inputs))
+
+
+class Critic(_Head):
+    """Maps states, or outputs of the torso, and actions to distributions."""
+
+    def __init__(
+        self, spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
+    ) -> None:
+        last, num_actions = ("logits", num_atoms), spec.action_size
+        super().__init__(
+            "critic", spec, sizes, last, num_actions=num_actions, seed=seed
+        )
+
+    def call(self, inputs: Any, actions: Any) -> Any:
+        """Returns logits [examples, num_atoms]."""
+        return self._outputs(inputs, actions)
 
 
 def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:

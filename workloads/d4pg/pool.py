@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from .streams import SharedWeights, StepStreams
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Counters:
-    """Counters so far; the difference of two covers the time between them."""
-
-    num_environment_steps: int = 0  # Environment steps of all actors.
-    num_episodes: int = 0  # Completed episodes.
-    num_sampled: int = 0  # Transitions sampled from replay.
-    wait_sec: float = 0.0  # Time that sampling has waited for actors.
-    idle_sec: float = 0.0  # Total time that actors have waited for the learner.
-    elapsed_sec: float = 0.0  # Total time that actors have run.
-    num_refused: int = 0  # Environment steps that were not finite.
-    num_restarts: int = 0  # Actors that were replaced.
-
-
 class ActorError(RuntimeError):
     """Actors fail repeatedly; the message says how the last one did."""
 
@@ -85,19 +71,23 @@ class BasePool(abc.ABC):
     def resume(self) -> None:
         """Lets stopped actors continue; the time in between is not theirs."""
 
-    def counters(self) -> Counters:
-        """Returns the counters of the actors so far, without those of sampling."""
+    def counters(self) -> dict[str, float]:
+        """Returns what the actors have done so far.
+
+        Completed episodes, steps that were not finite, actors that were replaced, and
+        the total time that actors have run, and of it waited for the learner.
+        """
         streams = self._streams
         num_episodes = int(streams.num_episodes.sum())
-        return Counters(
+        return {
             # A final observation is a record, but no action was taken there.
-            num_environment_steps=streams.num_inserted() - num_episodes,
-            num_episodes=num_episodes,
-            idle_sec=float(streams.idle_sec.sum()),
-            elapsed_sec=float(streams.elapsed_sec.sum()),
-            num_refused=int(streams.num_refused.sum()),
-            num_restarts=self._num_restarts,
-        )
+            "num_environment_steps": streams.num_inserted() - num_episodes,
+            "num_episodes": num_episodes,
+            "idle_sec": float(streams.idle_sec.sum()),
+            "elapsed_sec": float(streams.elapsed_sec.sum()),
+            "num_refused": int(streams.num_refused.sum()),
+            "num_restarts": self._num_restarts,
+        }
 
     def close(self) -> None:
         """Terminates the actors and waits until they have exited."""
@@ -203,11 +193,11 @@ class ActorPool(BasePool):
             if process.popen.poll() is None:
                 process.popen.send_signal(number)
 
-    def counters(self) -> Counters:
-        """Returns the counters so far."""
+    def counters(self) -> dict[str, float]:
+        """Returns the counters so far, without pauses."""
         found = super().counters()
-        elapsed_sec = max(found.elapsed_sec - self._paused_sec, 0.0)
-        return dataclasses.replace(found, elapsed_sec=elapsed_sec)
+        elapsed_sec = max(found["elapsed_sec"] - self._paused_sec, 0.0)
+        return {**found, "elapsed_sec": elapsed_sec}
 
     def _serve(self) -> None:
         for actor_id in range(self._settings.num_actors):

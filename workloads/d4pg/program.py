@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import dataclasses
 import json
 import math
 import time
@@ -21,11 +20,10 @@ from workloads.controls import ReusingReplicator
 from workloads.program import StepProgram
 from workloads.spec import SYNTHETIC
 
-from .pool import Counters
 from .study import OF_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from workloads.spec import QualityMetric
 
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 # Above this fraction of clipped targets, a warning says that the atoms are badly
 # chosen.
 _MOST_CLIPPED = 0.05
+Counts = Any
+"""A ``collections.Counter`` of numbers by name, times among them."""
 # Learner steps whose clipping and policy lag are kept for a window's figures.
 _NUM_RECENT = 1_000
 
@@ -100,17 +100,6 @@ class D4PGProgram(StepProgram):
                     raise experience.error from None
             raise
 
-    def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Measures the mean return of episodes without noise.
-
-        Every process plays its own episodes; synthetic data has none.
-        """
-        return self.training.evaluate()
-
-    def samples(self) -> bytes | None:
-        """Returns a film of one episode, as animated PNG, or None without OpenGL."""
-        return self.training.film()
-
     def start_window(self) -> None:
         """Starts a window; see ``StepProgram.start_window``."""
         self._clipped.clear()
@@ -129,8 +118,9 @@ class D4PGProgram(StepProgram):
         for experience in self.training.experiences:
             experience.resume()
 
-    def _now(self) -> dict[str, float]:
-        return describe_now(self._num_steps, self._count())
+    def _now(self) -> Counts:
+        now = {"window_sec": time.monotonic(), "num_learner_steps": self._num_steps}
+        return added([now, *self._counters()])
 
     def window_metrics(self) -> tuple[QualityMetric, ...]:
         """Returns rates of learner and actors since ``start_window``.
@@ -154,8 +144,10 @@ class D4PGProgram(StepProgram):
         counted = {
             **self._window.changes(),
             "num_pipelines": len(self.training.experiences),
+            "num_processes": 1,
+            "clipped": clipped,
+            "policy_lag": policy_lag,
         }
-        counted |= {"clipped": clipped, "policy_lag": policy_lag}
         mine = json.dumps(counted).encode("ascii")
         found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
         return describe(found, global_batch_size=self.global_batch_size)
@@ -164,11 +156,11 @@ class D4PGProgram(StepProgram):
         """Returns the environment steps of all actors of the trial so far."""
         if self.training.data == SYNTHETIC:
             return None
-        mine = sum(counters.num_environment_steps for counters in self._count())
+        mine = added(self._counters())["num_environment_steps"]
         found = self._repl.gather_bytes(str(mine).encode("ascii"))
         return sum(int(text) for text in found)
 
-    def _count(self) -> list[Counters]:
+    def _counters(self) -> list[dict[str, float]]:
         return [experience.counters() for experience in self.training.experiences]
 
     def close(self) -> None:
@@ -193,25 +185,21 @@ def input_mode(
     return modes.SINGLE
 
 
-def describe_now(num_steps: int, counters: Sequence[Counters]) -> dict[str, float]:
-    """Returns the time and the counters of one process, added up over its pipelines."""
-    return {
-        "window_sec": time.monotonic(),
-        "num_learner_steps": float(num_steps),
-        **{
-            field.name: float(sum(getattr(found, field.name) for found in counters))
-            for field in dataclasses.fields(Counters)
-        },
-    }
+def added(counted: Iterable[Mapping[str, float]]) -> Counts:
+    """Returns the sums of numbers by name; one that nobody has is 0."""
+    found: Counts = collections.Counter()
+    for each in counted:
+        found.update(each)
+    return found
 
 
 class Window:
     """Changes of counters since a point in time, without the pauses since."""
 
-    def __init__(self, read: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, read: Callable[[], Counts]) -> None:
         self._read = read
-        self._start: dict[str, float] | None = read()
-        self._before = dict.fromkeys(self._start, 0.0)
+        self._start: Counts | None = read()
+        self._before: Counts = collections.Counter()
 
     def pause(self) -> None:
         """Counts nothing until ``resume``."""
@@ -221,12 +209,13 @@ class Window:
         """Continues to count."""
         self._start = self._read()
 
-    def changes(self) -> dict[str, float]:
+    def changes(self) -> Counts:
         """Returns the changes so far."""
         if self._start is None:
             return self._before
-        now, start = self._read(), self._start
-        return {name: self._before[name] + now[name] - start[name] for name in now}
+        found = added([self._before, self._read()])
+        found.subtract(self._start)
+        return found
 
 
 def describe(
@@ -237,13 +226,9 @@ def describe(
     num_steps = int(processes[0]["num_learner_steps"])
     if not num_steps or window_sec <= 0:
         return ()
-    totals = {
-        **{name: sum(of[name] for of in processes) for name in processes[0]},
-        "window_sec": window_sec,
-        "num_learner_steps": num_steps,
-        "num_transitions": num_steps * global_batch_size,
-        "num_processes": len(processes),
-    }
+    totals = added(processes)
+    totals["window_sec"], totals["num_learner_steps"] = window_sec, num_steps
+    totals["num_transitions"] = num_steps * global_batch_size
     found = ((metric, metric.of(totals)) for metric in OF_WINDOW if metric.of)
     return tuple(
         quality.counted(metric, value, num_examples=num_steps)

@@ -341,8 +341,6 @@ WORKLOAD = WorkloadInfo(
     example_unit="transitions",
     description="D4PG on the DeepMind Control Suite: actors, replay, learner",
     train="workloads.d4pg.train",
-    flops=lambda training: training.flops(),
-    prepare_data=lambda _: None,
     program="workloads.d4pg.program:D4PGProgram",
     presets=(
         PresetInfo(
@@ -412,7 +410,7 @@ WORKLOAD = WorkloadInfo(
     builtin_data=("cartpole:swingup", "cartpole:balance", SYNTHETIC),
     other_data="another domain:task of the control suite",
     data_module="workloads.d4pg.control",
-    machine_module="workloads.d4pg.requirements",
+    machine_module="workloads.d4pg.capacity",
     syncs_because="actors and replay use the results of each learner step",
     matching=Matching(
         options={"jit": "off", "tf32": False},

@@ -21,12 +21,14 @@ from .evaluator import EvaluatorClient
 from .learner import Learner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import tensorflow as tf
 
-    from workloads.spec import QualityMetric
+    from workloads.spec import Metric, QualityMetric
 
 
-class Training(Learner):
+class Training(Learner, training.Training):
     """A learner with its actors and replay.
 
     Attributes:
@@ -34,8 +36,6 @@ class Training(Learner):
       experiences: Actors and replay of each pipeline of this process.
       policy_spec: What actors compute of observations.
     """
-
-    source = None  # no data set
 
     def __init__(
         self,
@@ -103,13 +103,24 @@ class Training(Learner):
             for each in self.experiences:
                 each.weights.publish(weights, self.num_steps)
 
-    def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Measures the mean return of episodes without noise; of actors only."""
+    @staticmethod
+    def prepare(data: str) -> None:
+        """Does nothing: actors make the data."""
+
+    def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
+        """Measures the mean return of episodes without noise; of actors only.
+
+        Every process plays its own episodes.
+        """
         if self._evaluator is None:
             return ()
-        return self._evaluator.score(self.policy_spec, self.policy_weights())
+        return self._evaluator.score(
+            [metric for metric in metrics if not metric.is_of_window],
+            self.policy_spec,
+            self.policy_weights(),
+        )
 
-    def film(self) -> bytes | None:
+    def samples(self) -> bytes | None:
         """Returns a film of one episode, as animated PNG, or None without OpenGL."""
         if self._evaluator is None:
             return None
@@ -133,13 +144,12 @@ def main() -> None:
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)
     inputs = repl.make_input_iterator(made.input_fn)
-    progress = command.Progress(args.steps, args.unit, made.global_batch_size)
+    progress = command.Progress(made, args)
     for step in range(args.steps):
         outputs = made.learn(inputs)
         made.pass_on(outputs)
         progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
-    for metric in made.evaluate():
-        print(f"{metric.name}: {metric.value:.1f} (n = {metric.num_examples})")
+    command.evaluate(made, args)
     made.close()
 
 

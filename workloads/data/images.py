@@ -1,7 +1,7 @@
 """Labelled images as a training reads them: batches, normalisation, held-out split.
 
 A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
-int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
+int32, ``example_id`` [examples] int64 (see ``Examples.read``).
 
 With ``input_dtype`` ``uint8``, a batch has pixels as they are stored, a quarter of the
 bytes, and ``normalised`` is called in the step, on the device of the replica.
@@ -15,19 +15,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 import replicator
 from workloads.data import sources
-from workloads.data.sources import fold, open_source, shard
+from workloads.data.sources import TRAIN_SPLIT, fold, open_source, shard
 from workloads.spec import SYNTHETIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy as np
-
-    from workloads.data.sources import Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +129,16 @@ class Images:
         if self.source is None:
             batch = self._random_batch(num_examples)
             return sources.repeated(batch, num_examples, num_threads)
-        split, pipeline_id = shard(self.source, context), context.input_pipeline_id
-        dataset = self._read(self.source, split, num_threads, is_training=True)
+        pipeline_id = context.input_pipeline_id
+        dataset = self._labelled(
+            self.source.read(
+                TRAIN_SPLIT,
+                shard(self.source, context),
+                seed=self._seed,
+                threads=num_threads,
+            ),
+            num_threads,
+        )
         if self._config.cache_data:
             # Cached in encoded form: pixels are many times as large.
             dataset = dataset.cache()
@@ -151,7 +156,8 @@ class Images:
         """
         assert self.source is not None
         num_threads = self._config.num_input_threads
-        dataset = self._read(self.source, split, num_threads, is_training=False)
+        dataset = self.source.read(split, threads=num_threads)
+        dataset = self._labelled(dataset, num_threads)
         dataset = self._cropped(dataset, num_examples, num_threads, None)
         options = replicator.default_data_options(num_threads=num_threads)
         return dataset.prefetch(1).with_options(options)
@@ -178,29 +184,18 @@ class Images:
             predicted = predict(batch["image"]).numpy()
             yield predicted[is_example], batch["label"].numpy()[is_example]
 
-    def _read(
-        self, source: Source, split: Any, num_threads: int, *, is_training: bool
-    ) -> tf.data.Dataset:
-        """Reads encoded images with checked labels, in the order of their files."""
-        dataset = source.builder.as_dataset(
-            split=split,
-            shuffle_files=is_training,
-            # Shuffles encoded bytes, not pixels, so the buffer stays small.
-            decoders=tfds.decode.PartialDecoding(
-                {"image": True, "label": True},
-                decoders={"image": tfds.decode.SkipDecoding()},
-            ),
-            read_config=sources.read_config(seed=self._seed, num_threads=num_threads),
-        )
+    def _labelled(self, dataset: tf.data.Dataset, num_threads: int) -> tf.data.Dataset:
+        """Returns examples whose labels are checked, int32."""
 
         def check(example: dict[str, Any]) -> dict[str, Any]:
+            assert self.source is not None
             label = tf.cast(example["label"], tf.int32)
-            is_inside = (label >= 0) & (label < source.num_classes)
+            is_inside = (label >= 0) & (label < self.source.num_classes)
             text = tf.strings.join(
                 ["label outside the classes: ", tf.strings.as_string(label)]
             )
             with tf.control_dependencies([tf.debugging.Assert(is_inside, [text])]):
-                return {**sources.with_id(example), "label": tf.identity(label)}
+                return {**example, "label": tf.identity(label)}
 
         return _mapped(dataset, check, num_threads)
 

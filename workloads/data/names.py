@@ -2,8 +2,7 @@
 
 A data set is named as TFDS names it: ``name``, ``name/config`` or
 ``name/config:version``; a folder of images is ``folder:PATH``. Prepared data sets are
-looked up in the directory of TFDS (``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``);
-the embedded ``digits`` have a separate directory (``REPLICATOR_DATA_DIR``).
+looked up in the directory of TFDS (``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``).
 """
 
 from __future__ import annotations
@@ -39,10 +38,13 @@ def absolute_folder(name: str) -> str:
     return f"{PREFIX}{_folder_path(name).absolute()}"
 
 
-def read_folder(name: str) -> tuple[pathlib.Path, str | None]:
+def read_folder(
+    name: str,
+) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
     """Lists a folder of images and checks the first bytes of each.
 
-    Returns its path, and ``jpeg`` or ``png`` if all images are that, else None.
+    Returns path and label of each image by split, and ``jpeg`` or ``png`` if all images
+    are that, else None.
     """
     path = _folder_path(name)
     if not path.is_dir():
@@ -55,6 +57,7 @@ def read_folder(name: str) -> tuple[pathlib.Path, str | None]:
     if len(splits) < 2 or splits[0].name != TRAIN_SPLIT:  # noqa: PLR2004 - one of each
         raise ValueError(_wrong_layout(name, path))
     classes, encodings = _folders(splits[0]), set()
+    found: dict[str, list[tuple[str, str]]] = {split.name: [] for split in splits}
     for split in splits:
         labels = _folders(split)
         if not labels:
@@ -77,7 +80,8 @@ def read_folder(name: str) -> tuple[pathlib.Path, str | None]:
                     f"{', '.join(SUFFIXES)}, or remove it"
                 )
             encodings |= {_encoding(name, image) for image in images}
-    return path, encodings.pop() if len(encodings) == 1 else None
+            found[split.name] += [(str(image), label) for image in images]
+    return found, encodings.pop() if len(encodings) == 1 else None
 
 
 def _folder_path(name: str) -> pathlib.Path:
@@ -136,7 +140,7 @@ _CHANNELS = ("1", "3", "4")
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns where the embedded data sets are prepared.
+    """Returns where what is made of the embedded data is kept.
 
     ``REPLICATOR_DATA_DIR`` if set, else ``~/.cache/replicator-harness/tfds``.
     """

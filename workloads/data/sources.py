@@ -1,43 +1,80 @@
-"""Opens data sets: prepares the embedded one, finds the others, reads all with TFDS."""
+"""Data sets, each in one fixed order: the embedded ones, folders of images, TFDS."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import hashlib
+import importlib.util
+import io
+import pathlib
+import random
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 import replicator
-from workloads.data import builders, names
+from workloads.data import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Mapping
 
 TRAIN_SPLIT = names.TRAIN_SPLIT
+_WHOLE = slice(None)
+Seed = int | None
 # The message of the pipeline; see ``images.py``.
 _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """A prepared data set."""
+    """A data set whose examples are in memory."""
 
     name: str  # The name it was opened by.
-    builder: Any  # The TFDS builder that reads it.
-    evaluation_split: str  # Name of the held-out split.
-    smallest_feature: str  # What is read of an example whose id is looked at.
+    evaluation_split: str = "test"  # Name of the held-out split.
+    # Arrays of each split by feature, all as long as the split has examples.
+    splits: Mapping[str, Mapping[str, np.ndarray]]
+
+    def num_examples(self, split: str) -> int:
+        """Returns the examples of a split."""
+        return len(next(iter(self.splits[split].values())))
 
     @property
     def num_train_examples(self) -> int:
         """Examples of the training split."""
-        return int(self.builder.info.splits[TRAIN_SPLIT].num_examples)
+        return self.num_examples(TRAIN_SPLIT)
 
     @property
     def num_evaluation_examples(self) -> int:
         """Examples of the held-out split."""
-        return int(self.builder.info.splits[self.evaluation_split].num_examples)
+        return self.num_examples(self.evaluation_split)
+
+    def read(
+        self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
+    ) -> tf.data.Dataset:
+        """Returns the examples of a part of a split, once.
+
+        Args:
+          split: Its name.
+          part: The range of examples.
+          seed: Of the order in which files are opened in training; None for the stored
+            order.
+          threads: For what is not in memory.
+
+        Returns:
+          Dicts of features, and ``example_id``: int64, its own in the split.
+        """
+        del seed, threads  # all is in memory
+        found = {name: values[part] for name, values in self.splits[split].items()}
+        ids = np.arange(self.num_examples(split))[part]
+        return tf.data.Dataset.from_tensor_slices({**found, "example_id": ids})
+
+    def ids(self, part: slice = _WHOLE) -> tf.data.Dataset:
+        """Returns the ids of training examples; nothing is decoded."""
+        ids = np.arange(self.num_train_examples)[part]
+        return tf.data.Dataset.from_tensor_slices(ids)
 
     def explain(self, error: Exception) -> str | None:  # noqa: ARG002 - of subclasses
         """Describes how the data made a step fail, in one line; None otherwise."""
@@ -46,38 +83,53 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source(Examples):
-    """A prepared data set of labelled images."""
+    """Labelled images; features are ``image``, as it is stored, and ``label``."""
 
-    smallest_feature: str = "label"
-
-    @property
-    def num_classes(self) -> int:
-        """Distinct labels."""
-        return int(self.builder.info.features["label"].num_classes)
-
-    @property
-    def encoding(self) -> str | None:
-        """How images are stored: ``png``, ``jpeg``, or None if that varies."""
-        image = self.builder.info.features["image"]
-        encoding: str | None = image._encoding_format  # noqa: SLF001 - no public reader
-        return encoding
-
-    @property
-    def image_shape(self) -> tuple[int | None, ...]:
-        """Stored height, width and channels; None where images differ."""
-        return tuple(self.builder.info.features["image"].shape)
+    num_classes: int  # Distinct labels.
+    encoding: str | None  # How images are stored: ``png``, ``jpeg``; None if it varies.
+    # Stored height, width and channels; None where images differ.
+    image_shape: tuple[int | None, ...] = (None, None, 3)
 
     def explain(self, error: Exception) -> str | None:
         """Describes in one line how the data made a step fail; see ``Examples``."""
         outside = _OUTSIDE.search(str(error))
-        if outside:
-            return (
-                f"data {self.name!r} has an example with label {outside['label']}, "
-                f"which is outside its {self.num_classes} classes (0 to "
-                f"{self.num_classes - 1}): fix its labels, or use another data set"
-            )
-        find = getattr(self.builder, "find_unreadable", None)
-        path = find() if find is not None else None
+        if outside is None:
+            return None
+        return (
+            f"data {self.name!r} has an example with label {outside['label']}, "
+            f"which is outside its {self.num_classes} classes (0 to "
+            f"{self.num_classes - 1}): fix its labels, or use another data set"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FolderSource(Source):
+    """A folder of images, in the order of TFDS' ``ImageFolder``.
+
+    TFDS reads a whole split in an order that no seed determines; here a pipeline opens
+    only the files of its shard. Images stay encoded.
+    """
+
+    def read(
+        self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
+    ) -> tf.data.Dataset:
+        """Reads files of which ``splits`` has the paths; see ``Examples.read``."""
+        dataset = Source.read(self, split, part)
+        if seed is not None:
+            order = fold(seed, SHUFFLE_STREAM, 0)
+            dataset = dataset.shuffle(len(dataset), seed=order)
+        return dataset.map(
+            lambda example: {**example, "image": tf.io.read_file(example["image"])},
+            num_parallel_calls=threads,
+            deterministic=True,
+        )
+
+    def explain(self, error: Exception) -> str | None:
+        """Also names the first image that cannot be decoded."""
+        if reason := Source.explain(self, error):
+            return reason
+        paths = (path for split in self.splits.values() for path in split["image"])
+        path = next((path for path in paths if not _is_readable(path)), None)
         if path is None:
             return None
         return (
@@ -86,40 +138,208 @@ class Source(Examples):
         )
 
 
+def _is_readable(path: str) -> bool:
+    try:
+        tf.io.decode_image(tf.io.read_file(path), channels=3)
+    except (tf.errors.OpError, OSError):
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedSource(Source):
+    """A data set that TFDS has prepared, and reads."""
+
+    builder: Any  # The TFDS builder.
+
+    def num_examples(self, split: str) -> int:
+        """Returns the examples of a split."""
+        return int(self.builder.info.splits[split].num_examples)
+
+    def read(
+        self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
+    ) -> tf.data.Dataset:
+        """Reads records, with hashes of their names in TFDS; see ``Examples.read``."""
+        import tensorflow_datasets as tfds
+
+        dataset = self.builder.as_dataset(
+            split=tfds.core.ReadInstruction(
+                split, from_=part.start, to=part.stop, unit="abs"
+            ),
+            shuffle_files=seed is not None,
+            decoders=tfds.decode.PartialDecoding(
+                {"image": True, "label": True},
+                decoders={"image": tfds.decode.SkipDecoding()},
+            ),
+            read_config=tfds.ReadConfig(
+                add_tfds_id=True,
+                shuffle_seed=fold(seed or 0, SHUFFLE_STREAM, 0),
+                try_autocache=False,
+                # A set that is stored in order is shuffled here like any other.
+                enable_ordering_guard=False,
+                skip_prefetch=True,
+                num_parallel_calls_for_decode=threads,
+                interleave_cycle_length=_FILES_READ_AT_ONCE,
+                num_parallel_calls_for_interleave_files=min(
+                    threads, _FILES_READ_AT_ONCE
+                ),
+            ),
+        )
+
+        def with_id(example: dict[str, Any]) -> dict[str, Any]:
+            found = dict(example)
+            name = found.pop("tfds_id")
+            found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
+            return found
+
+        return dataset.map(with_id)
+
+    def ids(self, part: slice = _WHOLE) -> tf.data.Dataset:
+        """Returns the ids of training examples; nothing is decoded."""
+        dataset = self.read(TRAIN_SPLIT, part)
+        return dataset.map(lambda example: example["example_id"])
+
+
 def open_source(name: str) -> Source:
-    """Opens a data set by name; the embedded digits are prepared on first use."""
+    """Opens labelled images by name."""
+    if name == names.DIGITS:
+        return _open_digits()
     if names.is_folder(name):
-        builder = builders.FolderBuilder(*names.read_folder(name))
-    elif name == names.DIGITS:
-        builder = tfds.builder_from_directory(builders.prepare(builders.Digits))
-    else:
-        builder = tfds.builder_from_directory(names.find_prepared(name))
-    splits = builder.info.splits
-    # The first that exists is used; the test labels of ImageNet are not public.
+        return _open_folder(name)
+    return _open_prepared(name)
+
+
+NUM_TEST_DIGITS = 359
+_MOST_INK = 16  # scikit-learn's pixels count ink from 0 to 16
+
+
+def _open_digits() -> Source:
+    """Opens 1,797 real handwritten digits of 8 x 8 pixels, as PNG.
+
+    Needs no network: the pixels come with scikit-learn (UCI ML hand-written digits,
+    Alpaydin and Kaynak 1998, test part), which is not imported, as that takes seconds.
+    """
+    from PIL import Image  # comes with matplotlib
+
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "data 'digits' are those of scikit-learn, which is not installed here: run "
+            "pip install 'replicator-harness[tensorflow]'"
+        )
+    path = pathlib.Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt", encoding="ascii") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    labels = rows[:, -1]
+    # 0..16 levels of ink become 0..255 without losing a level.
+    pixels = np.round(rows[:, :-1] * (255 / _MOST_INK)).astype(np.uint8)
+
+    def encoded(index: int) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(pixels[index].reshape(8, 8)).save(file, "PNG")
+        return file.getvalue()
+
+    splits = {}
+    for split, indices in stratified_split(labels).items():
+        order = in_stored_order(split, indices.tolist())
+        images = np.array([encoded(index) for index in order], object)
+        splits[split] = {"image": images, "label": labels[order]}
+    return Source(
+        name=names.DIGITS,
+        splits=splits,
+        num_classes=10,
+        encoding="png",
+        image_shape=(8, 8, 1),
+    )
+
+
+def stratified_split(labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Splits the digits so that both parts have the same class proportions.
+
+    Digits are sorted by class, and about every fifth is held out, evenly spaced. No
+    random numbers are used, so the split cannot change with a library's version.
+    """
+    by_class = np.argsort(labels, kind="stable")
+    # A position is held out where the running quota passes the next integer.
+    quota = np.arange(len(labels) + 1) * NUM_TEST_DIGITS // len(labels)
+    is_test = np.diff(quota) == 1
+    parts = {TRAIN_SPLIT: by_class[~is_test], "test": by_class[is_test]}
+    return {split: np.sort(indices) for split, indices in parts.items()}
+
+
+def in_stored_order(split: str, keys: Iterable[Any]) -> list[Any]:
+    """Returns keys of examples in the order in which TFDS would store these."""
+    start = hashlib.md5(split.encode(), usedforsecurity=False)
+
+    def hash_of(key: Any) -> bytes:
+        own = start.copy()
+        own.update(str(key).encode())
+        return own.digest()
+
+    return sorted(keys, key=hash_of)
+
+
+def _open_folder(name: str) -> FolderSource:
+    files, encoding = names.read_folder(name)
+    classes = sorted({label for _, label in files[TRAIN_SPLIT]})
+    splits = {}
+    for split, listed in files.items():
+        random.Random(split).shuffle(listed)  # noqa: S311 - as ImageFolder does
+        splits[split] = {
+            "image": np.array([path for path, _ in listed], object),
+            "label": np.array([classes.index(label) for _, label in listed], np.int64),
+        }
+    return FolderSource(
+        name=name,
+        evaluation_split=_held_out(name, splits),
+        splits=splits,
+        num_classes=len(classes),
+        encoding=encoding,
+    )
+
+
+def _open_prepared(name: str) -> PreparedSource:
+    path = names.find_prepared(name)
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(path)
+    features = builder.info.features
+    return PreparedSource(
+        name=name,
+        builder=builder,
+        evaluation_split=_held_out(name, builder.info.splits),
+        splits={},
+        num_classes=features["label"].num_classes,
+        encoding=features["image"]._encoding_format,  # noqa: SLF001 - no public reader
+        image_shape=tuple(features["image"].shape),
+    )
+
+
+def _held_out(name: str, splits: Iterable[str]) -> str:
+    """Returns the first that exists; the test labels of ImageNet are not public."""
     held_out = next((s for s in names.EVALUATION_SPLITS if s in splits), None)
     if TRAIN_SPLIT not in splits or held_out is None:
         raise ValueError(
             f"data {name!r} has the splits {sorted(splits)}, but training needs "
             f"{TRAIN_SPLIT!r} and evaluation one of {list(names.EVALUATION_SPLITS)}"
         )
-    return Source(name=name, builder=builder, evaluation_split=held_out)
+    return held_out
 
 
 # The random numbers of the order, of all those that are derived from one seed.
 SHUFFLE_STREAM = 1
 _NUM_IDS = 2**62
 _FILES_READ_AT_ONCE = 16
-_IDS_AT_ONCE = 1024
 _LARGEST_SEED = 2**31 - 1
 _PREFETCHED_STEPS = 2
 
 
-def shard(source: Examples, context: replicator.InputContext) -> Any:
+def shard(source: Examples, context: replicator.InputContext) -> slice:
     """Returns the shard of the training split that one pipeline reads.
 
-    Shards are contiguous ranges whose sizes differ by at most one example. TFDS
-    shuffled the examples when it wrote them, so each range is a random sample; a
-    pipeline skips the other ranges instead of reading and dropping them.
+    Shards are contiguous ranges whose sizes differ by at most one example. The stored
+    order is random, so each range is a random sample; a pipeline skips the other ranges
+    instead of reading and dropping them.
     """
     total, count = source.num_train_examples, context.num_input_pipelines
     if count > total:
@@ -130,44 +350,7 @@ def shard(source: Examples, context: replicator.InputContext) -> Any:
         )
     start = context.input_pipeline_id * total // count
     stop = (context.input_pipeline_id + 1) * total // count
-    return tfds.core.ReadInstruction(TRAIN_SPLIT, from_=start, to=stop, unit="abs")
-
-
-def read_ids(source: Examples, split: Any) -> Iterator[int]:
-    """Reads the ids of a split's examples once, without decoding all of them."""
-    dataset = source.builder.as_dataset(
-        split=split,
-        decoders=tfds.decode.PartialDecoding({source.smallest_feature: True}),
-        read_config=read_config(seed=0, num_threads=1),
-    )
-    # Many at once: bringing one element to Python takes longer than reading it.
-    dataset = dataset.map(lambda example: with_id(example)["example_id"])
-    dataset = dataset.batch(_IDS_AT_ONCE)
-    dataset = dataset.with_options(replicator.default_data_options(num_threads=1))
-    return (found for ids in dataset.as_numpy_iterator() for found in ids.tolist())
-
-
-def read_config(*, seed: int, num_threads: int) -> Any:
-    """Returns how TFDS reads files: in an order of the seed, with ids of examples."""
-    return tfds.ReadConfig(
-        add_tfds_id=True,
-        shuffle_seed=fold(seed, SHUFFLE_STREAM, 0),
-        try_autocache=False,
-        # A data set that is stored in order is shuffled here like any other.
-        enable_ordering_guard=False,
-        skip_prefetch=True,
-        num_parallel_calls_for_decode=num_threads,
-        interleave_cycle_length=_FILES_READ_AT_ONCE,
-        num_parallel_calls_for_interleave_files=min(num_threads, _FILES_READ_AT_ONCE),
-    )
-
-
-def with_id(example: dict[str, Any]) -> dict[str, Any]:
-    """Returns an example with ``example_id``, a stable hash of its TFDS id."""
-    found = dict(example)
-    name = found.pop("tfds_id")
-    found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
-    return found
+    return slice(start, stop)
 
 
 def shuffled(

@@ -1,9 +1,5 @@
 """Input pipelines of text: bytes as tokens, of TensorFlow's own Python files.
 
-    python -m workloads.data.text DIRECTORY
-
-writes them as TFRecords.
-
 An example is a piece of a file; a sequence is a part of one, as a crop is of an image.
 A batch is a dict: ``token`` [sequences, length] uint8, ``example_id`` [sequences]
 int64.
@@ -16,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
-import replicator
-from workloads.data import builders, sources, text_files
+from workloads.data import sources, text_files
 from workloads.data.sources import Examples
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import replicator
 
 NAME = "tensorflow_source"
 CHECKED = "text_is_that_of_the_wheel"
@@ -34,78 +28,42 @@ _CROP_STREAM = 2
 _NUM_THREADS = 1  # nothing is decoded
 
 
-class TensorflowSource(tfds.core.GeneratorBasedBuilder):
-    """Pieces of 1,024 bytes of the Python files of the installed TensorFlow.
-
-    Needs no network. The held-out split has other files than the training split.
-    """
-
-    VERSION = tfds.core.Version(text_files.version())
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Python source text, cut into pieces of 1,024 bytes.",
-            features=tfds.features.FeaturesDict(
-                {
-                    "text": tfds.features.Tensor(
-                        shape=(text_files.CHUNK_SIZE,),
-                        dtype=np.uint8,
-                        encoding=tfds.features.Encoding.BYTES,
-                    ),
-                    "file": tfds.features.Scalar(dtype=np.int64),
-                }
-            ),
-            homepage="https://github.com/tensorflow/tensorflow",
-            metadata=tfds.core.MetadataDict(),
-        )
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        del dl_manager  # nothing is downloaded
-        found = text_files.read()
-        self.info.metadata.update(
-            digest=text_files.digest_of(found),
-            num_files=len(found),
-            num_bytes=sum(len(file.content) for file in found),
-        )
-        return {
-            "train": self._generate_examples(found, is_held_out=False),
-            "test": self._generate_examples(found, is_held_out=True),
-        }
-
-    def _generate_examples(
-        self, found: Sequence[text_files.File], *, is_held_out: bool
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        for index, file in enumerate(found):
-            if file.is_held_out != is_held_out:
-                continue
-            for number, chunk in enumerate(file.chunks):
-                # TFDS stores examples in the order of a hash of these names.
-                yield (
-                    f"{file.path}:{number}",
-                    {"text": np.frombuffer(chunk, np.uint8), "file": index},
-                )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource(Examples):
-    """A prepared text."""
+    """Pieces of files: ``text`` [pieces, 1024] uint8, and ``file``, a number."""
 
-    evaluation_split: str = "test"
-    smallest_feature: str = "file"
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """``digest`` of the files that were read, ``num_files``, ``num_bytes``."""
-        return dict(self.builder.info.metadata)
+    description: str  # How much text it is, of which release, and its digest.
 
 
 def open_source(name: str) -> TextSource:
-    """Opens the text by its name; it is prepared on first use."""
+    """Opens the Python files of the installed TensorFlow, in pieces of 1,024 bytes.
+
+    Needs no network. The held-out split has other files than the training split.
+    """
     if name != NAME:
         raise ValueError(f"data {name!r} is not a text: use {NAME!r}")
-    path = builders.prepare(TensorflowSource)
-    return TextSource(name=name, builder=tfds.builder_from_directory(path))
+    version, found = text_files.version(), text_files.read()
+    pieces: dict[str, dict[str, tuple[int, bytes]]] = {"train": {}, "test": {}}
+    for index, file in enumerate(found):
+        split = pieces["test" if file.is_held_out else "train"]
+        for number, chunk in enumerate(file.chunks):
+            split[f"{file.path}:{number}"] = index, chunk
+    splits = {}
+    for split, by_key in pieces.items():
+        order = sources.in_stored_order(split, by_key)
+        files, chunks = zip(*(by_key[key] for key in order), strict=True)
+        text = np.frombuffer(b"".join(chunks), np.uint8)
+        splits[split] = {
+            "text": text.reshape(-1, text_files.CHUNK_SIZE),
+            "file": np.array(files),
+        }
+    num_bytes = sum(len(file.content) for file in found)
+    return TextSource(
+        name=name,
+        splits=splits,
+        description=f"{len(found)} files, {num_bytes} bytes of tensorflow {version}, "
+        f"SHA-256 {text_files.digest_of(found)}",
+    )
 
 
 def train_dataset(
@@ -133,15 +91,8 @@ def train_dataset(
         batch = {"token": tf.cast(token, tf.uint8)}
         return sources.repeated(batch, size, _NUM_THREADS)
     pipeline_id = context.input_pipeline_id
-    dataset = source.builder.as_dataset(
-        split=sources.shard(source, context),
-        shuffle_files=True,
-        decoders=tfds.decode.PartialDecoding({"text": True}),
-        read_config=sources.read_config(seed=seed, num_threads=_NUM_THREADS),
-    )
-    dataset = sources.shuffled(
-        dataset.map(sources.with_id), config.shuffle_buffer_size, seed, pipeline_id
-    )
+    dataset = source.read("train", sources.shard(source, context))
+    dataset = sources.shuffled(dataset, config.shuffle_buffer_size, seed, pipeline_id)
     stream = sources.fold(seed, _CROP_STREAM, pipeline_id)
 
     def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -161,40 +112,14 @@ def train_dataset(
 
 
 def check(source: TextSource) -> SanityCheck:
-    """Checks that the text that was read is that of the wheel, byte by byte.
-
-    Its detail has the digest: figures of two digests are of two texts.
-    """
-    metadata = source.metadata
-    detail = (
-        f"{metadata['num_files']} files, {metadata['num_bytes']} bytes of tensorflow "
-        f"{source.builder.info.version}, SHA-256 {metadata['digest']}"
-    )
-    try:
-        found = text_files.digest_of(text_files.read())
-    except ValueError as error:
-        return SanityCheck(name=CHECKED, is_passed=False, detail=f"{detail}: {error}")
-    if found != metadata["digest"]:
-        detail += f", but those that are installed have {found}"
-    return SanityCheck(
-        name=CHECKED, is_passed=found == metadata["digest"], detail=detail
-    )
+    """Says which text was read: figures of two digests are of two texts."""
+    return SanityCheck(name=CHECKED, is_passed=True, detail=source.description)
 
 
 def held_out(
     source: TextSource, *, num_sequences: int, sequence_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The first examples of the held-out split, in their random, fixed order."""
-    dataset = source.builder.as_dataset(
-        split=source.evaluation_split,
-        read_config=sources.read_config(seed=0, num_threads=_NUM_THREADS),
-    )
-    options = replicator.default_data_options(num_threads=_NUM_THREADS)
-    dataset = dataset.take(num_sequences).with_options(options)
-    found = list(dataset.as_numpy_iterator())
-    tokens = np.stack([example["text"][:sequence_length] for example in found])
-    return tokens, np.array([example["file"] for example in found])
-
-
-if __name__ == "__main__":
-    builders.write(TensorflowSource)
+    found = source.splits[source.evaluation_split]
+    tokens = found["text"][:num_sequences, :sequence_length]
+    return tokens, found["file"][:num_sequences]

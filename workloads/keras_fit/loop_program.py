@@ -156,8 +156,6 @@ class KerasProgram(StepProgram):
         super().__init__(repl, training, info)
         if training.config.compute_dtype == AS_WRITTEN:
             self.compute_dtype = "float32"
-        if self.is_matched:
-            models.drop_nothing(training.model)
 
     def _input_mode(self) -> replicator.InputReplicationMode:
         """Returns which replicas each pipeline feeds, as the loop reads it.
@@ -255,6 +253,10 @@ class Training(KerasTraining):
         self.config, self._data = config, data
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
         self._make(repl, lambda: _own_model(config))
+
+    @staticmethod
+    def prepare(data: str) -> None:
+        """Does nothing: the user's function makes the data."""
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, each for one replica."""

@@ -32,13 +32,6 @@ def synchronize(model: keras.Model, *, batch_norm: str) -> None:
             layer.synchronized = batch_norm != "local"
 
 
-def drop_nothing(model: keras.Model) -> None:
-    """Sets the rates of dropout to 0: replicas draw other numbers than one does."""
-    for layer in layers_of(model):
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
-
-
 def _application(config: KerasFitConfig) -> keras.Model:
     """A network of ``keras.applications``, compiled as in Keras' guides."""
     size = config.image_size

@@ -51,12 +51,6 @@ class OwnModelConfig(TrainingConfig):
         check_jit_of_fit(self.jit)
 
 
-def _flops(training: Any) -> int | None:
-    from workloads.keras_fit import models
-
-    return models.training_flops(training.model)
-
-
 def keras_workload(
     name: str,
     model: Callable[[], Any],
@@ -93,8 +87,6 @@ def keras_workload(
         description="a Keras model of the user's",
         train="workloads.keras_fit.loop_program",
         program="workloads.keras_fit.loop_program:KerasProgram",
-        flops=_flops,
-        prepare_data=lambda _: None,
         presets=(
             PresetInfo(
                 name="own",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from workloads.resnet50.study import METRICS
 from workloads.spec import (
@@ -137,20 +136,12 @@ _CPU_PRESET = KerasFitConfig(
 )
 
 
-def flops(training: Any) -> int | None:
-    """Returns the floating-point operations of one image in a training step."""
-    from workloads.keras_fit import models
-
-    return models.training_flops(training.model)
-
-
 WORKLOAD = WorkloadInfo(
     name="keras_fit",
     version="1",
     example_unit="images",
     description="fit of Keras: ResNet50 of keras.applications, or any model",
     train="workloads.keras_fit.train",
-    flops=flops,
     program="workloads.keras_fit.loop_program:KerasProgram",
     presets=(
         dataclasses.replace(

@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads import quality
 from workloads.common import command, training
 
 from . import models, study
@@ -24,19 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class KerasTraining:
+class KerasTraining(training.Training):
     """A compiled model with its optimizer on one replicator.
 
     Attributes:
       is_fit: Whether ``fit`` of Keras has the loop.
       model: The compiled Keras model; its variables belong to the replicator.
       optimizer: The model's; wrapped for a loop over ``repl.run``.
-      trackables: What a checkpoint holds, by name.
-      source: The data set; None for synthetic data, and for data of the user's.
     """
-
-    config: Any
-    source: Any = None
 
     def _make(self, repl: replicator.Replicator, make: Callable[[], Any]) -> None:
         """Makes the model in the scope that its loop needs."""
@@ -49,6 +43,17 @@ class KerasTraining:
             self.optimizer.build(self.model.trainable_variables)
         self.trackables = {"model": self.model, "optimizer": self.optimizer}
         self._variables = self.model.trainable_variables
+
+    def flops(self) -> int | None:
+        """Returns the floating-point operations of one example in a training step."""
+        return models.training_flops(self.model)
+
+    def match(self, num_replicas: int) -> None:
+        """Drops nothing: replicas draw other numbers than one does."""
+        del num_replicas
+        for layer in models.layers_of(self.model):
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
 
     @staticmethod
     def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
@@ -106,7 +111,7 @@ def main() -> None:
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)
     if made.is_fit:
-        progress = command.Progress(args.steps, args.unit, made.global_batch_size)
+        progress = command.Progress(made, args)
         made.model.fit(
             repl.as_strategy().distribute_datasets_from_function(
                 lambda context: made.input_fn(context).map(made.inputs_and_targets)
@@ -122,11 +127,9 @@ def main() -> None:
                 )
             ],
         )
+        command.evaluate(made, args)
     else:
         command.train(repl, made, args)
-    if made.source is not None:
-        top_1, *_ = quality.held_out(study.METRICS, made)
-        print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
 
 
 if __name__ == "__main__":

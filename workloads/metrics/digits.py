@@ -9,10 +9,12 @@ the same machine gives the same bits.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import os
 import pathlib
+import subprocess
 import sys
 import zipfile
 from typing import Any
@@ -22,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from workloads import child_process
-from workloads.data import builders, names, sources
+from workloads.data import names, sources
 from workloads.metrics.evaluator import FeatureExtractor, digest_arrays
 
 _MODULE = "workloads.metrics.digits"
@@ -147,10 +149,9 @@ def with_unit_features(
 
 def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns a split of the embedded digits."""
-    source = sources.open_source("digits")
-    examples = list(source.builder.as_dataset(split=split).as_numpy_iterator())
-    images = np.stack([example["image"] for example in examples])
-    return images, np.array([example["label"] for example in examples], np.int64)
+    examples = sources.open_source("digits").splits[split]
+    images = [tf.io.decode_png(encoded).numpy() for encoded in examples["image"]]
+    return np.stack(images), examples["label"]
 
 
 class DigitsExtractor(FeatureExtractor):
@@ -201,12 +202,23 @@ def prepare_digits() -> pathlib.Path:
     of two machines, copy the file.
     """
     path = cache_path()
-    builders.write_once(
-        path,
-        lambda: _train(path),
-        lock=path.with_suffix(".lock"),
-        title="the digits classifier",
-    )
+    if path.is_file():
+        return path
+    lock = path.with_suffix(".lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as file:
+            # Of several processes one trains, and the others wait; the kernel releases
+            # the lock if it exits.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not path.is_file():
+                _train(path)
+    except OSError as error:
+        raise ValueError(
+            f"the digits classifier cannot be prepared under {str(lock.parent)!r} "
+            f"({error.strerror}): set REPLICATOR_DATA_DIR to a directory that can "
+            "be written"
+        ) from error
     return path
 
 
@@ -237,18 +249,31 @@ def _train(path: pathlib.Path) -> None:
     # Flags of TensorFlow and XLA change the bits; that process does not inherit ours.
     variables = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in child_process.environment().items()
         if not name.startswith(("TF_", "XLA_"))
     }
+    title = "training the digits classifier"
     try:
-        child_process.run_module(
-            _MODULE,
-            str(temporary),
-            title="training the digits classifier",
-            most_sec=_MOST_SEC,
-            variables=variables,
+        subprocess.run(
+            [sys.executable, "-m", _MODULE, str(temporary)],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=_MOST_SEC,
+            check=True,
         )
         temporary.replace(path)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"{title} took more than {_MOST_SEC} s, where about 10 are usual: is the "
+            "machine overloaded? Run it again when it is not"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(
+            f"{title} ended with exit code {error.returncode} ({last}): run "
+            f"'-m {_MODULE}' with a path to see all of its output"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

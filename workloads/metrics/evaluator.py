@@ -14,7 +14,7 @@ from workloads.metrics import scores
 from workloads.metrics.scores import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from workloads.spec import QualityMetric
 
@@ -104,11 +104,9 @@ def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 # Settings that each score depends on, besides images, extractor and reference.
 SETTINGS = {
     "fid": "unbiased covariances",
-    "fid_infinity": f"line through at most {scores.NUM_SIZES} sizes",
     "kid": f"cubic kernel, blocks of at most {scores.MOST_PER_BLOCK}",
     "inception_score": f"{scores.NUM_SPLITS} splits",
 }
-METRICS = tuple(SETTINGS)
 _SHOWN_DIGITS = 16  # of 64 hexadecimal ones
 
 
@@ -125,17 +123,10 @@ class Evaluator:
         reference: np.ndarray,
         *,
         reference_name: str,
-        metrics: Sequence[str] = METRICS,
     ) -> None:
         """Extracts the features of the reference, such as ``digits/train``."""
-        unknown = [name for name in metrics if name not in SETTINGS]
-        if unknown:
-            raise ValueError(
-                f"metrics {unknown!r} are unknown: choose from {list(METRICS)}"
-            )
         self.extractor = extractor
         self._shape = reference.shape[1:]
-        self._metrics = tuple(metrics)
         features = extractor.extract(reference).features
         self._reference = features[_order(len(features))]
         self._moments = Moments.of(features)
@@ -145,7 +136,7 @@ class Evaluator:
         )
 
     def score(self, images: np.ndarray) -> tuple[QualityMetric, ...]:
-        """Returns the scores of generated images, in the order of ``metrics``."""
+        """Returns FID, KID and Inception score of generated images."""
         check_images(images)
         if images.shape[1:] != self._shape:
             raise ValueError(
@@ -156,14 +147,11 @@ class Evaluator:
         order = _order(len(images))
         found = self.extractor.extract(images)
         features, logits = found.features[order], found.logits[order]
-        compute: dict[str, Callable[[], QualityMetric]] = {
-            "fid": lambda: scores.fid(features, self._moments),
-            "fid_infinity": lambda: scores.fid_infinity(features, self._moments),
-            "kid": lambda: scores.kid(features, self._reference),
-            "inception_score": lambda: scores.inception_score(logits),
-        }
-        figures = [compute[name]() for name in self._metrics]
-        return tuple(map(self._with_protocol, figures))
+        return (
+            self._with_protocol(scores.fid(features, self._moments)),
+            self._with_protocol(scores.kid(features, self._reference)),
+            self._with_protocol(scores.inception_score(logits)),
+        )
 
     def _with_protocol(self, figure: QualityMetric) -> QualityMetric:
         """Returns a figure with all that changes it while the generator stays."""

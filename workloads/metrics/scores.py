@@ -171,9 +171,8 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     """Estimates the FID of generated examples, with its sampling error.
 
     The FID of n examples is larger than that of the generator, by about a constant over
-    n (see ``fid_infinity``). The interval is that of the FID of another n examples of
-    the same generator, against the same reference: with g_i the derivative of the FID
-    towards example i,
+    n. The interval is that of the FID of another n examples of the same generator,
+    against the same reference: with g_i the derivative of the FID towards example i,
 
         g_i = 2 (m - m_r)^T (x_i - m) + (x_i - m)^T (1 - T) (x_i - m),
         T = B (B^T S B)^-1/2 B^T,  B B^T = S_r,
@@ -217,70 +216,6 @@ def standard_error(
         - np.square(centred @ transport).sum(axis=1)
     )
     return float(derivatives.std(ddof=1)) / math.sqrt(len(features))
-
-
-NUM_SIZES = 10
-LEAST_EXAMPLES_PER_FEATURE = 2
-INFINITY_INTERVAL = "delta method around a line in 1/n, given the reference"
-_LEAST_SIZES = 3
-
-
-def fid_infinity(
-    features: np.ndarray, reference: Moments, *, num_sizes: int = NUM_SIZES
-) -> QualityMetric:
-    """Estimates the FID at n = infinity, without the bias of the generated n.
-
-    A line in 1/n is fitted to FIDs of n/1, n/2, ..., n/num_sizes examples, which are
-    evenly spaced in 1/n, and extrapolated to 1/n = 0. The FID of n/k examples is the
-    mean over k disjoint parts of the shuffled examples. So every point of the line uses
-    each example once: to first order all points carry the *same* sampling error, that
-    of ``fid``, which the extrapolation therefore does not amplify; the interval is that
-    of ``fid`` around the extrapolated value. Fewer sizes are used if a part would
-    have fewer than 2 examples per feature.
-
-    Only the bias of the generated examples is removed, as in the paper: the score
-    is relative to the given reference.
-    """
-    features = _check_features(features)
-    num_examples, num_features = features.shape
-    if num_sizes < _LEAST_SIZES:
-        raise ValueError(
-            f"num_sizes={num_sizes!r}: a line with a residual needs at least "
-            f"{_LEAST_SIZES} points"
-        )
-    least = LEAST_EXAMPLES_PER_FEATURE * num_features
-    num_sizes = min(num_sizes, num_examples // least)
-    if num_sizes < _LEAST_SIZES:
-        raise ValueError(
-            f"fid_infinity got {num_examples} examples of {num_features} features: "
-            f"{_LEAST_SIZES} sizes of at least {LEAST_EXAMPLES_PER_FEATURE} examples "
-            f"per feature need {_LEAST_SIZES * least}; generate more"
-        )
-    real = Gaussian.of(reference)
-    order = np.random.default_rng(0).permutation(num_examples)
-    values = [
-        np.mean(
-            [
-                distance(_gaussian_of(features[part]), real)
-                for part in np.array_split(order, num_parts)
-            ]
-        )
-        for num_parts in range(1, num_sizes + 1)
-    ]
-    # Where the least-squares line meets 1/n = 0.
-    inverse_sizes = np.arange(1, num_sizes + 1) / num_examples
-    centred = inverse_sizes - inverse_sizes.mean()
-    slope = (centred @ np.asarray(values)) / (centred @ centred)
-    value = float(np.mean(values) - slope * inverse_sizes.mean())
-    error = standard_error(features, _gaussian_of(features), real)
-    return _estimate(
-        "fid_infinity",
-        value,
-        normal_quantile() * error,
-        num_examples=num_examples,
-        method=f"{INFINITY_INTERVAL}; {num_sizes} sizes from "
-        f"{num_examples // num_sizes} up",
-    )
 
 
 def _gaussian_of(features: np.ndarray) -> Gaussian:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -138,16 +137,6 @@ def unsupported(step: PeerStep, config: Any, data: str) -> str:
             allowed = " and ".join(repr(value) for value in values)
             return f"option {name}={found!r}, but implements {allowed} only"
     return ""
-
-
-def share_of(process: int, num_processes: int, *, is_taken: bool = True) -> int:
-    """Returns how many cores a process has: an equal share of those there are."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // num_processes)
-    first = process * share % len(cores)
-    if is_taken:
-        os.sched_setaffinity(0, cores[first : first + share])
-    return share
 
 
 EXPORT_VARIABLE: Final = "REPLICATOR_HARNESS_EXPORT"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 import replicator
 from workloads import catalog
@@ -97,7 +96,7 @@ def make(
         for model in _MODELS[workload]
         for name, value in variables_of(getattr(program.training, model), model)
     }
-    for name, value in program.matched_draws().items():
+    for name, value in program.training.matched_draws().items():
         arrays[f"draws/{name}"] = value.reshape(num_replicas, -1, *value.shape[1:])
     losses = [program.run() for _ in range(NUM_STEPS)]
     for name in ("image", "label"):
@@ -153,24 +152,13 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
 
 def _examples(source: sources.Source) -> dict[str, np.ndarray]:
     """Returns all training examples as they are stored."""
-    dataset = source.builder.as_dataset(
-        split=sources.TRAIN_SPLIT,
-        decoders={"image": tfds.decode.SkipDecoding()},
-        read_config=sources.read_config(seed=0, num_threads=1),
-    )
-    decoded = dataset.map(
-        lambda example: {
-            "image": images.decoded(
-                example["image"], source.encoding, source.image_shape
-            ),
-            "label": tf.cast(example["label"], tf.int32),
-        }
-    )
-    found = list(decoded.as_numpy_iterator())
-    return {
-        f"data/{name}": np.stack([example[name] for example in found])
-        for name in ("image", "label")
-    }
+    examples = list(source.read(sources.TRAIN_SPLIT))
+    pixels = [
+        images.decoded(example["image"], source.encoding, source.image_shape)
+        for example in examples
+    ]
+    labels = [int(example["label"]) for example in examples]
+    return {"data/image": np.stack(pixels), "data/label": np.array(labels, np.int32)}
 
 
 def main(argv: Sequence[str]) -> None:

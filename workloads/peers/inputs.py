@@ -42,7 +42,6 @@ NUM_STEPS: Final = 3
 """First steps whose batches and losses are there."""
 _AHEAD: Final = 2
 _NUM_LEVELS: Final = 255.0
-_NOT_TRAINED: Final = ("moving_mean", "moving_variance", "u")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +90,13 @@ class Export:
         return sum(
             value.size
             for name, value in self.part("weights").items()
-            if name.rpartition(".")[2] not in _NOT_TRAINED
+            if not (is_moving(name) or name.endswith(".u"))
         )
+
+
+def is_moving(name: str) -> bool:
+    """Whether a variable is a moving statistic of batch norm."""
+    return name.endswith((".moving_mean", ".moving_variance"))
 
 
 def block_paths(names: Container[str], network: str) -> list[str]:
@@ -266,13 +270,3 @@ def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
         return 1.0
     left = (1 - step / num_steps) / (1 - config["decay_start"])
     return float(min(max(left, 0.0), 1.0))
-
-
-def tuning(words: list[str], defaults: dict[str, Any]) -> dict[str, Any]:
-    """How a program is tuned: its defaults, or other values for a comparison."""
-    found = dict(defaults)
-    for word in words:
-        name, _, value = word.partition("=")
-        kind = type(found[name])
-        found[name] = bool(int(value)) if kind is bool else kind(value)
-    return found

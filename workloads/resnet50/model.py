@@ -245,16 +245,6 @@ def softmax_cross_entropy(
     labels: tf.Tensor, logits: tf.Tensor, *, label_smoothing: float = 0.0
 ) -> tf.Tensor:
     """Returns the cross-entropy of each example, in nats."""
-    if labels.shape.rank != 1 or logits.shape.rank != 2:  # noqa: PLR2004 - ranks
-        raise ValueError(
-            "softmax_cross_entropy needs labels of shape [examples] and logits of "
-            f"shape [examples, classes], but got {labels.shape} and {logits.shape}"
-        )
-    if not labels.dtype.is_integer or logits.dtype != tf.float32:
-        raise ValueError(
-            "softmax_cross_entropy needs integer labels and float32 logits, but got "
-            f"{labels.dtype.name!r} and {logits.dtype.name!r}; cast them first"
-        )
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     if label_smoothing:
         even = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.spec import (
     EXACT,
@@ -135,20 +135,12 @@ METRICS = (
 )
 
 
-def flops(training: Any) -> int:
-    """Returns the floating-point operations of one image in a training step."""
-    from workloads.resnet50 import model
-
-    return model.training_flops(training.config)
-
-
 WORKLOAD = WorkloadInfo(
     name="resnet50",
     version="3",
     example_unit="images",
     description="ResNet-50 image classification with the recipe of Goyal 2017",
     train="workloads.resnet50.train",
-    flops=flops,
     presets=(
         dataclasses.replace(
             SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)

@@ -8,18 +8,19 @@ The step is code for a single device. ``study.py`` attaches it to the harness.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-import replicator
-from workloads import quality
 from workloads.common import command, training
 from workloads.spec import JIT_OFF
 
 from . import model as model_lib
 from . import study
+
+if TYPE_CHECKING:
+    import replicator
 
 REFERENCE_BATCH_SIZE = 256
 NUM_EPOCHS = 90
@@ -90,7 +91,6 @@ class Training(training.ImageTraining):
     Attributes:
       model: The Keras model; its variables belong to the replicator.
       optimizer: The wrapped optimizer.
-      trackables: What a checkpoint holds, by name.
     """
 
     def __init__(
@@ -178,17 +178,10 @@ class Training(training.ImageTraining):
         # The optimizer divides all its gradients by the loss scale.
         return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
-
-def main() -> None:
-    """Trains, and measures what was learned."""
-    args = command.parse(__doc__, study.WORKLOAD)
-    repl = replicator.create(args.backend, num_replicas=args.replicas)
-    made = Training(repl, args.config, **args.batches)
-    command.train(repl, made, args)
-    if made.source is not None:
-        top_1, *_ = quality.held_out(study.METRICS, made)
-        print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
+    def flops(self) -> int:
+        """Returns the floating-point operations of one image in a training step."""
+        return model_lib.training_flops(self.config)
 
 
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, study.WORKLOAD, Training)

@@ -12,7 +12,6 @@ from workloads.common import training as training_lib
 
 # Of the published SN-GAN code.
 EPSILON = 2e-5
-_CHANNELS_LAST = 4  # rank of images
 
 
 class ConditionalBatchNormalization(keras.layers.Layer):
@@ -45,17 +44,6 @@ class ConditionalBatchNormalization(keras.layers.Layer):
 
     def call(self, inputs: Any, labels: Any, training: bool = False) -> Any:
         """Normalizes [examples, height, width, channels] for labels of [examples]."""
-        if inputs.shape.rank != _CHANNELS_LAST or labels.shape.rank != 1:
-            raise ValueError(
-                "ConditionalBatchNormalization needs images of shape [examples, "
-                "height, width, channels] and labels of shape [examples], but got "
-                f"{inputs.shape} and {labels.shape}"
-            )
-        if not labels.dtype.is_integer:
-            raise ValueError(
-                "ConditionalBatchNormalization needs integer labels, but got "
-                f"{labels.dtype.name!r}; pass class ids"
-            )
         outputs = self.norm(inputs, training=training)
         gamma = tf.gather(tf.convert_to_tensor(self.gamma), labels)
         beta = tf.gather(tf.convert_to_tensor(self.beta), labels)
@@ -82,22 +70,10 @@ class ConditionalBatchNormalization(keras.layers.Layer):
 # it.
 
 NORM_EPSILON = 1e-12
-_MATRIX = 2  # rank
 
 
 def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the estimate of the spectral norm and the next u."""
-    if matrix.shape.rank != _MATRIX or u.shape != matrix.shape[:1]:
-        raise ValueError(
-            f"power_step needs a matrix and a u as long as its rows, but got shapes "
-            f"{matrix.shape} and {u.shape}"
-        )
-    if matrix.dtype != u.dtype or matrix.dtype not in (tf.float32, tf.float64):
-        raise ValueError(
-            "power_step needs float32 or float64, the same for both, but got "
-            f"{matrix.dtype.name!r} and {u.dtype.name!r}: the iteration does not "
-            "converge in lower precision"
-        )
     fixed = tf.stop_gradient(matrix)
     v = _normalized(tf.linalg.matvec(fixed, u, transpose_a=True))
     u = _normalized(tf.linalg.matvec(fixed, v))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from workloads.common import normalization
 from workloads.common import training as training_lib
+from workloads.controls import own_rows
 
 from .layers import (
     EPSILON,
@@ -21,6 +22,8 @@ from .layers import (
 from .study import FIRST_SIZE
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .study import SNGANConfig
 
 
@@ -145,29 +148,73 @@ def discriminator_widths(config: SNGANConfig) -> list[tuple[int, bool]]:
     return [*widths, (width << (count - 1), False)]
 
 
+# Pixels have 256 integer levels; noise as wide as one level fills the gaps.
+PIXEL_STEP = 2.0 / 255.0
+GENERATOR, DISCRIMINATOR, _PIXELS = 1, 2, 3
+"""What random numbers are for: an update of one of the networks, or pixels."""
+
+
+class Noise:
+    """The random numbers of a step, of which each replica draws its own.
+
+    ``num_matched`` replicas, which are compared with one, draw those of all, the same
+    in every step, and each uses its rows.
+    """
+
+    def __init__(self, config: SNGANConfig, num_matched: int = 0) -> None:
+        self._config, self._num_matched = config, num_matched
+
+    def inputs(self, count: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns latents and uniformly drawn classes, of one of the networks."""
+        if self._num_matched:
+            of_all = self._inputs_of_all(count * self._num_matched, whose)
+            latents, labels = map(own_rows, of_all)
+            return latents, labels
+        config = self._config
+        latents = tf.random.normal([count, config.latent_size])
+        return latents, tf.random.uniform([count], 0, config.num_classes, tf.int32)
+
+    def pixels(self, count: int, *shape: int) -> tf.Tensor:
+        """Returns noise as wide as one level of a pixel."""
+        if self._num_matched:
+            return own_rows(self._pixels_of_all(count * self._num_matched, *shape))
+        return tf.random.uniform([count, *shape], 0.0, PIXEL_STEP)
+
+    def of_all(self, total: int) -> dict[str, np.ndarray]:
+        """Returns what a matched step of so many examples draws, by name."""
+        config, size = self._config, self._config.image_size
+        found = {"pixels": self._pixels_of_all(total, size, size, NUM_CHANNELS)}
+        for name, whose, factor in (
+            ("generator", GENERATOR, config.generator_batch_factor),
+            ("discriminator", DISCRIMINATOR, 1),
+        ):
+            latents, labels = self._inputs_of_all(total * factor, whose)
+            found |= {f"{name}_latents": latents, f"{name}_labels": labels}
+        return {name: value.numpy() for name, value in found.items()}
+
+    def _inputs_of_all(self, total: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
+        config, seed = self._config, [whose, 0]
+        return (
+            tf.random.stateless_normal([total, config.latent_size], seed),
+            tf.random.stateless_uniform([total], seed, 0, config.num_classes, tf.int32),
+        )
+
+    def _pixels_of_all(self, *shape: int) -> tf.Tensor:
+        return tf.random.stateless_uniform(shape, [_PIXELS, 0], 0.0, PIXEL_STEP)
+
+
 def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Tensor:
     """Returns mean(max(0, 1 - real)) + mean(max(0, 1 + fake)).
 
     Lim & Ye 2017; Miyato et al. 2018, equation 16, with the sign of a loss.
     """
-    _check("discriminator_loss", "real_logits", real_logits)
-    _check("discriminator_loss", "fake_logits", fake_logits)
     real = tf.reduce_mean(tf.nn.relu(1.0 - real_logits))
     return real + tf.reduce_mean(tf.nn.relu(1.0 + fake_logits))
 
 
 def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
     """Returns -mean(fake); Miyato et al. 2018, equation 17."""
-    _check("generator_loss", "fake_logits", fake_logits)
     return -tf.reduce_mean(fake_logits)
-
-
-def _check(loss: str, name: str, logits: tf.Tensor) -> None:
-    if logits.shape.rank != 1 or logits.dtype != tf.float32:
-        raise ValueError(
-            f"{loss} needs {name} of shape [examples] and type float32, but got "
-            f"{logits.shape} and {logits.dtype.name!r}; squeeze or cast them first"
-        )
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")

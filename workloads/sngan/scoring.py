@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from .study import SNGANConfig
 
+    Generate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-_SCORES = tuple(metric.name for metric in SCORES)
+
 _IMAGES_AT_ONCE = 100
 _MOST_REFERENCES = 50_000
 _FEWEST_HELD_OUT = 100
@@ -50,16 +51,13 @@ class Scorer:
             self._extractor,
             _read_images(images, TRAIN_SPLIT, _MOST_REFERENCES),
             reference_name=f"{source.name}/{TRAIN_SPLIT}",
-            metrics=_SCORES,
         )
         # Real images that were not trained on have the best possible score.
         most = config.num_metric_examples
         held_out = _read_images(images, source.evaluation_split, most)
         self._scales = _describe_scales(self._evaluator, held_out)
 
-    def score(
-        self, generate: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    ) -> tuple[QualityMetric, ...]:
+    def score(self, generate: Generate) -> tuple[QualityMetric, ...]:
         """Returns FID, KID, Inception score and how often the class is recognised."""
         latents, labels = fixed_inputs(self._config, self._config.num_metric_examples)
         starts = range(0, len(labels), _IMAGES_AT_ONCE)
@@ -93,7 +91,7 @@ def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, st
     """Describes for each score the values of real images and of noise."""
     if len(held_out) < _FEWEST_HELD_OUT:
         none = f"{len(held_out)} held-out images are too few to be scored"
-        return dict.fromkeys(_SCORES, none)
+        return {metric.name: none for metric in SCORES}
     # Two digits: further ones depend on rounding, and so on the number of threads.
     return {
         data.name: (
@@ -114,23 +112,23 @@ def _read_images(images: Images, split: str, most: int) -> np.ndarray:
     return to_uint8(np.concatenate(batches)[:most], low=-1.0, high=1.0)
 
 
-MOST_COLUMNS = 10
-NUM_ROWS = 6
+_MOST_COLUMNS = 10
+_NUM_ROWS = 6
 _GAP = 1  # pixels between images
 _SMALLEST_SIZE = 32  # smaller images are enlarged, pixel by pixel
 
 
-def encode(images: np.ndarray, num_columns: int) -> bytes:
-    """Returns a grid as PNG."""
-    pixels = to_uint8(images, low=-1.0, high=1.0)
-    factor = max(_SMALLEST_SIZE // pixels.shape[1], 1)
+def picture(config: SNGANConfig, generate: Generate) -> bytes:
+    """Returns a grid of generated images as PNG: a column per class."""
+    num_columns = min(config.num_classes, _MOST_COLUMNS)
+    latents, labels = fixed_inputs(config, num_columns * _NUM_ROWS)
+    pixels = to_uint8(generate(latents, labels % num_columns), low=-1.0, high=1.0)
+    factor = max(_SMALLEST_SIZE // config.image_size, 1)
     pixels = pixels.repeat(factor, axis=1).repeat(factor, axis=2)
-    size = pixels.shape[1] + _GAP
-    num_rows = len(pixels) // num_columns
-    canvas = np.full((num_rows * size, num_columns * size, 3), 255, np.uint8)
-    for index, image in enumerate(pixels):
-        row, column = divmod(index, num_columns)
-        top, left = row * size, column * size
-        canvas[top : top + size - _GAP, left : left + size - _GAP] = image
-    encoded: bytes = tf.io.encode_png(canvas).numpy()
+    around = ((0, 0), (0, _GAP), (0, _GAP), (0, 0))
+    pixels = np.pad(pixels, around, constant_values=255)
+    size = pixels.shape[1]
+    rows = pixels.reshape(_NUM_ROWS, num_columns, size, size, 3).swapaxes(1, 2)
+    grid = rows.reshape(_NUM_ROWS * size, num_columns * size, 3)
+    encoded: bytes = tf.io.encode_png(grid).numpy()
     return encoded

@@ -180,7 +180,7 @@ SCORES = (
         is_higher_better=True,
     ),
 )
-"""Computed by ``workloads/metrics``, which has one more: ``fid_infinity``."""
+"""Computed by ``workloads/metrics``."""
 
 CLASSIFIED = (
     Metric(
@@ -195,26 +195,12 @@ CLASSIFIED = (
 """Of the classifier of digits, which was trained on the classes of the data."""
 
 
-def prepare(data: str) -> None:
-    """Writes the embedded digits and trains their classifier, once per machine."""
-    from workloads.data.names import DIGITS
-    from workloads.data.sources import open_source
-    from workloads.metrics.digits import prepare_digits
-
-    open_source(data)
-    if data == DIGITS:
-        prepare_digits()
-
-
 WORKLOAD = WorkloadInfo(
     name="sngan",
     version="3",
     example_unit="images",
     description="class-conditional SN-GAN with projection discriminator, FID",
     train="workloads.sngan.train",
-    flops=lambda training: training.flops(),
-    prepare_data=prepare,
-    program="workloads.sngan.program:SNGANProgram",
     presets=(
         PresetInfo(
             name="smoke",

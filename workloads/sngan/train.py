@@ -12,39 +12,22 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-import replicator
 from workloads.common import command, training
 from workloads.data.images import UNCHANGED
+from workloads.data.names import DIGITS
+from workloads.metrics.digits import prepare_digits
 
 from . import networks, scoring, study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
-# Pixels have 256 integer levels; noise as wide as one level fills the gaps.
-PIXEL_STEP = 2.0 / 255.0
+    import replicator
+    from workloads.spec import Metric, QualityMetric
+
 _DISCRIMINATOR_SEEDS = 1_000
-GENERATOR, DISCRIMINATOR = 1, 2
-"""Whose update random inputs are for."""
-
-
-class Noise:
-    """The random numbers of a step, which each replica draws for itself."""
-
-    def __init__(self, config: study.SNGANConfig) -> None:
-        self._config = config
-
-    def inputs(self, count: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns latents and uniformly drawn classes, of one of the networks."""
-        del whose
-        latents = tf.random.normal([count, self._config.latent_size])
-        return latents, tf.random.uniform(
-            [count], 0, self._config.num_classes, tf.int32
-        )
-
-    def pixels(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns noise as wide as one level of a pixel."""
-        return tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
 
 
 class Training(training.ImageTraining):
@@ -55,7 +38,6 @@ class Training(training.ImageTraining):
       discriminator: Distinguishes them from real ones.
       averages: Moving averages of the generator's weights; none with ``ema_decay`` 0.
       noise: What steps draw.
-      trackables: What a checkpoint holds, by name.
       cycle: The steps that take turns, as the published code has them.
     """
 
@@ -68,7 +50,7 @@ class Training(training.ImageTraining):
         **batches: Any,
     ) -> None:
         super().__init__(repl, config, seed=seed, augmentation=UNCHANGED, **batches)
-        self.noise = Noise(config)
+        self.noise = networks.Noise(config)
         generator_steps = config.num_steps // config.num_discriminator_steps
         with repl.context():
             self.generator = networks.Generator(config, seed=seed)
@@ -113,6 +95,14 @@ class Training(training.ImageTraining):
             lambda latents, labels: self.shown(latents, labels, training=False),
             autograph=False,
         )
+        self._scorer: scoring.Scorer | None = None
+
+    @staticmethod
+    def prepare(data: str) -> None:
+        """Writes the embedded digits and trains their classifier, once per machine."""
+        training.ImageTraining.prepare(data)
+        if data == DIGITS:
+            prepare_digits()
 
     def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
         config = self.config
@@ -129,7 +119,9 @@ class Training(training.ImageTraining):
     def both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the generator, then the discriminator."""
         count = batch["label"].shape[0] * self.config.generator_batch_factor
-        loss, gradients = self.differentiate_generator(*self._draw(count, GENERATOR))
+        loss, gradients = self.differentiate_generator(
+            *self._draw(count, networks.GENERATOR)
+        )
         self.generator_optimizer.apply_gradients(
             zip(gradients, self.generator.trainable_variables, strict=True)
         )
@@ -145,9 +137,9 @@ class Training(training.ImageTraining):
         """
         batch = self.images.normalised(batch)
         count = batch["label"].shape[0]
-        real = batch["image"] + self.noise.pixels(batch["image"])
+        real = batch["image"] + self.noise.pixels(*batch["image"].shape)
         loss, gradients = self.differentiate_discriminator(
-            real, batch["label"], *self._draw(count, DISCRIMINATOR)
+            real, batch["label"], *self._draw(count, networks.DISCRIMINATOR)
         )
         self.discriminator_optimizer.apply_gradients(
             zip(gradients, self.discriminator.trainable_variables, strict=True)
@@ -191,8 +183,24 @@ class Training(training.ImageTraining):
         """Returns the floating-point operations of one image in a training step."""
         return networks.training_flops(self.config)
 
-    def update_shown(self) -> None:
-        """Copies the averaged weights, or the weights, for pictures and scores."""
+    def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
+        """Scores generated images against the training images."""
+        del metrics  # the scorer knows them
+        if self.source is None:
+            return ()
+        if self._scorer is None:
+            self._scorer = scoring.Scorer(self.config, self.images)
+        return self._scorer.score(self.generate())
+
+    def samples(self) -> bytes:
+        """Returns a grid of generated images as PNG: a column per class."""
+        return scoring.picture(self.config, self.generate())
+
+    def generate(self) -> scoring.Generate:
+        """Returns what makes images now, by the averaged weights if there are any.
+
+        On one device, with the moving statistics of batch norm.
+        """
         for shown, variable in zip(
             self.shown.variables, self.generator.variables, strict=True
         ):
@@ -201,24 +209,16 @@ class Training(training.ImageTraining):
             self.shown.trainable_variables, self.averages, strict=False
         ):
             shown.assign(average.numpy())
+        return lambda latents, labels: self._show(latents, labels).numpy()
 
-    def images_of(self, latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Returns generated images; on one device, with moving statistics."""
-        images: np.ndarray = self._show(latents, labels).numpy()
-        return images
+    def match(self, num_replicas: int) -> None:
+        """Lets replicas use rows of what one would draw."""
+        self.noise = networks.Noise(self.config, num_replicas)
 
-
-def main() -> None:
-    """Trains, and scores generated images."""
-    args = command.parse(__doc__, study.WORKLOAD)
-    repl = replicator.create(args.backend, num_replicas=args.replicas)
-    made = Training(repl, args.config, **args.batches)
-    command.train(repl, made, args)
-    if made.source is not None:
-        made.update_shown()
-        for score in scoring.Scorer(args.config, made.images).score(made.images_of):
-            print(f"{score.name}: {score.value:.3f} (n = {score.num_examples})")
+    def matched_draws(self) -> dict[str, np.ndarray]:
+        """Returns latents, classes and noise of pixels, for all replicas."""
+        return self.noise.of_all(self.global_batch_size)
 
 
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, study.WORKLOAD, Training)

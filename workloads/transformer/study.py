@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
 from workloads.spec import (
@@ -25,7 +25,6 @@ from workloads.spec import (
 
 if TYPE_CHECKING:
     from replicator.backends.sharding import Held
-    from workloads.spec import QualityMetric, SanityCheck
 
 # float16 would need a scale of the loss.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
@@ -172,18 +171,13 @@ def of_parts(config: TransformerConfig) -> list[int]:
     return [0, *[weights + attention] * config.num_layers, width * NUM_TOKENS]
 
 
-def multiply_adds(config: TransformerConfig) -> int:
-    """Returns the multiply-adds of one token forward."""
-    return sum(of_parts(config))
-
-
 def training_flops(config: TransformerConfig) -> int:
     """Returns the floating-point operations of one token in a training step.
 
     Two per multiply-add. The backward pass has the gradients of both factors of each
     product: six per weight and token (PaLM, Chowdhery et al. 2022, appendix B).
     """
-    return 2 * 3 * multiply_adds(config)
+    return 2 * 3 * sum(of_parts(config))
 
 
 def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
@@ -237,39 +231,12 @@ METRICS = (
 )
 
 
-def evaluate(training: Any) -> tuple[QualityMetric, ...]:
-    """Measures bits per byte; bytes of a file are alike, so n counts files."""
-    from workloads import quality
-
-    bits, files = training.bits_per_byte()
-    (metric,) = METRICS
-    return (quality.mean(metric, bits, files),)
-
-
-def prepare(data: str) -> None:
-    """Writes the text once per machine."""
-    from workloads.data import text
-
-    text.open_source(data)
-
-
-def check(training: Any) -> SanityCheck:
-    """Says which text was read."""
-    from workloads.data import text
-
-    return text.check(training.source)
-
-
 WORKLOAD = WorkloadInfo(
     name="transformer",
     version="1",
     example_unit="tokens",
     description="a decoder-only Transformer: a language model of bytes",
     train="workloads.transformer.train",
-    flops=lambda training: training_flops(training.config),
-    evaluate=evaluate,
-    prepare_data=prepare,
-    check=check,
     presets=(
         PresetInfo(
             name="smoke",

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from workloads import quality
 from workloads.common import command, training
 from workloads.data import text
 from workloads.spec import SYNTHETIC
@@ -24,7 +25,9 @@ from . import model as model_lib
 from . import study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from workloads.spec import Metric, QualityMetric, SanityCheck
 
 _BETAS = 0.9, 0.98
 _EPSILON = 1e-9
@@ -32,15 +35,15 @@ _LARGEST_SEED = 2**31 - 1
 _BITS_PER_NAT = 1 / math.log(2)
 
 
-class Training:
+class Training(training.Training):
     """Data, model, optimizer and step of one replicator.
 
     Attributes:
       model: The Keras model; its variables belong to the replicator.
       optimizer: The wrapped optimizer.
-      trackables: What a checkpoint holds, by name.
-      batch_per_example: Tokens of a sequence, which is an example of the data.
     """
+
+    prepare = staticmethod(text.open_source)
 
     def __init__(
         self,
@@ -147,12 +150,21 @@ class Training:
         losses = cross_entropy(self.model(token, seed), token)
         return tf.reshape(losses, [-1, self.config.sequence_length])
 
-    def bits_per_byte(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns bits per byte of each held-out sequence, and the file it is from.
+    def flops(self) -> int:
+        """Returns the floating-point operations of one token in a training step."""
+        return study.training_flops(self.config)
 
-        Computed on one device, without dropout.
+    def check(self) -> tuple[SanityCheck, ...]:
+        """Says which text was read."""
+        return () if self.source is None else (text.check(self.source),)
+
+    def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
+        """Measures bits per byte of held-out sequences, on one device.
+
+        Bytes of a file are alike, so n counts files.
         """
-        assert self.source is not None  # synthetic tokens have no held-out split
+        if self.source is None:
+            return ()
         tokens, files = text.held_out(
             self.source,
             num_sequences=self.config.num_evaluation_examples,
@@ -164,7 +176,8 @@ class Training:
             for first in range(0, len(tokens), size)
         ]
         means = np.concatenate(nats).mean(axis=1, dtype=np.float64)
-        return means * _BITS_PER_NAT, files
+        (metric,) = metrics
+        return (quality.mean(metric, means * _BITS_PER_NAT, files),)
 
 
 def cross_entropy(logits: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
@@ -202,9 +215,6 @@ def main() -> None:
     repl = replicator.create(args.backend, num_replicas=args.replicas, **split)
     made = Training(repl, args.config, **args.batches)
     command.train(repl, made, args)
-    if made.source is not None:
-        bits, _ = made.bits_per_byte()
-        print(f"held-out bits per byte: {bits.mean():.3f} (n = {len(bits)})")
 
 
 if __name__ == "__main__":

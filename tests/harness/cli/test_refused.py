@@ -202,7 +202,7 @@ def place(tmp_path, monkeypatch):
         for i in range(2)
     ]
     monkeypatch.setattr("harness.launch.ray.read_hosts", lambda: tuple(hosts))
-    monkeypatch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
+    monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: pytest.fail("runs"))
 
 

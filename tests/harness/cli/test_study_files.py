@@ -207,7 +207,7 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
 def test_each_shipped_study_can_be_planned(path, harness, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     install_gpus(make_gpus(8))
-    monkeypatch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
+    monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     asked = tomllib.loads(path.read_text(encoding="utf-8"))
     is_varied = "vary" in asked
     more = () if is_varied else ("--json",)

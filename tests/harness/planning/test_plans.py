@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("plans")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        patch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
+        patch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
         # Counting the variables of a model imports TensorFlow.
         patch.setattr("workloads.catalog.memory_table", lambda *_, **__: [""])
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

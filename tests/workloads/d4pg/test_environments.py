@@ -21,6 +21,7 @@ from workloads.d4pg import control as control_lib
 from workloads.d4pg import evaluator
 from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
 from workloads.d4pg.evaluator import EvaluatorClient
+from workloads.d4pg.study import LEARNED, D4PGConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -46,7 +47,7 @@ def test_a_state_is_what_dm_control_observes():
     reference = control_lib.load_suite().load(
         "reacher", "hard", task_kwargs={"random": 3}
     )
-    environment = Environment("reacher:hard", seed=3)
+    environment = Environment("reacher:hard", D4PGConfig(), seed=3)
     expected, observation = reference.reset(), environment.reset()
     for action in np.random.default_rng(0).uniform(-1, 1, (5, 2)):
         np.testing.assert_array_equal(
@@ -66,7 +67,7 @@ def test_a_state_is_what_dm_control_observes():
 
 def test_an_episode_has_a_thousand_control_steps():
     """At its end only time has run out, so the discount stays 1."""
-    environment = Environment("cartpole:balance", action_repeat=3)
+    environment = Environment("cartpole:balance", D4PGConfig(action_repeat=3))
     environment.reset()
     steps = [environment.step(np.zeros(1))]
     while not steps[-1].is_last:
@@ -79,7 +80,7 @@ def test_an_episode_has_a_thousand_control_steps():
     with pytest.raises(RuntimeError, match=r"no episode is running: call reset\(\)"):
         environment.step(np.zeros(1))
     # The suite gives lqr no time limit, and its actions no bounds.
-    endless = Environment("lqr:lqr_2_1", action_repeat=250)
+    endless = Environment("lqr:lqr_2_1", D4PGConfig(action_repeat=250))
     endless.reset()
     ends = [endless.step(np.full(1, 0.5)).is_last for _ in range(4)]
     assert [False, False, False, True] == ends
@@ -88,7 +89,7 @@ def test_an_episode_has_a_thousand_control_steps():
 @pytest.mark.parametrize("broken", ["reward", "state", "physics"])
 def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
     """The next reset starts a sound one."""
-    environment = Environment("cartpole:swingup")
+    environment = Environment("cartpole:swingup", D4PGConfig())
     environment.reset()
     with monkeypatch.context() as patch:
         control = environment._env
@@ -123,8 +124,9 @@ def test_a_stack_holds_the_last_frames(frames):
 # Programs of processes of their own: what renders is decided once in a process.
 FILM = """
 from workloads.d4pg.control import Environment
+from workloads.d4pg.study import D4PGConfig
 import numpy as np
-e = Environment('cartpole:swingup', observations='pixels', seed=1)
+e = Environment('cartpole:swingup', D4PGConfig(observations='pixels'), seed=1)
 first = e.reset().copy()
 for _ in range(20): step = e.step(np.ones(1))
 assert first.shape == e.spec.observation_shape == (84, 84, 3)
@@ -132,7 +134,8 @@ assert str(first.dtype) == e.spec.observation_dtype == 'uint8'
 assert first.std() > 5
 assert np.abs(step.observation.astype(int) - first).max() > 50
 e.close()
-e = Environment('walker:walk', can_render=True)
+assert e.seen.shape == (84, 84, 9)
+e = Environment('walker:walk', D4PGConfig(), can_render=True)
 assert e.reset().shape == (24,)
 film = e.render(60, 80)
 assert film.shape == (60, 80, 3) and film.std() > 5
@@ -141,10 +144,11 @@ assert film.shape == (60, 80, 3) and film.std() > 5
 PIXELS = """
 import sys, workloads.d4pg.actor, workloads.d4pg.pool, workloads.d4pg.replay
 import workloads.d4pg.control as e
+from workloads.d4pg.study import D4PGConfig
 assert not {'tensorflow', 'dm_control', 'jax'} & set(sys.modules)
-try: e.Environment('walker:walk', observations='pixels')
+try: e.Environment('walker:walk', D4PGConfig(observations='pixels'))
 except ValueError as error: print(error)
-state = e.Environment('cartpole:swingup', can_render=True)
+state = e.Environment('cartpole:swingup', D4PGConfig(), can_render=True)
 state.reset(); state.step(np.zeros(1))
 try: state.render()
 except ValueError as error: print(error)
@@ -216,7 +220,9 @@ def test_returns_are_those_of_episodes_played_one_by_one():
     found = player.play(actor, 3)
     expected = []
     for index in range(3):
-        player = Environment(NAME, action_repeat=20, seed=5 + 10_000_019 + index)
+        player = Environment(
+            NAME, make_config(action_repeat=20), seed=5 + 10_000_019 + index
+        )
         player.reset()  # an evaluator's environments begin with an episode
         observation, total, is_last = player.reset(), 0.0, False
         while not is_last:
@@ -258,7 +264,7 @@ def make_client(**options):
 def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     """Of episodes that another process plays, as this one would; the next differ."""
     client, policy = make_client()
-    (first,), (second,) = (client.score(*policy) for _ in range(2))
+    (first,), (second,) = (client.score(LEARNED, *policy) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
         player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=5)
@@ -287,10 +293,10 @@ def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
     with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
         assert client.film(*policy) is None
     assert client.film(*policy) is None
-    assert client.score(*policy)
+    assert client.score(LEARNED, *policy)
     client._process.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):
-        client.score(*policy)
+        client.score(LEARNED, *policy)
     client.close()
     before = psutil.Process().children()
     with pytest.raises(ValueError, match=r"needs OpenGL, which does not work here"):

@@ -53,11 +53,11 @@ def test_actors_compute_what_the_learner_would(kind, shape):
         torso = randomized(Torso(spec, seed=2), rng)
         observations = rng.integers(0, 256, (9, *shape)).astype(np.uint8)
         expected = network(torso(tf.constant(observations)))
-        variables = [*torso.trainable_variables, *network.ordered_variables]
+        variables = [*torso.trainable_variables, *network.trainable_variables]
     else:
         observations = rng.normal(size=(9, *shape)).astype(np.float32)
         expected = network(tf.constant(observations))
-        variables = network.ordered_variables
+        variables = network.trainable_variables
     actor = actor_lib.Policy(spec)
     actor.load(np.concatenate([np.ravel(v.numpy()) for v in variables]))
     found = actor(observations)

@@ -11,8 +11,7 @@ import tensorflow as tf
 import replicator
 from workloads import catalog
 from workloads.d4pg import program as d4pg_program
-from workloads.d4pg.pool import Counters
-from workloads.d4pg.program import Window, describe, describe_now
+from workloads.d4pg.program import Window, added, describe
 from workloads.d4pg.replay import StarvedReplayError
 
 # Of steps 5, 10, 15 and 20.
@@ -121,7 +120,7 @@ def test_pixels_are_learned_from(tmp_path):
     losses = [made.run() for _ in range(5)]
     batch = next(made.batches())
     made.save(str(tmp_path))
-    idle_sec = made.training.experiences[0].counters().idle_sec
+    idle_sec = made.training.experiences[0].counters()["idle_sec"]
     made.close()
 
     assert all(np.isfinite(losses))
@@ -259,7 +258,7 @@ def test_paper_values_are_the_control_suite_paper_s():
 def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
     """What a window says whose clocks and counters are read one after the other."""
     rows = [
-        {**describe_now(num_steps, [counters]), "window_sec": time_sec}
+        added([counters, {"window_sec": time_sec, "num_learner_steps": num_steps}])
         for time_sec, num_steps, counters in reads
     ]
     window = Window(iter(rows).__next__)
@@ -268,6 +267,7 @@ def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
     process = {
         **window.changes(),
         "num_pipelines": num_pipelines,
+        "num_processes": 1,
         "clipped": 0.25,
         "policy_lag": 10.0,
     }
@@ -277,17 +277,17 @@ def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
 
 def test_differences_are_counted_and_processes_added_up():
     """Two processes, each with one pipeline."""
-    before = Counters(num_environment_steps=1000, num_episodes=1, num_sampled=50)
-    after = Counters(
-        num_environment_steps=1600,
-        num_episodes=3,
-        num_sampled=19_250,
-        wait_sec=2.5,
-        idle_sec=4.0,
-        elapsed_sec=20.0,
-        num_refused=1,
-        num_restarts=2,
-    )
+    before = {"num_environment_steps": 1000, "num_episodes": 1, "num_sampled": 50}
+    after = {
+        "num_environment_steps": 1600,
+        "num_episodes": 3,
+        "num_sampled": 19_250,
+        "wait_sec": 2.5,
+        "idle_sec": 4.0,
+        "elapsed_sec": 20.0,
+        "num_refused": 1,
+        "num_restarts": 2,
+    }
     found = figures((10.0, 100, before), (20.0, 300, after), num_processes=2)
 
     assert {
@@ -304,16 +304,16 @@ def test_differences_are_counted_and_processes_added_up():
         "replaced_actors": 4.0,
     } == pytest.approx(found)
     # A window without learner steps has nothing to divide by.
-    assert {} == figures((1.0, 5, Counters()), (1.0, 5, Counters()))
+    assert {} == figures((1.0, 5, {}), (1.0, 5, {}))
 
 
 def test_pauses_of_a_window_do_not_count():
     """Two parts of 5 s and 100 learner steps each, with anything in between."""
     found = figures(
-        (0.0, 0, Counters(num_environment_steps=0)),
-        (5.0, 100, Counters(num_environment_steps=10)),
-        (905.0, 100, Counters(num_environment_steps=70)),
-        (910.0, 200, Counters(num_environment_steps=90)),
+        (0.0, 0, {"num_environment_steps": 0}),
+        (5.0, 100, {"num_environment_steps": 10}),
+        (905.0, 100, {"num_environment_steps": 70}),
+        (910.0, 200, {"num_environment_steps": 90}),
         pauses=["pause", "resume", "pause"],
     )
 

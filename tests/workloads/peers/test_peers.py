@@ -181,18 +181,6 @@ def test_crops_are_those_of_tensorflow():
     assert 0.89 <= (width / height).min() <= (width / height).max() <= 1.11
 
 
-def test_tuning_is_said_on_the_command_line():
-    """With the types of the defaults; what is not known is an error."""
-    defaults = {"compile": True, "bucket_mb": 25.0, "flags": ""}
-
-    assert defaults == inputs.tuning([], defaults)
-    assert {"compile": False, "bucket_mb": 1.0, "flags": "--a=b"} == inputs.tuning(
-        ["compile=0", "bucket_mb=1", "flags=--a=b"], defaults
-    )
-    with pytest.raises(KeyError):
-        inputs.tuning(["bucket=0"], defaults)
-
-
 def test_the_paths_of_variables_are_those_of_attributes():
     """Lists and layers inside layers; layers of Keras have the names of variables."""
     from workloads.peers import export

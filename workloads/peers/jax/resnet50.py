@@ -1,6 +1,6 @@
 """The training step of ResNet-50, as ``workloads/resnet50`` defines it, in JAX.
 
-python -m workloads.peers.jax.resnet50 [NAME=VALUE ...]
+python -m workloads.peers.jax.resnet50
 """
 
 from __future__ import annotations
@@ -9,81 +9,89 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from workloads.peers import inputs
-from workloads.peers.jax.layers import Layers, Weights
-from workloads.peers.jax.process import Process
+from workloads.peers.jax.process import Process, Weights, normalized
 
 _NUM_BLOCKS = (3, 4, 6, 3)
 _EPSILON = 1e-5
 """Of batch normalization."""
 
 
-class ResNet50:
-    """The 50-layer residual network of He et al. 2015, as functions of its weights."""
+def conv(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """The convolution with a kernel of odd size, half of it added around.
 
-    def __init__(self, version: str, layers: Layers) -> None:
-        self._version, self._layers = version, layers
-
-    def logits(
-        self, weights: Weights, moving: Weights, images: jax.Array
-    ) -> tuple[jax.Array, Weights]:
-        """Returns logits, and the moving statistics of the next step.
-
-        Args:
-          weights: What is trained, by our paths.
-          moving: Moving means and variances, [1, channels].
-          images: [examples, ...] in the layout of the network.
-        """
-        after: Weights = {}
-
-        def conv_norm(value: jax.Array, path: str, stride: int) -> jax.Array:
-            value = self._layers.conv(value, weights[f"{path}.kernel"], stride)
-            path = f"{path}.norm"
-            gamma, beta = weights[f"{path}.gamma"], weights[f"{path}.beta"]
-            value, moved = self._layers.norm(value, gamma, beta, moving, path)
-            after.update(moved)
-            return value
-
-        features = jax.nn.relu(conv_norm(images, "model.stem", 2))
-        features = self._pool(features)
-        first, second = (0, 1) if self._version == "v1" else (1, 0)
-        index = 0
-        for group, count in enumerate(_NUM_BLOCKS):
-            for number in range(count):
-                stride = 2 if group and not number else 1
-                path = f"model.blocks.{index}"
-                shortcut = features
-                if f"{path}.projection.kernel" in weights:
-                    shortcut = conv_norm(features, f"{path}.projection", stride)
-                inner = conv_norm(
-                    features, f"{path}.convs.0", stride if first == 0 else 1
-                )
-                inner = conv_norm(
-                    jax.nn.relu(inner), f"{path}.convs.1", stride if second == 0 else 1
-                )
-                inner = conv_norm(jax.nn.relu(inner), f"{path}.convs.2", 1)
-                features = jax.nn.relu(inner + shortcut)
-                index += 1
-        pooled = features.mean(axis=self._layers.places)
-        logits = pooled @ weights["model.classifier.kernel"]
-        return logits + weights["model.classifier.bias"], after
-
-    def _pool(self, images: jax.Array) -> jax.Array:
-        window = [3 if axis in self._layers.places else 1 for axis in range(4)]
-        strides = [2 if axis in self._layers.places else 1 for axis in range(4)]
-        return lax.reduce_window(
-            images, -jnp.inf, lax.max, window, strides, self._layers.around(1)
-        )
+    As a product of matrices: three times as fast on CPUs as XLA's convolutions.
+    """
+    size = kernel.shape[0]
+    around = ((size - 1) // 2, (size - 1) // 2)
+    padded = jnp.pad(images, [(0, 0), around, around, (0, 0)])
+    height, width = (length - size + 1 for length in padded.shape[1:3])
+    columns = [
+        padded[:, row : row + height : stride, column : column + width : stride]
+        for row in range(size)
+        for column in range(size)
+    ]
+    return jnp.concatenate(columns, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def make_step(process: Process, network: ResNet50) -> Any:
+def pool(images: jax.Array) -> jax.Array:
+    """The largest of 3 x 3 pixels, at every second one."""
+    around = [(0, 0), (1, 1), (1, 1), (0, 0)]
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return lax.reduce_window(images, -jnp.inf, lax.max, window, strides, around)
+
+
+def logits_of(
+    weights: Weights, moving: Weights, images: jax.Array, version: str
+) -> tuple[jax.Array, Weights]:
+    """Returns logits of the 50-layer residual network of He et al. 2015.
+
+    Args:
+      weights: What is trained, by our paths.
+      moving: Moving means and variances, [1, channels].
+      images: [examples, height, width, 3].
+      version: ``v1`` strides in the first convolution of a block, ``v1.5`` in the
+        second.
+
+    Returns:
+      Also the moving statistics of the next step.
+    """
+    after: Weights = {}
+
+    def conv_norm(value: jax.Array, path: str, stride: int = 1) -> jax.Array:
+        value = conv(value, weights[f"{path}.kernel"], stride)
+        path = f"{path}.norm"
+        gamma, beta = weights[f"{path}.gamma"], weights[f"{path}.beta"]
+        value, moved = normalized(value, gamma, beta, moving, path, epsilon=_EPSILON)
+        after.update(moved)
+        return value
+
+    features = pool(jax.nn.relu(conv_norm(images, "model.stem", 2)))
+    first_of_group = [sum(_NUM_BLOCKS[:group]) for group in range(1, 4)]
+    for index in range(sum(_NUM_BLOCKS)):
+        path = f"model.blocks.{index}"
+        stride = 2 if index in first_of_group else 1
+        strides = (stride, 1) if version == "v1" else (1, stride)
+        shortcut = features
+        if f"{path}.projection.kernel" in weights:
+            shortcut = conv_norm(features, f"{path}.projection", stride)
+        for number in (0, 1):
+            inner = conv_norm(features, f"{path}.convs.{number}", strides[number])
+            features = jax.nn.relu(inner)
+        features = jax.nn.relu(conv_norm(features, f"{path}.convs.2") + shortcut)
+    logits = features.mean(axis=(1, 2)) @ weights["model.classifier.kernel"]
+    return logits + weights["model.classifier.bias"], after
+
+
+def make_step(process: Process) -> Any:
     """Returns the step of a replica: gradients, their mean, heavy-ball momentum."""
     config = process.export.settings["config"]
 
     def loss_of(weights: Weights, moving: Weights, images: Any, labels: Any) -> Any:
-        logits, after = network.logits(weights, moving, images)
+        logits, after = logits_of(weights, moving, images, config["version"])
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
         return -chosen.mean(), after
 
@@ -109,27 +117,21 @@ def main() -> None:
     """Takes as many steps as the harness asks for."""
     process = Process()
     settings = process.export.settings
-    network = ResNet50(
-        settings["config"]["version"], Layers(process.tuning, epsilon=_EPSILON)
-    )
-    weights, moving = {}, {}
-    for name, value in process.export.part("weights").items():
-        if name.rpartition(".")[2].startswith("moving_"):
-            moving[name] = process.for_each_replica(value)
-        else:
-            weights[name] = value
+    weights = {
+        name: value
+        for name, value in process.export.part("weights").items()
+        if not inputs.is_moving(name)
+    }
     velocity = {name: 0 * value for name, value in weights.items()}
     trained = process.placed((weights, velocity), is_own=False)
-    moving = process.placed(moving, is_own=True)
-    step_of = process.compiled(make_step(process, network))
-    batches = process.batches()
+    moving, batches = process.moving(), process.batches()
+    step_of = process.compiled(make_step(process))
     examples = settings["num_replicas"] * settings["per_replica_batch_size"]
     for step in process.run.steps():
         rate = jnp.float32(inputs.goyal_rate(process.export, step.index))
         trained, moving, losses = step_of(trained, moving, next(batches), rate)
         jax.block_until_ready((trained, moving))
-        step.done(loss=process.own_mean(losses), examples=examples)
-    process.end()
+        step.done(loss=float(np.mean(losses)), examples=examples)
 
 
 if __name__ == "__main__":

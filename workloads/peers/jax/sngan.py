@@ -1,6 +1,6 @@
 """The training step of SN-GAN, as ``workloads/sngan`` defines it, in JAX.
 
-python -m workloads.peers.jax.sngan [NAME=VALUE ...]
+python -m workloads.peers.jax.sngan
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from workloads.peers import inputs
-from workloads.peers.jax.layers import Layers, Weights
-from workloads.peers.jax.process import Process
+from workloads.peers.jax.process import Process, Weights, normalized
 
-_OF_NORMS = 1e-12
-"""Added to the lengths of vectors of spectral norms."""
+_OF_NORMS, _EPSILON, _OF_ADAM = 1e-12, 2e-5, 1e-7
+"""Of lengths of vectors of spectral norms, of batch norm, and of Keras' Adam."""
 _FIRST_SIZE = 4
 _NUM_DOWNSAMPLED = 2
 """Blocks of the discriminator that halve the image, of layout ``cifar``."""
@@ -30,16 +30,15 @@ class Pass:
       after: What the network keeps, after this pass.
     """
 
-    def __init__(self, layers: Layers, weights: Weights, kept: Weights) -> None:
+    def __init__(self, weights: Weights, kept: Weights) -> None:
         """Begins.
 
         Args:
-          layers: The layers.
           weights: What is trained, by our paths.
           kept: Moving statistics of the generator, [1, channels]; vectors of the
             spectral norms of the discriminator.
         """
-        self._layers, self._weights, self._kept = layers, weights, kept
+        self._weights, self._kept = weights, kept
         self.after = dict(kept)
 
     def images(self, latents: jax.Array, labels: jax.Array) -> jax.Array:
@@ -47,12 +46,11 @@ class Pass:
         of = self._weights
         flat = latents @ of["generator.dense.kernel"] + of["generator.dense.bias"]
         hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
-        hidden = jnp.moveaxis(hidden, -1, self._layers.channels)
         for path in inputs.block_paths(self._weights, "generator"):
             inner = self._conditional(hidden, f"{path}.norm_1", labels)
-            inner = self._conv(self._doubled(inner), f"{path}.conv_1")
+            inner = self._conv(doubled(inner), f"{path}.conv_1")
             inner = self._conditional(inner, f"{path}.norm_2", labels)
-            shortcut = self._doubled(self._conv(hidden, f"{path}.shortcut"))
+            shortcut = doubled(self._conv(hidden, f"{path}.shortcut"))
             hidden = self._conv(inner, f"{path}.conv_2") + shortcut
         path = "generator.last_norm"
         hidden = self._norm(hidden, path, of[f"{path}.gamma"], of[f"{path}.beta"])
@@ -69,11 +67,11 @@ class Pass:
             )
             inner = self._conv(jax.nn.relu(inner), f"{path}.conv_2")
             if index < _NUM_DOWNSAMPLED:
-                inner, hidden = self._halved(inner), self._halved(hidden)
+                inner, hidden = halved(inner), halved(hidden)
             if f"{path}.shortcut.kernel" in self._weights:
                 hidden = self._conv(hidden, f"{path}.shortcut")
             hidden = inner + hidden
-        features = jax.nn.relu(hidden).sum(axis=self._layers.places)
+        features = jax.nn.relu(hidden).sum(axis=(1, 2))
         path = "discriminator.embedding"  # the rows of its matrix are classes
         of_class = self._divided(path, self._weights[f"{path}.kernel"].T).T[labels]
         path = "discriminator.dense"
@@ -84,8 +82,7 @@ class Pass:
         kernel = self._weights[f"{path}.kernel"]
         if f"{path}.u" in self._kept:
             kernel = self._divided(path, kernel)
-        bias = self._layers.over(self._weights[f"{path}.bias"])
-        return self._layers.conv(images, kernel) + bias
+        return conv(images, kernel) + self._weights[f"{path}.bias"]
 
     def _divided(self, path: str, kernel: jax.Array) -> jax.Array:
         """Returns a kernel over its spectral norm, of which it takes a power step."""
@@ -100,35 +97,44 @@ class Pass:
         self, images: jax.Array, path: str, labels: jax.Array
     ) -> jax.Array:
         gamma, beta = (self._weights[f"{path}.{name}"] for name in ("gamma", "beta"))
-        return self._norm(images, f"{path}.norm", gamma[labels], beta[labels])
+        of_each = (table[labels][:, None, None] for table in (gamma, beta))
+        return self._norm(images, f"{path}.norm", *of_each)
 
     def _norm(
         self, images: jax.Array, path: str, gamma: jax.Array, beta: jax.Array
     ) -> jax.Array:
         """Returns the positive part of normalized images."""
-        images, moved = self._layers.norm(images, gamma, beta, self._kept, path)
+        images, moved = normalized(
+            images, gamma, beta, self._kept, path, epsilon=_EPSILON
+        )
         self.after |= moved
         return jax.nn.relu(images)
 
-    def _doubled(self, images: jax.Array) -> jax.Array:
-        for axis in self._layers.places:
-            images = jnp.repeat(images, 2, axis)
-        return images
 
-    def _halved(self, images: jax.Array) -> jax.Array:
-        for axis in self._layers.places:
-            shape = [*images.shape]
-            shape[axis : axis + 1] = [shape[axis] // 2, 2]
-            images = images.reshape(shape).mean(axis=axis + 1)
-        return images
+def conv(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The convolution with a kernel of odd size, half of it added around.
+
+    With few channels a product of matrices, as of ResNet-50, is half as fast.
+    """
+    return lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def doubled(images: jax.Array) -> jax.Array:
+    """Repeats each pixel."""
+    return jnp.repeat(jnp.repeat(images, 2, axis=1), 2, axis=2)
+
+
+def halved(images: jax.Array) -> jax.Array:
+    """Averages 2 x 2 pixels."""
+    examples, height, width, channels = images.shape
+    shape = (examples, height // 2, 2, width // 2, 2, channels)
+    return images.reshape(shape).mean(axis=(2, 4))
 
 
 def _unit(vector: jax.Array) -> jax.Array:
     return vector / (jnp.linalg.norm(vector) + _OF_NORMS)
-
-
-_EPSILON, _OF_ADAM = 2e-5, 1e-7
-"""Of batch normalization, and of Keras' Adam."""
 
 
 def updated(
@@ -148,20 +154,20 @@ def updated(
     return weights, firsts, seconds
 
 
-def make_step(process: Process, layers: Layers, *, is_both: bool) -> Any:
+def make_step(process: Process, *, is_both: bool) -> Any:
     """Returns the step of a replica: of the discriminator, or of both networks."""
     config = process.export.settings["config"]
 
     def generator_loss(
         weights: Weights, moving: Weights, judge: Any, draws: Any
     ) -> Any:
-        made, judged = Pass(layers, weights, moving), Pass(layers, *judge)
+        made, judged = Pass(weights, moving), Pass(*judge)
         labels = draws["generator_labels"]
         images = made.images(draws["generator_latents"], labels)
         return -judged.logits(images, labels).mean(), (made.after, judged.after)
 
     def discriminator_loss(weights: Weights, norms: Weights, *both: jax.Array) -> Any:
-        judged = Pass(layers, weights, norms)
+        judged = Pass(weights, norms)
         real, fake = jnp.split(judged.logits(*both), 2)
         loss = jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
         return loss, judged.after
@@ -181,7 +187,7 @@ def make_step(process: Process, layers: Layers, *, is_both: bool) -> Any:
                 for name, value in averages.items()
             }
         made, classes = (
-            Pass(layers, generator[0], moving),
+            Pass(generator[0], moving),
             draws["discriminator_labels"],
         )
         fake = made.images(draws["discriminator_latents"], classes)
@@ -210,17 +216,14 @@ def rate_of(config: dict[str, Any], network: str, step: int, every: int) -> Any:
 
 def main() -> None:
     """Takes as many steps as the harness asks for."""
-    process = Process(dots=0)  # few channels: a product is narrower than it pays for
+    process = Process()
     config = process.export.settings["config"]
-    layers = Layers(process.tuning, epsilon=_EPSILON)
     weights: dict[str, Any] = {"generator": {}, "discriminator": {}}
-    moving, norms = {}, {}
+    norms = {}
     for name, value in process.export.part("weights").items():
         if name.endswith(".u"):
             norms[name] = value
-        elif name.rpartition(".")[2].startswith("moving_"):
-            moving[name] = process.for_each_replica(value)
-        else:
+        elif not inputs.is_moving(name):
             weights[name.partition(".")[0]][name] = value
     averages = dict(weights["generator"]) if config["ema_decay"] else {}
     trained = [
@@ -228,13 +231,9 @@ def main() -> None:
         for value in weights.values()
     ]
     state = process.placed((*trained, norms, averages), is_own=False)
-    moving = process.placed(moving, is_own=True)
-    steps = [
-        process.compiled(make_step(process, layers, is_both=is_both))
-        for is_both in (False, True)
-    ]
-    batches, every = process.batches(), config["num_discriminator_steps"]
-    draws = process.draws()
+    moving, batches, draws = process.moving(), process.batches(), process.draws()
+    steps = [process.compiled(make_step(process, is_both=each)) for each in (0, 1)]
+    every = config["num_discriminator_steps"]
     for step in process.run.steps():
         is_both = step.index % every == 0
         images, labels = next(batches)
@@ -245,8 +244,7 @@ def main() -> None:
         }
         state, moving, losses = steps[is_both](state, moving, batch, rates)
         jax.block_until_ready((state, moving))
-        step.done(loss=process.own_mean(losses), examples=labels.size)
-    process.end()
+        step.done(loss=float(np.mean(losses)), examples=labels.size)
 
 
 if __name__ == "__main__":

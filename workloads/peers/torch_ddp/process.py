@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +11,25 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.peers import catalog, inputs
+from workloads.peers import inputs
 from workloads.peers.catalog import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEFAULTS: dict[str, Any] = {
-    "channels_last": True,
-    "compile": False,
-    "bucket_mb": 25.0,
-    "bucket_view": True,
-    "static_graph": True,
-    "own_cores": True,
-    "fused": False,
-}
-"""How it is tuned; ``README.md`` of the peers has what each brings."""
-
 
 class Process:
-    """A replica: what it begins with, how it is tuned, and its run.
+    """A replica: what it begins with, its share of the cores, and its run.
 
     Attributes:
       export: What it begins with.
-      tuning: As ``DEFAULTS``.
       run: That of the client.
       is_alone: Whether replicas do not communicate: one, or a control.
     """
 
     def __init__(self) -> None:
-        self.tuning = inputs.tuning(sys.argv[1:], DEFAULTS)
         self.rank, self.num_ranks = scaling_client.find_rank()
-        self._choose_cores()
+        self._take_cores()
         self.export = inputs.Export.read(Path(os.environ[EXPORT_VARIABLE]))
         self.run = scaling_client.connect(
             unit="images", num_parameters=self.export.num_parameters
@@ -56,31 +42,26 @@ class Process:
             dist.init_process_group("gloo")
         self.is_alone = self.run.controls.nosync or self.num_ranks == 1
 
-    def _choose_cores(self) -> None:
+    def _take_cores(self) -> None:
         """Takes an equal share of the cores, and as many threads."""
-        share = catalog.share_of(
-            self.rank, self.num_ranks, is_taken=self.tuning["own_cores"]
-        )
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // self.num_ranks)
+        first = self.rank * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
         torch.set_num_threads(share)
 
     def replicated(self, model: torch.nn.Module) -> torch.nn.Module:
         """Returns a model whose gradients are averaged over the replicas."""
-        if self.tuning["channels_last"]:
-            model = model.to(memory_format=torch.channels_last)
-        if not self.is_alone:
-            model = DistributedDataParallel(
-                model,
-                # Batch normalization is local, as in our workloads.
-                broadcast_buffers=False,
-                bucket_cap_mb=self.tuning["bucket_mb"],
-                gradient_as_bucket_view=self.tuning["bucket_view"],
-                static_graph=self.tuning["static_graph"],
-            )
-        return self.compiled(model)
-
-    def compiled(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Returns a model as it is called: compiled, if that is how it is tuned."""
-        return torch.compile(model) if self.tuning["compile"] else model
+        model = model.to(memory_format=torch.channels_last)
+        if self.is_alone:
+            return model
+        return DistributedDataParallel(
+            model,
+            # Batch normalization is local, as in our workloads.
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+        )
 
     def precision(self) -> torch.autocast:
         """Returns a context in which layers compute in the type that ours do."""
@@ -89,14 +70,9 @@ class Process:
 
     def batches(self) -> Any:
         """Yields images, as PyTorch has them, and labels."""
-        layout = (
-            torch.channels_last
-            if self.tuning["channels_last"]
-            else torch.contiguous_format
-        )
         for images, labels in self._share.batches():
-            made = torch.from_numpy(images).permute(0, 3, 1, 2)
-            yield made.contiguous(memory_format=layout), torch.from_numpy(labels).long()
+            made = torch.from_numpy(images).permute(0, 3, 1, 2)  # channels last
+            yield made, torch.from_numpy(labels).long()
 
     def draws(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields what each step of SN-GAN draws, by name."""
@@ -128,7 +104,6 @@ class Process:
             model.parameters(),
             betas=(config["beta_1"], config["beta_2"]),
             eps=eps,
-            fused=self.tuning["fused"],
         )
 
     def update(

@@ -1,6 +1,6 @@
 """The training step of ResNet-50, as ``workloads/resnet50`` defines it, in PyTorch.
 
-torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.resnet50 [NAME=VALUE ...]
+torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.resnet50
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
         ],
         lr=inputs.goyal_rate(process.export, 0),
         momentum=config["momentum"],
-        fused=process.tuning["fused"],
     )
 
 

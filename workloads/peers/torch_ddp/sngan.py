@@ -1,6 +1,6 @@
 """The training step of SN-GAN, as ``workloads/sngan`` defines it, in PyTorch.
 
-torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.sngan [NAME=VALUE ...]
+torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.sngan
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ def main() -> None:
     generator, discriminator = Generator(process), Discriminator(process)
     generated, judged = process.replicated(generator), process.replicated(discriminator)
     # What is not trained in an update is called as it is: no gradients to be summed.
-    make, judge = process.compiled(generator), process.compiled(discriminator)
     of_generator = process.adam(generator, config, eps=_OF_ADAM)
     of_discriminator = process.adam(discriminator, config, eps=_OF_ADAM)
     averaged = [*generator.parameters()] if config["ema_decay"] else []
@@ -198,7 +197,7 @@ def main() -> None:
         if step.index % every == 0:
             latents, classes = drawn["generator_latents"], drawn["generator_labels"]
             discriminator.requires_grad_(False)
-            loss = -judge(generated(latents, classes), classes).mean()
+            loss = -discriminator(generated(latents, classes), classes).mean()
             discriminator.requires_grad_(True)
             process.update(
                 of_generator, loss, config["generator_learning_rate"] * decay
@@ -212,7 +211,7 @@ def main() -> None:
         )
         real = images + drawn["pixels"]
         with torch.no_grad():
-            fake = make(latents, classes)
+            fake = generator(latents, classes)
         logits = judged(torch.cat([real, fake]), torch.cat([labels, classes]))
         loss = torch.relu(1 - logits[: len(labels)]).mean()
         loss = loss + torch.relu(1 + logits[len(labels) :]).mean()
