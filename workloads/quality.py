@@ -50,9 +50,9 @@ def of_examples(
         values = np.concatenate(parts[metric.name])
         if values.dtype == bool:
             counted = stats.binomtest(int(values.sum()), len(values))
-            ends = counted.proportion_ci(CONFIDENCE, method="wilson")
+            low, high = counted.proportion_ci(CONFIDENCE, method="wilson")
             share, method = float(values.mean()), "Wilson score interval"
-            found.append(_measured(metric, share, *ends, len(values), method))
+            found.append(_measured(metric, share, low, high, len(values), method))
         else:
             found.append(mean(metric, values))
     return tuple(found)

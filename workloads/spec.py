@@ -345,6 +345,7 @@ class WorkloadInfo:
         chosen = presets[preset]
         defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
         converted: dict[str, Any] = {}
+        value: Any
         for name, value in options.items():
             if name not in defaults:
                 raise ValueError(
@@ -361,14 +362,9 @@ class WorkloadInfo:
         return dataclasses.replace(chosen, **converted)
 
     def prepare(self, *, data: str) -> None:
-        """Prepares the data set, if this needs to be done once per machine.
+        """Prepares what a workload keeps on a machine, before anything is timed.
 
-        Called before anything is timed, so that the first trial on a machine does not
-        start more slowly than the others; and before the replicator is created, so it
-        must not run TensorFlow ops, after which no virtual devices can be created.
-
-        Raises:
-          ValueError: The data set cannot be prepared; the message says what to do.
+        So the first trial on a machine does not start more slowly than the others.
         """
         if data != SYNTHETIC:
             importlib.import_module(self.train).Training.prepare(data)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from workloads import quality
 from workloads.data.images import Images
-from workloads.data.sources import open_source
 from workloads.spec import JIT_COMPUTE
 
 if TYPE_CHECKING:
@@ -302,7 +301,10 @@ def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
 
 
 class Training:
-    """What the harness asks of a training, besides ``input_fn`` and ``step_fn``.
+    """What the harness asks of a training.
+
+    Besides, it has ``input_fn``, which returns the batches of an input pipeline, and
+    ``step_fn``, or ``cycle``: steps that take turns.
 
     Attributes:
       config: Its settings.
@@ -317,11 +319,15 @@ class Training:
     trackables: dict[str, Any]
     global_batch_size: int
     batch_per_example = 1
+    input_fn: Callable[..., tf.data.Dataset]
+    step_fn: Callable[..., Any]
 
     @staticmethod
     def prepare(data: str) -> None:
-        """Prepares a data set, if that needs to be done once; runs no op."""
-        open_source(data)
+        """Prepares what is kept on this machine, where that has to be done once.
+
+        Runs no op, after which no virtual devices could be created.
+        """
 
     def flops(self) -> int | None:
         """Returns the floating-point operations of one example in a training step.

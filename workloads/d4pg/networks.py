@@ -5,7 +5,7 @@ The weights of the policy have the order of ``actor.PolicySpec``, for actors.
 
 from __future__ import annotations
 
-import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .actor import PolicySpec
-    from .study import D4PGConfig
 
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
@@ -143,6 +142,13 @@ class _Head(keras.Model):
         self.last = make.dense(last[0], width, last[1], is_last=True)
         self.built = True
 
+    def multiply_adds(self) -> list[int]:
+        """Returns those of each layer, for one example; without ``joining``."""
+        layers = [*self.hidden, self.last]
+        if self.features is not None:
+            layers.insert(0, self.features)
+        return [math.prod(layer.kernel.shape) for layer in layers]
+
     def _see(self, inputs: Any) -> Any:
         if self.features is None:
             return inputs
@@ -195,7 +201,9 @@ class Critic(_Head):
         return self._outputs(inputs, actions)
 
 
-def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:
+def training_flops(
+    policy: Policy, critic: Critic, torso: Torso | None, spec: PolicySpec
+) -> int:
     """Returns the floating-point operations of one transition in a learner step.
 
     Two per multiply-add of convolutions and dense layers; norms, activations, losses
@@ -204,35 +212,24 @@ def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:
     through a critic whose weights need no gradient, back to the action. Inputs need no
     gradient.
     """
-    torso, width = [], spec.observation_shape[-1]
-    if spec.uses_pixels:
-        height, row, _ = spec.observation_shape
-        for stride in actor.STRIDES:
+    seeing = []
+    if torso is not None:
+        height, width, _ = spec.observation_shape
+        for conv, stride in zip(torso.convs, actor.STRIDES, strict=True):
             height = (height - actor.KERNEL_SIZE) // stride + 1
-            row = (row - actor.KERNEL_SIZE) // stride + 1
-            kernel = actor.KERNEL_SIZE**2 * width * spec.num_conv_filters
-            torso.append(height * row * kernel)
-            width = spec.num_conv_filters
-        width = spec.num_features
-    features = [actor.conv_size(spec) * width] if spec.uses_pixels else []
-    joins_first = config.network == "layer_norm_mlp"
-    joined = width + spec.action_size * joins_first
-    joining = 0 if joins_first else spec.action_size * config.critic_layers[1]
-    policy = features + _products(width, *spec.hidden_sizes, spec.action_size)
-    critic = features + _products(joined, *config.critic_layers, config.num_atoms)
+            width = (width - actor.KERNEL_SIZE) // stride + 1
+            seeing.append(height * width * math.prod(conv.kernel.shape))
+    acting, judging = policy.multiply_adds(), critic.multiply_adds()
+    joining = math.prod(critic.joining.kernel.shape) if critic.is_mlp else 0
     # Layers of the critic that the gradient of an action does not reach.
-    before = critic[: len(features) + (0 if joins_first else 2)]
-    of_critic = sum(critic) + joining
-    target = sum(torso) + sum(policy) + of_critic
-    inputs = torso[:1] if spec.uses_pixels else critic[:1]
-    learning = 3 * (sum(torso) + of_critic) - sum(inputs) - joining
-    improving = 3 * sum(policy) - policy[0] + 2 * of_critic - sum(before)
-    improving += 2 * config.num_atoms  # the mean return, and its gradient
+    before = judging[: (torso is not None) + 2 * critic.is_mlp]
+    of_critic = sum(judging) + joining
+    target = sum(seeing) + sum(acting) + of_critic
+    inputs = seeing[:1] or judging[:1]
+    learning = 3 * (sum(seeing) + of_critic) - sum(inputs) - joining
+    improving = 3 * sum(acting) - acting[0] + 2 * of_critic - sum(before)
+    improving += 2 * critic.last.units  # the mean return, and its gradient
     return 2 * (target + learning + improving)
-
-
-def _products(*sizes: int) -> list[int]:
-    return [first * second for first, second in itertools.pairwise(sizes)]
 
 
 # Logits and targets are [examples, num_atoms], actions [examples, action_size], the

@@ -24,7 +24,6 @@ from .streams import (
     StepStreams,
     StreamsSpec,
 )
-from .study import check_ray
 
 if TYPE_CHECKING:
     from .actor import ActorSettings
@@ -123,7 +122,6 @@ class RayActorPool(BasePool):
         streams: StepStreams,
         weights: SharedWeights | None = None,
     ) -> None:
-        check_ray()
         super().__init__(settings, streams, weights)
         self._ray: Any = importlib.import_module("ray")
         self._latest: tuple[Any, int] = (None, NO_WEIGHTS)

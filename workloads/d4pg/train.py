@@ -103,10 +103,6 @@ class Training(Learner, training.Training):
             for each in self.experiences:
                 each.weights.publish(weights, self.num_steps)
 
-    @staticmethod
-    def prepare(data: str) -> None:
-        """Does nothing: actors make the data."""
-
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
         """Measures the mean return of episodes without noise; of actors only.
 
@@ -128,7 +124,9 @@ class Training(Learner, training.Training):
 
     def flops(self) -> int:
         """Returns the floating-point operations of one transition in a step."""
-        return networks.training_flops(self.config, self.policy_spec)
+        return networks.training_flops(
+            self.policy, self.critic, self.torso, self.policy_spec
+        )
 
     def close(self) -> None:
         """Terminates actors and environments; the exit of the process does so too."""

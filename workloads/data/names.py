@@ -204,27 +204,9 @@ def find_prepared(name: str) -> pathlib.Path:
         )
     raise ValueError(
         f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
-        f"{name} --data_dir {root}', which {_effort(dataset)} (or set "
-        "TFDS_DATA_DIR to its directory), or use --data digits, which needs no "
-        "download"
+        f"{name} --data_dir {root}' (or set TFDS_DATA_DIR to its directory), or use "
+        "--data digits, which needs no download"
     )
-
-
-def _effort(dataset: str) -> str:
-    """Describes what preparing a data set takes, as far as TFDS knows it offline."""
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_cls(dataset)
-    num_bytes = sum(info.size for info in (builder.url_infos or {}).values())
-    gigabytes = num_bytes / 1e9  # in two digits or more, such as 0.17, 19 and 155
-    shown = f"{gigabytes:.0f}" if gigabytes >= 10 else f"{gigabytes:.2g}"  # noqa: PLR2004
-    size = f"up to {shown} GB" if num_bytes else "an unknown amount"
-    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        return (
-            f"takes {size} that you download by hand into downloads/manual there, and "
-            "writes the set beside it"
-        )
-    return f"downloads {size} and writes the set beside it"
 
 
 def _check_features(name: str, path: pathlib.Path) -> None:

@@ -45,9 +45,9 @@ def open_source(name: str) -> TextSource:
     version, found = text_files.version(), text_files.read()
     pieces: dict[str, dict[str, tuple[int, bytes]]] = {"train": {}, "test": {}}
     for index, file in enumerate(found):
-        split = pieces["test" if file.is_held_out else "train"]
+        part = pieces["test" if file.is_held_out else "train"]
         for number, chunk in enumerate(file.chunks):
-            split[f"{file.path}:{number}"] = index, chunk
+            part[f"{file.path}:{number}"] = index, chunk
     splits = {}
     for split, by_key in pieces.items():
         order = sources.in_stored_order(split, by_key)

@@ -254,10 +254,6 @@ class Training(KerasTraining):
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
         self._make(repl, lambda: _own_model(config))
 
-    @staticmethod
-    def prepare(data: str) -> None:
-        """Does nothing: the user's function makes the data."""
-
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, each for one replica."""
         dataset = _function(self._data)()

@@ -24,8 +24,6 @@ from workloads.common import training as training_lib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .study import ResNet50Config
-
 
 NUM_BLOCKS = (3, 4, 6, 3)
 WIDTHS = (64, 128, 256, 512)
@@ -280,36 +278,27 @@ def add_weight_decay(
 # computed.
 
 
-def multiply_adds(config: ResNet50Config) -> tuple[int, int]:
+def multiply_adds(model: ResNet50, image_size: int) -> tuple[int, int]:
     """Returns the multiply-adds of one image forward, and those of the first layer."""
-    size = config.image_size // 2
-    stem = 7 * 7 * 3 * WIDTHS[0] * size**2
-    total = stem
+    size = image_size // 2
+    stem = math.prod(model.stem.kernel.shape) * size**2
+    total = stem + math.prod(model.classifier.kernel.shape)
     size //= 2
-    num_inputs = WIDTHS[0]
-    for group, (width, count) in enumerate(zip(WIDTHS, NUM_BLOCKS, strict=True)):
-        for index in range(count):
-            before = size
-            if group and not index:
-                size //= 2
-            num_outputs = EXPANSION * width
-            # v1 strides in the first convolution, v1.5 in the second.
-            first_size = before if config.version == "v1.5" else size
-            total += num_inputs * width * first_size**2
-            total += 9 * width * width * size**2
-            total += width * num_outputs * size**2
-            if num_inputs != num_outputs:
-                total += num_inputs * num_outputs * size**2
-            num_inputs = num_outputs
-    return total + num_inputs * config.num_classes, stem
+    for block in model.blocks:
+        for conv in block.convs:
+            size //= conv.strides
+            total += math.prod(conv.kernel.shape) * size**2
+        if block.projection is not None:
+            total += math.prod(block.projection.kernel.shape) * size**2
+    return total, stem
 
 
-def training_flops(config: ResNet50Config) -> int:
+def training_flops(model: ResNet50, image_size: int) -> int:
     """Returns the floating-point operations of one image in a training step.
 
     Two per multiply-add. The backward pass has the gradients of weights and of
     activations, each as large as the forward pass; the gradient of the pixels is not
     needed.
     """
-    total, stem = multiply_adds(config)
+    total, stem = multiply_adds(model, image_size)
     return 2 * (3 * total - stem)

@@ -180,7 +180,7 @@ class Training(training.ImageTraining):
 
     def flops(self) -> int:
         """Returns the floating-point operations of one image in a training step."""
-        return model_lib.training_flops(self.config)
+        return model_lib.training_flops(self.model, self.config.image_size)
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ class DiscriminatorBlock(keras.layers.Layer):
         name: str,
     ) -> None:
         super().__init__(name=name)
-        self._downsamples, self._is_first = downsamples, is_first
+        self.downsamples, self._is_first = downsamples, is_first
 
         def spectral(
             inputs: int, outputs: int, size: int, index: int, name: str
@@ -290,7 +290,7 @@ class DiscriminatorBlock(keras.layers.Layer):
         hidden = self.conv_1(hidden, training=training)
         outputs = self.conv_2(tf.nn.relu(hidden), training=training)
         shortcut = inputs
-        if self._downsamples:
+        if self.downsamples:
             outputs = downsample(outputs)
             # Averaging and a 1x1 convolution commute; this order is cheaper.
             shortcut = downsample(shortcut)

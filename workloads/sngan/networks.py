@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -240,40 +241,10 @@ class LinearDecay(training_lib.Schedule):
 # (``workloads/resnet50/model.py``), and so are spectral norms, whose cost does not
 # depend on the number of images.
 
-_AREA = 9  # of a 3x3 kernel
 
-
-def generator_multiply_adds(config: SNGANConfig) -> tuple[int, int]:
-    """Returns the multiply-adds of one image forward, and those of the first layer."""
-    channels = config.block_channels
-    first = config.latent_size * FIRST_SIZE**2 * channels[0]
-    total, size = first, FIRST_SIZE
-    for num_inputs, num_outputs in itertools.pairwise(channels):
-        total += num_inputs * num_outputs * size**2  # the shortcut, before upsampling
-        size *= 2
-        total += _AREA * (num_inputs + num_outputs) * num_outputs * size**2
-    return total + _AREA * channels[-1] * NUM_CHANNELS * size**2, first
-
-
-def discriminator_multiply_adds(config: SNGANConfig) -> tuple[int, int]:
-    """Returns the multiply-adds of one image forward, and those that read pixels."""
-    (width, _), *others = discriminator_widths(config)
-    size = config.image_size
-    pixels = _AREA * NUM_CHANNELS * width * size**2
-    pixels += NUM_CHANNELS * width * (size // 2) ** 2
-    total = pixels + _AREA * width * width * size**2
-    size //= 2
-    num_inputs = width
-    for num_outputs, downsamples in others:
-        total += _AREA * num_inputs * (num_inputs + num_outputs) * size**2
-        size = size // 2 if downsamples else size
-        if downsamples or num_inputs != num_outputs:
-            total += num_inputs * num_outputs * size**2
-        num_inputs = num_outputs
-    return total + num_inputs, pixels
-
-
-def training_flops(config: SNGANConfig) -> int:
+def training_flops(
+    generator: Generator, discriminator: Discriminator, config: SNGANConfig
+) -> int:
     """Returns the floating-point operations of one real image in a training step.
 
     Two per multiply-add. Every step generates an image per real one, without a
@@ -281,9 +252,28 @@ def training_flops(config: SNGANConfig) -> int:
     ``num_discriminator_steps``-th step trains the generator, through a discriminator
     whose weights need no gradient.
     """
-    generator, latents = generator_multiply_adds(config)
-    discriminator, pixels = discriminator_multiply_adds(config)
-    of_discriminator = generator + 2 * (3 * discriminator - pixels)
-    of_generator = 3 * generator - latents + 2 * discriminator
+    latents = _products(generator.dense)
+    generating, size = latents, FIRST_SIZE
+    for block in generator.blocks:
+        generating += _products(block.shortcut, size)  # before upsampling
+        size *= 2
+        generating += _products(block.conv_1, size) + _products(block.conv_2, size)
+    generating += _products(generator.last_conv, size)
+    judging = _products(discriminator.dense)
+    pixels = _products(discriminator.first_block.conv_1, size)
+    for block in (discriminator.first_block, *discriminator.blocks):
+        judging += _products(block.conv_1, size) + _products(block.conv_2, size)
+        size = size // 2 if block.downsamples else size
+        if block.shortcut is not None:
+            judging += _products(block.shortcut, size)
+        if block is discriminator.first_block:
+            pixels += _products(block.shortcut, size)
+    of_discriminator = generating + 2 * (3 * judging - pixels)
+    of_generator = 3 * generating - latents + 2 * judging
     share = config.generator_batch_factor / config.num_discriminator_steps
     return round(2 * (of_discriminator + share * of_generator))
+
+
+def _products(layer: Any, size: int = 1) -> int:
+    """Returns the multiply-adds of a layer on an image of ``size`` times ``size``."""
+    return math.prod(layer.kernel.shape) * size**2

@@ -99,8 +99,7 @@ class Training(training.ImageTraining):
 
     @staticmethod
     def prepare(data: str) -> None:
-        """Writes the embedded digits and trains their classifier, once per machine."""
-        training.ImageTraining.prepare(data)
+        """Trains the classifier of the embedded digits."""
         if data == DIGITS:
             prepare_digits()
 
@@ -181,7 +180,7 @@ class Training(training.ImageTraining):
 
     def flops(self) -> int:
         """Returns the floating-point operations of one image in a training step."""
-        return networks.training_flops(self.config)
+        return networks.training_flops(self.generator, self.discriminator, self.config)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
         """Scores generated images against the training images."""

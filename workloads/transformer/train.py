@@ -43,8 +43,6 @@ class Training(training.Training):
       optimizer: The wrapped optimizer.
     """
 
-    prepare = staticmethod(text.open_source)
-
     def __init__(
         self,
         repl: replicator.Replicator,

@@ -169,18 +169,12 @@ def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
 
 
 def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, monkeypatch):
-    """The command, what it costs, and the set that is there already."""
+    """The command, and the set that is there already."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    for name, cost in (
-        ("cifar10", r"which downloads up to 0\.17 GB and writes the set beside it"),
-        ("imagenet_resized/64x64", r"which downloads up to 19 GB and writes the set"),
-        ("imagenet2012", r"which takes up to 155 GB that you download by hand"),
-    ):
-        with pytest.raises(ValueError, match=cost) as raised:
+    for name in ("cifar10", "imagenet_resized/64x64"):
+        command = f"run 'tfds build {name} --data_dir {tmp_path}' .* or use --data digi"
+        with pytest.raises(ValueError, match=command):
             catalog.check_data("resnet50", name)
-
-        assert f"run 'tfds build {name} --data_dir {tmp_path}'" in str(raised.value)
-        assert str(raised.value).endswith("--data digits, which needs no download")
 
 
 @pytest.mark.parametrize("num_channels", [2, 3])

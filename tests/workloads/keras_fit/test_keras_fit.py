@@ -22,7 +22,6 @@ from workloads import catalog, controls
 from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.study import ResNet50Config
 
 FILE = small_fit.__file__
 # Sums of float32 in another order.
@@ -47,7 +46,7 @@ def test_the_default_is_the_resnet_of_keras():
 
     assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
     assert models.training_flops(model) == model_lib.training_flops(
-        ResNet50Config(image_size=32, version="v1")
+        model_lib.ResNet50(version="v1"), 32
     )
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)

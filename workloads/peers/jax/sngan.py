@@ -232,7 +232,9 @@ def main() -> None:
     ]
     state = process.placed((*trained, norms, averages), is_own=False)
     moving, batches, draws = process.moving(), process.batches(), process.draws()
-    steps = [process.compiled(make_step(process, is_both=each)) for each in (0, 1)]
+    steps = [
+        process.compiled(make_step(process, is_both=each)) for each in (False, True)
+    ]
     every = config["num_discriminator_steps"]
     for step in process.run.steps():
         is_both = step.index % every == 0
