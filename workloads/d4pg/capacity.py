@@ -79,26 +79,17 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
     among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
     around = config.num_return_steps + config.num_stacked_frames - 1
     steps_per_stream = math.ceil(shares[0].capacity / num_streams)
-    least = least_steps_per_stream(1, num_around=around)
+    needed = math.ceil(shares[0].min_size / num_streams)
+    least = least_steps_per_stream(needed, num_around=around)
     if steps_per_stream < least:
         raise ValueError(
             f"option replay_capacity={config.replay_capacity!r} keeps "
             f"{steps_per_stream} environment steps of each environment, fewer than the "
-            f"{least} that transitions of num_return_steps={config.num_return_steps!r} "
-            "need besides those being written: use at least "
-            f"{num_pipelines * num_streams * least} with {num_streams} environments"
-            f"{among}, or fewer of them"
-        )
-    held = num_streams * num_transitions(steps_per_stream, num_around=around)
-    if shares[0].min_size > held:
-        needed = math.ceil(shares[0].min_size / num_streams)
-        least = least_steps_per_stream(needed, num_around=around)
-        raise ValueError(
-            f"option min_replay_size={config.min_replay_size!r} is more than the "
-            f"{num_pipelines * held} transitions that replay_capacity="
-            f"{config.replay_capacity!r} holds besides those being written{among}: "
-            "use at most that, or a replay_capacity of at least "
-            f"{num_pipelines * num_streams * least}"
+            f"{least} of min_replay_size={config.min_replay_size!r} and of transitions "
+            f"of num_return_steps={config.num_return_steps!r}, besides those being "
+            f"written: use at least {num_pipelines * num_streams * least} with "
+            f"{num_streams} environments{among}, fewer of them, or a smaller "
+            "min_replay_size"
         )
 
 

@@ -91,7 +91,7 @@ sweep --workload=resnet50 --preset=smoke --mode=weak --replicas=1,2 --no-match
 sweep --workload=d4pg --preset=smoke --budget=none --replicas=1 --backends=in_graph
   --data=walker:fly -> 'walker' has the tasks .*; did you mean 'walker:walk' or
   --replicas=1,3 --mode=strong -> 32 is not divisible by 3 .* 30 or 33, or 2 or 4
-  --option=min_replay_size=30000 -> =30000 is more than the 19558 trans.*capacity of .*
+  --option=min_replay_size=30000 -> 15327 of min_replay_size=30000 .* at least 30654 wi
   --device=gpu --preset=gpu --steps-per-sync=2 -> 2 with workload d4pg: actors .*; use 1
 sweep --workload=transformer --preset=smoke --replicas=1,2
   --per-replica-batch-size=100 -> sequence_length 64; use 64 or 128 tokens per repl

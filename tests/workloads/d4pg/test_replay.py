@@ -442,7 +442,7 @@ def test_workers_share_actors_and_replay():
         (
             {"replay_capacity": 210},
             1,
-            r"min_replay_size=200 is more than the 164 .*, or a replay_capacity of",
+            r"=210 keeps 105 .* the 123 of min_replay_size=200 .* at least 246 with 2",
         ),
         (
             {
