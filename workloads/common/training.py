@@ -51,6 +51,16 @@ def assign(variable: Any, value: tf.Tensor) -> None:
         _deferred.assignments.append((variable, value))
 
 
+def copy_of(variable: Any, name: str) -> keras.Variable:
+    """Returns an untrained copy of a variable, to which all replicas write the same.
+
+    Stock strategies must be given the replica whose value is used.
+    """
+    return keras.Variable(
+        variable.numpy(), trainable=False, aggregation="only_first_replica", name=name
+    )
+
+
 def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
     """Returns a function, compiled where ``jit`` is ``compute``."""
     return Compiled(function) if jit == JIT_COMPUTE else function

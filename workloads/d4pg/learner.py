@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import compiled
+from workloads.common.training import compiled, copy_of
 
 from . import networks
 
@@ -72,7 +72,10 @@ class Learner:
             ]
             # Used with the same networks, so these are only weights.
             self._targets = [
-                [_target(variable) for variable in network.trainable_variables]
+                [
+                    copy_of(each, f"target_{each.name}")
+                    for each in network.trainable_variables
+                ]
                 for network in self._networks
             ]
             self._of_policy = self._adam(config.policy_learning_rate)
@@ -201,16 +204,6 @@ class Learner:
         torso = [] if self.torso is None else self.torso.trainable_variables
         variables = [*torso, *self.policy.trainable_variables]
         return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
-
-
-def _target(variable: Any) -> keras.Variable:
-    # All replicas write the same; stock strategies must be given the one to use.
-    return keras.Variable(
-        variable.numpy(),
-        trainable=False,
-        aggregation="only_first_replica",
-        name=f"target_{variable.name}",
-    )
 
 
 def _with_weights(network: Any, weights: list[Any], *inputs: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class File:
     @property
     def is_held_out(self) -> bool:
         """Whether it is in the held-out split: about one file in 20, by its content."""
-        digest = _sha256(self.content).digest()
+        digest = hashlib.sha256(self.content).digest()
         return int.from_bytes(digest[:8], "big") % _ONE_IN == 0
 
     @property
@@ -47,12 +48,6 @@ class File:
             self.content[CHUNK_SIZE * index : CHUNK_SIZE * (index + 1)]
             for index in range(count)
         ]
-
-
-def _sha256(content: bytes = b"") -> Any:
-    import hashlib  # the planner needs none
-
-    return hashlib.sha256(content)
 
 
 def version() -> str:
@@ -81,7 +76,7 @@ def read() -> list[File]:
         if not is_text(path.as_posix()):
             continue
         content = path.read_binary()
-        digest = _sha256(content).digest()
+        digest = hashlib.sha256(content).digest()
         # As the list of files has it.
         encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
         if path.hash is None or path.hash.value != encoded:
@@ -108,7 +103,7 @@ def is_text(path: str) -> bool:
 
 def digest_of(files: Iterable[File]) -> str:
     """Returns a digest of all paths and contents, as hexadecimal characters."""
-    hasher = _sha256()
+    hasher = hashlib.sha256()
     for file in files:
         hasher.update(f"{file.path}\0{len(file.content)}\0".encode())
         hasher.update(file.content)

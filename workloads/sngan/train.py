@@ -58,12 +58,7 @@ class Training(training.ImageTraining):
                 config, seed=seed + _DISCRIMINATOR_SEEDS
             )
             self.averages = [
-                keras.Variable(
-                    variable.numpy(),
-                    trainable=False,
-                    aggregation="only_first_replica",
-                    name=f"average_{index}",
-                )
+                training.copy_of(variable, f"average_{index}")
                 for index, variable in enumerate(self._averaged())
             ]
             self.generator_optimizer = repl.wrap_optimizer(
