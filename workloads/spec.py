@@ -343,9 +343,9 @@ class WorkloadInfo:
                 f"{_listed(presets)}{_suggestion(preset, presets)}"
             )
         chosen = presets[preset]
-        defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
+        fields = dataclasses.fields(chosen)
+        defaults: dict[str, Any] = {field.name: field.default for field in fields}
         converted: dict[str, Any] = {}
-        value: Any
         for name, value in options.items():
             if name not in defaults:
                 raise ValueError(
