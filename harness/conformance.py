@@ -26,8 +26,7 @@ from harness.command.worker import free_port
 from harness.errors import PlanError
 from harness.machine.allocation import ONE_PROCESS
 from harness.run import trial_tree
-from harness.run.session import Session, SessionEndedError
-from harness.run.trial_tree import ProcessTree
+from harness.run.trial_tree import ProcessTree, Session, SessionEndedError
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import rank_path
 from results.records import protocol as client_protocol

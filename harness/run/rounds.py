@@ -25,7 +25,7 @@ from harness.errors import DoesNotFitError
 from harness.machine import disturbance, machine_state
 from harness.machine.gpu_watch import GpuWatch
 from harness.run import trial_runner
-from harness.run.session import Session, SessionEndedError, busy
+from harness.run.trial_tree import Session, SessionEndedError, busy
 from harness.trial import measure, rank_file
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from harness.planning.estimate import Durations
     from harness.run.progress import Progress
-    from harness.run.session import Session
     from harness.run.trial_runner import RunSettings
+    from harness.run.trial_tree import Session
     from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store
 

@@ -33,7 +33,7 @@ from harness.machine import (
 from harness.machine.allocation import processes_of_trial
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
-from harness.run import aggregate, session, trial_tree
+from harness.run import aggregate, trial_tree
 from harness.run.aggregate import Conclusion
 from harness.run.trial_tree import ProcessTree
 from harness.trial import rank_file
@@ -182,7 +182,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         is_client=spec.program is not None and spec.program.is_client,
     )
     if prepared.is_client:
-        session.write_client(trial_dir, spec)
+        trial_tree.write_client(trial_dir, spec)
     after: dict[str, object] = {}
     if of_peer is not None:
         peers.write_expected(trial_dir, spec, settings.exports[trial_id])

@@ -12,7 +12,7 @@ from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.client import scaling_client
-from harness.run import rounds, session
+from harness.run import rounds, trial_tree
 from harness.trial import process_tree
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
@@ -157,7 +157,7 @@ def test_a_program_that_never_connects_is_told_why(sweep, command):
 @pytest.mark.parametrize("lingers", [False, True])
 def test_a_rank_that_dies_while_others_wait_is_named(sweep, monkeypatch, lingers):
     """Whether its launcher ends the others, or they would wait for ever."""
-    monkeypatch.setattr(session, "_GRACE_SEC", 0.5)
+    monkeypatch.setattr(trial_tree, "_GRACE_SEC", 0.5)
     variables = {"LINGER": 1} if lingers else {}
     trial, folder = sweep(replicas=2, BEHAVIOR="killed", BAD_RANK=1, **variables)
     how = "a process closed its connection, and the others" if lingers else "exit code"

@@ -193,7 +193,7 @@ def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory
             traceback=f"{GRAPH}\n\n{message}",
         )
 
-        assert is_memory is trial_tree.is_out_of_memory(failure)
+        assert is_memory is aggregate.is_out_of_memory(failure)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.cli import exit_codes
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import rounds, sweep
-from harness.run.session import Session
+from harness.run.trial_tree import Session
 from harness.trial import process_tree, rank_file
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store

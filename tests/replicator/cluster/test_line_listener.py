@@ -15,7 +15,7 @@ import types
 import pytest
 
 from harness.launch import gang
-from harness.run import session
+from harness.run import trial_tree
 from harness.trial import process_tree
 from replicator.cluster import address_exchange, local_cluster
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
@@ -70,7 +70,7 @@ class Turns:
             variables={process_tree.MARKER: "/nonexistent"},
             command=(),
         )
-        self.session = session.Session(prepared, timeout_sec=60)
+        self.session = trial_tree.Session(prepared, timeout_sec=60)
         self.session._tree = types.SimpleNamespace(
             process=types.SimpleNamespace(poll=lambda: None),
             start=lambda: None,
@@ -78,7 +78,7 @@ class Turns:
         )
         self.session.start()
         self.session.expect("imported")
-        self.address = session.native_address(self.session._address)
+        self.address = trial_tree.native_address(self.session._address)
         self.close = self.session.close
 
     def read(self):
@@ -145,7 +145,7 @@ class Exchange:
 @pytest.mark.parametrize("kind", [Gang, Turns, Exchange])
 def test_hostile_lines_and_a_flood_of_connections_end_nothing(kind, monkeypatch):
     """Connections cost descriptors of their owner; a genuine process is heard."""
-    monkeypatch.setattr(session, "_POLL_SEC", 0.01)
+    monkeypatch.setattr(trial_tree, "_POLL_SEC", 0.01)
     descriptors = pathlib.Path("/proc/self/fd")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
