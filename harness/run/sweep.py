@@ -79,6 +79,10 @@ def differences(sessions: Iterable[Session]) -> Iterator[str]:
 # Our step runs a few times, untimed, in a process with TensorFlow. What it began with,
 # and its losses, are kept in the folder of prepared data, for later studies as well.
 
+_EXPORTED: Final = {
+    *("workload", "preset", "options", "data", "per_replica_batch_size"),
+    "num_replicas",
+}
 _MOST: Final = 12
 """Exports that are kept; one of ResNet-50 has 100 MB."""
 
@@ -95,14 +99,7 @@ def export_missing(
         spec, peer = trial.spec, catalog.PEERS.get(trial.spec.backend)
         if peer is None:
             continue
-        request = {
-            "workload": spec.workload,
-            "preset": spec.preset,
-            "options": dict(spec.options),
-            "data": spec.data,
-            "per_replica_batch_size": spec.per_replica_batch_size,
-            "num_replicas": spec.num_replicas,
-        }
+        request = spec.model_dump(mode="json", include=_EXPORTED)
         code = code_digest.of_trial(spec.workload, catalog.EXPORTED_BACKEND)
         folder = catalog.exports_dir() / identity.digest({**request, "code": code})
         if not folder.is_dir():
