@@ -187,7 +187,7 @@ def _runs(process: Any) -> bool:
 
 
 def _check_time(ended: TrialExit) -> None:
-    if ended.is_timed_out:
+    if ended.timeout_sec is not None:
         raise NonconformingError("it did not answer, or end, within the time limit")
 
 

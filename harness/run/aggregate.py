@@ -112,7 +112,7 @@ def conclude(
         return Conclusion().but(
             Phase.REPORT, str(error), exception_type="RankFileError"
         )
-    if trial_exit.is_timed_out:
+    if trial_exit.timeout_sec is not None:
         return _timed_out(logs, trial_exit)
     first = rank_file.read_first_exit(trial_dir)
     if first.rank is not None and not 0 <= first.rank < len(logs):

@@ -107,11 +107,11 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialExit:
     exit_code: int  # As in ``subprocess``: negative for a signal.
-    is_timed_out: bool  # Whether the harness killed it after ``timeout_sec``.
-    timeout_sec: float  # Its time limit.
     # Kills by the kernel's out-of-memory killer in that time, on the host of the
     # process; None where nobody counted them.
     num_oom_kills: int | None
+    # The limit after which the harness killed it; None where it ended by itself.
+    timeout_sec: float | None = None
 
 
 def trial_variables(
@@ -254,7 +254,7 @@ class ProcessTree:
             self._scratch = None
         self._is_gone = True
 
-    def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
+    def end(self, timeout_sec: float | None = None) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""
         # Also after success: no helper of one trial may disturb the next.
         self.kill()
@@ -276,18 +276,16 @@ class ProcessTree:
                 num_oom_kills = after - self._oom_kills_before
         return TrialExit(
             exit_code=-signal.SIGKILL if code is None else code,
-            is_timed_out=is_timed_out,
-            timeout_sec=timeout_sec,
             num_oom_kills=num_oom_kills,
+            timeout_sec=timeout_sec,
         )
 
     def finish(self, timeout_sec: float, *, limit_sec: float) -> TrialExit:
-        is_timed_out = False
         try:
             self.wait(timeout_sec)
         except subprocess.TimeoutExpired:
-            is_timed_out = True
-        return self.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
+            return self.end(limit_sec)
+        return self.end()
 
 
 def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
@@ -426,7 +424,7 @@ class Session:
         """Waits a moment for the state; returns the messages once all ranks have it."""
         is_over = self._tree.process.poll() is not None
         if is_over or time.monotonic() > self._deadline:
-            self._end(is_timed_out=not is_over)
+            self._end(None if is_over else self._timeout_sec)
         for connection, line in self._listener.read(_POLL_SEC):
             if line is None:
                 self._follow(connection)
@@ -530,10 +528,8 @@ class Session:
             self.close()
         return self.exit
 
-    def _end(self, *, is_timed_out: bool = False) -> NoReturn:
-        self.exit = self._tree.end(
-            timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
-        )
+    def _end(self, timeout_sec: float | None = None) -> NoReturn:
+        self.exit = self._tree.end(timeout_sec)
         self.close()
         raise SessionEndedError
 

@@ -81,9 +81,7 @@ def once(draw):
 def run(*words):
     """Runs a verb and checks what holds of any: no fault, no warning, lines, soon."""
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
-    fake = trial_tree.TrialExit(
-        exit_code=1, is_timed_out=False, timeout_sec=1, num_oom_kills=0
-    )
+    fake = trial_tree.TrialExit(exit_code=1, num_oom_kills=0)
     start = time.monotonic()
     logging.getLogger("matplotlib").addHandler(logged)
     with (

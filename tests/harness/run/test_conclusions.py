@@ -44,12 +44,7 @@ def write_rank(folder, rank, *, start=0, step=1, num_steps=6):
 @pytest.fixture
 def conclude(tmp_path, make_spec):
     def run(exit_code=0, num_oom_kills=0, num_ranks=2, **fields):
-        ended = trial_tree.TrialExit(
-            exit_code=exit_code,
-            is_timed_out=False,
-            timeout_sec=60,
-            num_oom_kills=num_oom_kills,
-        )
+        ended = trial_tree.TrialExit(exit_code=exit_code, num_oom_kills=num_oom_kills)
         return aggregate.conclude(
             "0" * 20, make_spec(), tmp_path, ended, num_ranks=num_ranks, **fields
         )

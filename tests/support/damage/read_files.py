@@ -50,10 +50,7 @@ def of_trial(path):
     store.trial_dir(trial_id).mkdir(parents=True)
     spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
     for exit_code in (0, 1, -9):
-        ended = TrialExit(
-            exit_code=exit_code, is_timed_out=False, timeout_sec=9,
-            num_oom_kills=0,
-        )  # fmt: skip
+        ended = TrialExit(exit_code=exit_code, num_oom_kills=0)
         found = conclude(trial_id, spec, path.parent, ended)
         status = StatusRecord(
             trial_id=trial_id,
