@@ -113,7 +113,7 @@ def conclude(
             Phase.REPORT, str(error), exception_type="RankFileError"
         )
     if trial_exit.timeout_sec is not None:
-        return _timed_out(logs, trial_exit)
+        return _timed_out(logs, trial_exit.timeout_sec)
     first = rank_file.read_first_exit(trial_dir)
     if first.rank is not None and not 0 <= first.rank < len(logs):
         first = dataclasses.replace(first, rank=None)
@@ -195,10 +195,10 @@ def _where(log: RankLog) -> str:
     return f"rank {log.rank} was in phase {log.phase.value}{steps}"
 
 
-def _timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
+def _timed_out(logs: Sequence[RankLog], timeout_sec: float) -> Conclusion:
     """Concludes a trial that the harness ended: the rank that is furthest behind."""
     behind = _furthest_behind(logs)
-    reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
+    reason = f"killed after {timeout_sec:g} s (timeout): {_where(behind)}"
     if "metric" in behind.last("facts"):
         reason += "; look at what it waits for, or raise --timeout"
         if behind.all("reading"):
