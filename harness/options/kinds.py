@@ -8,22 +8,10 @@ percentages and durations have, names its kind: ``1..16x2``, ``3%``, ``12min``.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import re
-import types
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import annotated_types
 import pydantic
 
 from harness.errors import ParseError
@@ -32,6 +20,7 @@ from results.records.limits import MAX_REPLICAS, MAX_SEC
 from results.records.texts import label_of
 
 if TYPE_CHECKING:
+    import enum
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from results.records.models import OptionValue
@@ -73,7 +62,6 @@ TEXTS = Kind(
     is_multiple=True,
 )
 PATH = Kind(lambda value, _: Path(value), metavar="PATH")
-_OF_TYPE = {bool: FLAG, str: TEXT, Path: PATH}
 
 
 def integer(low: int | None, high: int | None) -> Kind:
@@ -97,7 +85,7 @@ def integer(low: int | None, high: int | None) -> Kind:
 def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> Kind:
     """Returns the kind of a few names, of themselves or of members."""
     must_be = f"one of {', '.join(map(repr, values))}"
-    known = {value: value for value in values} if members is None else members
+    known = members or {value: value for value in values}
 
     def read(value: object, what: str) -> Any:
         if value not in known:
@@ -116,39 +104,21 @@ def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> K
 
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     """Returns the kind of a type; an optional value is of the kind of the value."""
-    found, bounds = _bare(annotation)
-    bounds += metadata
-    if found in _OF_TYPE:
-        return _OF_TYPE[found]
-    if found is int:
-        ge, le = annotated_types.Ge, annotated_types.Le
-        low: Any = next((of.ge for of in bounds if isinstance(of, ge)), None)
-        high: Any = next((of.le for of in bounds if isinstance(of, le)), None)
-        return integer(low, high)
-    if get_origin(found) is Literal:
-        return choice(get_args(found))
-    if isinstance(found, type) and issubclass(found, enum.Enum):
+    adapter: pydantic.TypeAdapter[Any]
+    adapter = pydantic.TypeAdapter(Annotated[(annotation, pydantic.Field(), *metadata)])
+    whole = adapter.json_schema()
+    schema = whole.get("anyOf", [whole])[0]
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
         # Commands of older studies have the names that records store.
-        members = {of.value: of for of in found} | {label_of(of): of for of in found}
-        return choice([label_of(of) for of in found], members)
-    raise TypeError(f"{annotation!r} is of no kind; name one in its Option")
-
-
-def _bare(annotation: Any) -> tuple[Any, list[Any]]:
-    """Returns a type without ``None`` and metadata, and the metadata."""
-    bounds: list[Any] = []
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation, *metadata = get_args(annotation)
-            for one in metadata:
-                bounds += getattr(one, "metadata", [one])
-        elif get_origin(annotation) in (Union, types.UnionType):
-            present = [of for of in get_args(annotation) if of is not types.NoneType]
-            if len(present) > 1:
-                return annotation, bounds
-            annotation = present[0]
-        else:
-            return annotation, bounds
+        stored = {value: adapter.validate_python(value) for value in values}
+        shown_as = {label_of(member): member for member in stored.values()}
+        return choice(list(shown_as), stored | shown_as)
+    if schema["type"] == "integer":
+        return integer(schema.get("minimum"), schema.get("maximum"))
+    of_type = {"boolean": FLAG, "string": PATH if "format" in schema else TEXT}
+    return of_type[schema["type"]]
 
 
 _COUNT_RANGE = re.compile(r"(?P<first>\d+)(?:\.\.|-)(?P<last>\d+)(?:x(?P<factor>\d+))?")
