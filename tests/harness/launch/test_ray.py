@@ -215,7 +215,8 @@ def test_a_sweep_that_is_killed_continues(start_harness, harness, overrides, tmp
 
     until(lambda: not marked(trial_dir), "all processes of the trial end")
     # It gets both nodes, so they were given back.
-    assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
+    code, _, err = harness(*sweep, overrides=overrides)
+    assert exit_codes.OK == code, err
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
     assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
