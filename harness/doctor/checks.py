@@ -462,20 +462,13 @@ DURATION_SEC = SPAN_SEC + 4 * NUM_ROUNDS * TURN_SEC + 2.0
 
 def diagnose(
     root: Path = Path("/"),
-    measures: Sequence[Callable[[Sequence[int]], Sequence[Finding]]] = (
-        check_canaries,
-    ),
+    *,
+    measures: Sequence[Callable[[Sequence[int]], Sequence[Finding]]],
 ) -> list[Finding]:
-    from harness.doctor import gpu  # which names findings
-
     cpus = read_topology(root)
     cores = [cpu.cpu for cpu in cpus.cpus]
     # Before anything of ours runs.
-    now = read_load(cores, root)
-    findings = [
-        *check_machine(cpus, now, root),
-        *gpu.check_gpus(gpu.read_gpu_states()),
-    ]
+    findings = check_machine(cpus, read_load(cores, root), root)
     for measure in measures:
         findings += measure(cores)
     return findings

@@ -106,8 +106,10 @@ def _read(nvml: Any, gpu: Gpu) -> GpuState:
         return GpuState(name=gpu.name, index=gpu.index, fault=fault)
 
 
-def check_gpus(states: Sequence[GpuState]) -> list[Finding]:
-    return [_check(state) for state in states] or [Finding("GPU", "ok", "none visible")]
+def check_gpus(_cores: Sequence[int] = ()) -> list[Finding]:
+    """Returns a finding for each GPU that this process may use."""
+    found = [_check(state) for state in read_gpu_states()]
+    return found or [Finding("GPU", "ok", "none visible")]
 
 
 def _check(state: GpuState) -> Finding:

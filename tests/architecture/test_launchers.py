@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
-CATALOG = HARNESS / "launch" / "catalog.py"
+CATALOG = HARNESS / "launch" / "launchers.py"
 FILES = sorted(
     path
     for path in HARNESS.glob("launch/*.py")

@@ -171,8 +171,7 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
 
     def diagnosed(measures: Any) -> list[Any]:
-        states = gpu.read_gpu_states()
-        return [*gpu.check_gpus(states), *measures[-1]([0])]
+        return [*gpu.check_gpus(), *measures[-1]([0])]
 
     monkeypatch.setattr(gpu, "multiply", multiply)
     monkeypatch.setattr(checks, "diagnose", diagnosed)

@@ -57,7 +57,7 @@ def run(request: DoctorRequest, _: Call) -> int:
         raise ParseError(
             f"--aa-pair {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
         )
-    measures: list[Measure] = [checks.check_canaries]
+    measures: list[Measure] = [gpu.check_gpus, checks.check_canaries]
     if relay_sec:
         measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
     duration_sec = checks.DURATION_SEC + relay_sec
