@@ -21,17 +21,17 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.collectives import kind
 from replicator.core import context
-from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
-from replicator.engine.graph.dataflow import READ_OPS
-from replicator.engine.link.emitter import Emitter
+from replicator.engine.dataflow import READ_OPS
+from replicator.engine.emitter import Emitter
+from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.async_training.table import ServerTable
-    from replicator.engine.graph.body import Body, Ref
-    from replicator.engine.graph.trace import TracedStep
+    from replicator.engine.body import Body, Ref
+    from replicator.engine.trace import TracedStep
 
 
 # The commit state of a server changes only inside its locked section (``commit``), so

@@ -13,11 +13,10 @@ from replicator.async_training import commit
 from replicator.async_training import connection as connection_lib
 from replicator.core import context
 from replicator.core.step import repeat, traced_once
-from replicator.engine.analysis import analyze, plan
-from replicator.engine.analysis.analyze import Analysis, to_body
-from replicator.engine.graph import dataflow
-from replicator.engine.graph.trace import trace
-from replicator.engine.run.assembly import Assembly
+from replicator.engine import analyze, dataflow, plan
+from replicator.engine.analyze import Analysis, to_body
+from replicator.engine.assembly import Assembly
+from replicator.engine.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.inputs.iterator import next_batches
 from replicator.variables.kinds import Kind
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from replicator.async_training.table import ServerTable
     from replicator.core.topology import Topology
-    from replicator.engine.graph.body import Body, Ref
+    from replicator.engine.body import Body, Ref
 
 
 # They add to what is there, on the server and under the variable's lock, so that

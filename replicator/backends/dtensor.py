@@ -23,7 +23,7 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest
-from replicator.engine.graph.body import reachable
+from replicator.engine.body import reachable
 from replicator.errors import DeviceError, LayoutError
 from replicator.inputs import iterator
 from replicator.inputs.context import as_value

@@ -21,8 +21,8 @@ from replicator.core import devices as devices_lib
 from replicator.core.step import traced_once
 from replicator.core.topology import make_topology
 from replicator.core.validation import format_value, is_one_of, name_of
-from replicator.engine.analysis import plan
-from replicator.engine.run.program import Program, TimeLimit
+from replicator.engine import plan
+from replicator.engine.program import Program, TimeLimit
 from replicator.errors import DeviceError
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer

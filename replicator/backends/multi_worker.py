@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
-    from replicator.engine.run.program import Program
+    from replicator.engine.program import Program
     from replicator.inputs.context import InputFn, InputReplicationMode
 
 

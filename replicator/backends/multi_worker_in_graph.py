@@ -20,7 +20,7 @@ from replicator.cluster import environment, membership
 from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices
 from replicator.core.validation import running
-from replicator.engine.analysis import plan
+from replicator.engine import plan
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (
     InputContext,

@@ -145,7 +145,7 @@ class CollectiveKind(abc.ABC):
 
 # A tensor, or a node's output, or the name of a function's argument.
 Node: TypeAlias = Any
-# One transfer in the graph of a program: ``BucketLinks`` of ``engine/link/linker.py``.
+# One transfer in the graph of a program: ``BucketLinks`` of ``engine/linker.py``.
 Links: TypeAlias = Any
 
 

@@ -1,5 +1,5 @@
-"""The in-graph engine: trace once, replicate the graph, link the collectives.
+"""The in-graph engine, in the order of its work.
 
-The folders follow the order of the work: ``graph`` (trace, optimize, replicate),
-``analysis`` (the plan), ``link`` (collectives) and ``run`` (the program).
+A step is traced (``trace``), optimized (``optimize``), proved and planned
+(``analyze``), copied (``replicate``), linked (``linker``) and run (``program``).
 """

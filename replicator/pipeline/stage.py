@@ -21,7 +21,7 @@ from replicator._tf.workers import trace_reason_of
 from replicator.core import step
 from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, task_name
 from replicator.core.validation import format_value
-from replicator.engine.graph.dataflow import READ_OPS, Origins
+from replicator.engine.dataflow import READ_OPS, Origins
 from replicator.errors import (
     CollectiveControlFlowError,
     CreateVariableInStepError,

@@ -1,7 +1,7 @@
 """Virtual CPU devices that are taken for parts of GPUs."""
 
 from replicator.core import devices, topology
-from replicator.engine.graph import products, resampled
+from replicator.engine import convolutions
 
 
 def take_cpus_for_gpus(replace=setattr):
@@ -13,5 +13,5 @@ def take_cpus_for_gpus(replace=setattr):
     )
     replace(topology.Topology, "has_own_gpus", are_own)
     # On GPUs, convolutions stay what they are.
-    replace(products, "multiply", lambda *_: None)
-    replace(resampled, "fuse", lambda *_: None)
+    replace(convolutions, "multiply", lambda *_: None)
+    replace(convolutions, "fuse", lambda *_: None)

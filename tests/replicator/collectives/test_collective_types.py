@@ -6,7 +6,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels as tf_kernels
 
 import replicator
-from replicator.engine.link import emitter
+from replicator.engine import emitter
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

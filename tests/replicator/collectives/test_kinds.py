@@ -13,7 +13,7 @@ from replicator import PerReplica
 from replicator.collectives.kind import BetweenWorkers
 from replicator.collectives.kinds import AllReduce, AllToAll, Permute, ReduceScatter
 from replicator.core.topology import make_topology
-from replicator.engine.analysis import plan
+from replicator.engine import plan
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 REMOTE = [f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)]

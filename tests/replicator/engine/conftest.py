@@ -11,10 +11,9 @@ from collective_calls import make_call
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import Group, make_topology
-from replicator.engine.analysis import plan
-from replicator.engine.link import chain
-from replicator.engine.link.chain import CrossWorker
-from replicator.engine.link.linker import Linker
+from replicator.engine import chain, plan
+from replicator.engine.chain import CrossWorker
+from replicator.engine.linker import Linker
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 _FUNCTIONS = itertools.count()

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from replicator._tf import dispatch
 from replicator.core.topology import make_topology
-from replicator.engine.graph import optimize
-from replicator.engine.graph.trace import trace
+from replicator.engine import optimize
+from replicator.engine.trace import trace
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 REMOTE = "/job:worker/replica:0/task:1/device:"

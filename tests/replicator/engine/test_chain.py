@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from replicator.core.topology import FlatGroup, Group
-from replicator.engine.link.chain import Chain
-from replicator.engine.link.emitter import Emitter
+from replicator.engine.chain import Chain
+from replicator.engine.emitter import Emitter
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import replicator
 from replicator.core.topology import make_topology
-from replicator.engine.graph import optimize
-from replicator.engine.graph.trace import trace
+from replicator.engine import optimize
+from replicator.engine.trace import trace
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)

@@ -12,10 +12,9 @@ from collective_calls import make_call
 
 from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import Group, make_topology
-from replicator.engine.analysis import plan
-from replicator.engine.graph import body
-from replicator.engine.link.chain import CrossWorker
-from replicator.engine.link.linker import Linker
+from replicator.engine import body, plan
+from replicator.engine.chain import CrossWorker
+from replicator.engine.linker import Linker
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
 SIZES = (7_000_000, 8_000_000)  # too large to be sent together

@@ -16,8 +16,7 @@ from replicator.collectives.kinds import (
 )
 from replicator.core import devices
 from replicator.core.topology import make_topology
-from replicator.engine.analysis import plan
-from replicator.engine.graph import body
+from replicator.engine import body, plan
 from replicator.errors import CollectiveTypeError
 
 OPS = ("sum", "mean", "min", "max")

@@ -12,8 +12,8 @@ import tensorflow as tf
 import replicator
 from replicator._tf import dispatch
 from replicator.core.topology import make_topology
-from replicator.engine.graph import optimize
-from replicator.engine.graph.trace import trace
+from replicator.engine import optimize
+from replicator.engine.trace import trace
 
 
 def test_the_linked_function_is_not_optimized_again():

@@ -7,8 +7,8 @@ from tensorflow.core.protobuf import config_pb2
 import replicator
 from replicator._tf import dispatch
 from replicator.core.topology import make_topology
-from replicator.engine.graph import optimize
-from replicator.engine.graph.trace import trace
+from replicator.engine import optimize
+from replicator.engine.trace import trace
 
 SCALAR = tf.TensorSpec([], tf.float32)
 LOCAL = "/job:localhost/replica:0/task:0/device:"

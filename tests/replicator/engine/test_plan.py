@@ -19,7 +19,7 @@ from replicator.collectives.kinds import (
 )
 from replicator.core import devices as devices_lib
 from replicator.core.topology import make_topology
-from replicator.engine.analysis import plan
+from replicator.engine import plan
 from replicator.variables.ownership import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import replicator
-from replicator.engine.graph import products, resampled
+from replicator.engine import convolutions
 
 BEFORE = ("none", "repeat", "tile", "resize", "average", "broadcast")
 CONVOLUTIONS = ("none", "conv", "transpose")
@@ -195,7 +195,7 @@ def test_values_and_gradients_are_those_of_one_device(drawn):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(resampled, "fuse"), (products, "multiply")]
+    ("module", "name"), [(convolutions, "fuse"), (convolutions, "multiply")]
 )
 def test_a_rewriter_that_fails_is_left_out(monkeypatch, module, name):
     def fail(*given, **options):

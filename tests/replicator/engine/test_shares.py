@@ -7,8 +7,8 @@ import tensorflow as tf
 from collective_calls import make_call
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.analysis import plan
-from replicator.engine.graph import body as body_lib
+from replicator.engine import body as body_lib
+from replicator.engine import plan
 from replicator.errors import OptimizerOptionError
 
 REMOTE, LIMIT = plan.REMOTE, plan.WORKER_BUCKET_BYTES

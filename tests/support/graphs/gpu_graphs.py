@@ -71,8 +71,8 @@ def main(folder):
 
     import replicator
     from replicator.core.topology import make_topology
-    from replicator.engine.analysis import analyze
-    from replicator.engine.graph.optimize import optimize
+    from replicator.engine import analyze
+    from replicator.engine.optimize import optimize
 
     gpus = make_topology(
         [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]

@@ -9,7 +9,7 @@ from virtual_gpus import take_cpus_for_gpus
 
 import replicator
 from replicator.core import devices
-from replicator.engine.link import chain
+from replicator.engine import chain
 
 NUM_STEPS = 20
 TIMEOUT_SEC = 60.0

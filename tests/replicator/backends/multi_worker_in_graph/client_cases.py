@@ -17,7 +17,7 @@ import tiny_models
 import uneven_epoch
 
 import replicator
-from replicator.engine.analysis import plan
+from replicator.engine import plan
 
 sys.path.append(str(Path(tiny_models.__file__).parent / "graphs"))
 

@@ -24,15 +24,15 @@ from replicator.collectives.kind import TENSORS, Collective
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
-from replicator.engine.graph import liveness, products, resampled
-from replicator.engine.graph.body import (
+from replicator.engine import convolutions, liveness
+from replicator.engine.body import (
     called_names,
     calls,
     functions_with,
     producer,
     reachable,
 )
-from replicator.engine.graph.dataflow import (
+from replicator.engine.dataflow import (
     PASS_THROUGH,
     READ_OPS,
     first_argument,
@@ -248,7 +248,7 @@ class TracedStep:
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # What the step says of itself in ``explain()``.
     # Convolutions that may be between two resolutions.
-    resampled: tuple[resampled.Resampled, ...] = ()
+    resampled: tuple[convolutions.Resampled, ...] = ()
     # What a pipeline keeps for the backward pass on each logical device at most, in
     # bytes; empty without one.
     activations: tuple[int, ...] = ()
@@ -407,8 +407,8 @@ def trace(
         check_copies(graph, graph_def, markers)
     liveness.check_recomputed(graph, variables)
     notes = trace_context.notes
-    attempt(PRODUCTS, notes, lambda: products.mark(graph, graph_def))
-    found = attempt(RESAMPLED, notes, lambda: resampled.find(graph), ())
+    attempt(PRODUCTS, notes, lambda: convolutions.mark(graph, graph_def))
+    found = attempt(RESAMPLED, notes, lambda: convolutions.find(graph), ())
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     python = _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
     traced = TracedStep(

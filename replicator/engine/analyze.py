@@ -15,14 +15,13 @@ import tensorflow as tf
 from replicator.collectives.kind import Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
-from replicator.engine.analysis import plan
-from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import dataflow, liveness
-from replicator.engine.graph.body import reachable
-from replicator.engine.graph.dataflow import READ_OPS, written_variables
-from replicator.engine.graph.liveness import REMOTE, schedule_gathers
-from replicator.engine.graph.optimize import optimize, own_functions
-from replicator.engine.graph.trace import trace
+from replicator.engine import body as body_lib
+from replicator.engine import dataflow, liveness, plan
+from replicator.engine.body import reachable
+from replicator.engine.dataflow import READ_OPS, written_variables
+from replicator.engine.liveness import REMOTE, schedule_gathers
+from replicator.engine.optimize import optimize, own_functions
+from replicator.engine.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.ownership import num_bytes
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Collective
     from replicator.core.topology import Topology
-    from replicator.engine.analysis.plan import CollectivePlan, UpdatedVariable
-    from replicator.engine.graph.body import Body
-    from replicator.engine.graph.dataflow import Invariance
-    from replicator.engine.graph.liveness import Liveness, VariableGather
-    from replicator.engine.graph.trace import TracedStep
+    from replicator.engine.body import Body
+    from replicator.engine.dataflow import Invariance
+    from replicator.engine.liveness import Liveness, VariableGather
+    from replicator.engine.plan import CollectivePlan, UpdatedVariable
+    from replicator.engine.trace import TracedStep
     from replicator.variables.ownership import Owner, Ownership
     from replicator.variables.table import Entry, VariableTable
 

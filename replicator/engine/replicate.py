@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
 from replicator.core import context
-from replicator.engine.graph.body import (
+from replicator.engine.body import (
     Ref,
     before_of,
     called_functions,
@@ -24,14 +24,14 @@ from replicator.engine.graph.body import (
     make_node,
     rewrite,
 )
-from replicator.engine.graph.liveness import REMOTE, Liveness
-from replicator.engine.graph.optimize import ReplicaDevices
+from replicator.engine.liveness import REMOTE, Liveness
+from replicator.engine.optimize import ReplicaDevices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replicator.core.topology import Topology
-    from replicator.engine.graph.body import Body, Node
+    from replicator.engine.body import Body, Node
 
     Resolve = Callable[[int, str], Ref | str]
     HandleDevice = Callable[[int, str], str | None]

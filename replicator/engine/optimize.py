@@ -17,8 +17,8 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core import context, devices
 from replicator.core.context import FUNCTION_PREFIX, TASK_END
-from replicator.engine.graph import products, resampled
-from replicator.engine.graph.body import (
+from replicator.engine import convolutions
+from replicator.engine.body import (
     called_functions,
     called_names,
     keep_effects_in_order,
@@ -27,13 +27,13 @@ from replicator.engine.graph.body import (
     producer,
     reachable,
 )
-from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, attempt, check_python
+from replicator.engine.trace import PRODUCTS, RESAMPLED, attempt, check_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from replicator.core.topology import Topology
-    from replicator.engine.graph.trace import TracedStep
+    from replicator.engine.trace import TracedStep
 
 
 # TensorFlow's graph optimizer takes a node without a device for one on the CPU. On a
@@ -269,7 +269,7 @@ def optimize(
     if has_cpu_rules and traced.resampled:
         found = traced.resampled
         graph_def = _rewritten(
-            RESAMPLED, notes, graph_def, lambda it: resampled.fuse(it, found)
+            RESAMPLED, notes, graph_def, lambda it: convolutions.fuse(it, found)
         )
     optimized = _tf_dispatch.optimize_graph(
         graph_def,
@@ -280,7 +280,7 @@ def optimize(
     stamps.remove(optimized)
     if has_cpu_rules:
         optimized = _rewritten(
-            PRODUCTS, notes, optimized, lambda it: products.multiply(it, keep)
+            PRODUCTS, notes, optimized, lambda it: convolutions.multiply(it, keep)
         )
     _mark_lowering(optimized, is_lowered=True)
     keep_in_order(optimized)

@@ -8,7 +8,7 @@ import replicator
 from replicator import PerReplica
 from replicator._tf import compat as _tf_compat
 from replicator.core.topology import make_topology
-from replicator.engine.graph import body, replicate
+from replicator.engine import body, replicate
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]

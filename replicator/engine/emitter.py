@@ -16,12 +16,12 @@ from replicator._tf import compat as _tf_compat
 from replicator.collectives.kind import Ops
 from replicator.core.devices import cpu_of
 from replicator.core.step import traced_once
-from replicator.engine.graph.body import Ref, make_const, make_node
+from replicator.engine.body import Ref, make_const, make_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.engine.graph.body import Tensor
+    from replicator.engine.body import Tensor
 
     Shapes = Sequence[Sequence[int]]
 

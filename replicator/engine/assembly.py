@@ -19,21 +19,21 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives.kind import Transfer, num_bytes, unpack
 from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
-from replicator.engine.analysis import plan
-from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
-from replicator.engine.graph.body import Ref
-from replicator.engine.graph.replicate import Replicas
-from replicator.engine.link.chain import CrossWorker
-from replicator.engine.link.emitter import GPU_DTYPES
-from replicator.engine.link.linker import Linker
+from replicator.engine import plan
+from replicator.engine.body import Ref
+from replicator.engine.chain import CrossWorker
+from replicator.engine.emitter import GPU_DTYPES
+from replicator.engine.linker import Linker
+from replicator.engine.plan import FUSE_BELOW_BYTES
+from replicator.engine.replicate import Replicas
 from replicator.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from replicator.core.topology import Group, Topology
-    from replicator.engine.analysis.analyze import Analysis
-    from replicator.engine.link.emitter import Emitter
+    from replicator.engine.analyze import Analysis
+    from replicator.engine.emitter import Emitter
 
 
 # A caller waits for the control outputs of a function. TensorFlow puts the nodes of the

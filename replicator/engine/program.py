@@ -17,10 +17,10 @@ from replicator.cluster.liveness import Deadline
 from replicator.core import devices
 from replicator.core.step import repeat
 from replicator.core.validation import format_value, is_positive
-from replicator.engine.analysis import analyze as analyze_lib
-from replicator.engine.analysis.analyze import analyze
-from replicator.engine.analysis.plan import FLAT
-from replicator.engine.run.assembly import Assembly
+from replicator.engine import analyze as analyze_lib
+from replicator.engine.analyze import analyze
+from replicator.engine.assembly import Assembly
+from replicator.engine.plan import FLAT
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs import last_step
 from replicator.inputs.iterator import Source, all_read, next_batches
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Transfer
     from replicator.core.topology import Group, Topology
-    from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.engine.plan import CollectivePlan
     from replicator.variables.table import Entry, VariableTable
 
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from replicator._tf.distribute import GRADIENT_SCOPE
 from replicator.collectives import kind as kind_lib
 from replicator.core import context, devices
-from replicator.engine.graph.body import before_of, producer
-from replicator.engine.graph.liveness import REMOTE
+from replicator.engine.body import before_of, producer
+from replicator.engine.liveness import REMOTE
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Collective, Transfer
     from replicator.core.topology import Topology
-    from replicator.engine.graph.body import Body
-    from replicator.engine.graph.liveness import Liveness
-    from replicator.engine.graph.trace import TracedStep
+    from replicator.engine.body import Body
+    from replicator.engine.liveness import Liveness
+    from replicator.engine.trace import TracedStep
     from replicator.variables.ownership import Owner
 
     Fill: TypeAlias = Callable[

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import liveness
+from replicator.engine import body as body_lib
+from replicator.engine import liveness
 from replicator.errors import RecomputationError
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
-from replicator.engine.graph.body import before_of, in_order, uses_of
-from replicator.engine.graph.dataflow import EffectTable, written_variables
+from replicator.engine.body import before_of, in_order, uses_of
+from replicator.engine.dataflow import EffectTable, written_variables
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from replicator.engine.graph.body import Body, Node
+    from replicator.engine.body import Body, Node
 
 
 # The primary that stands for those of all other programs.

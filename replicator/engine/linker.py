@@ -16,21 +16,21 @@ import tensorflow as tf
 
 from replicator.core.context import wire_of
 from replicator.core.topology import flat_group
-from replicator.engine.analysis.plan import FLAT
-from replicator.engine.graph.body import Ref
-from replicator.engine.link import emitter
-from replicator.engine.link.chain import Chain, Operand
-from replicator.engine.link.emitter import PAIRWISE, Emitter
+from replicator.engine import emitter
+from replicator.engine.body import Ref
+from replicator.engine.chain import Chain, Operand
+from replicator.engine.emitter import PAIRWISE, Emitter
+from replicator.engine.plan import FLAT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
     from replicator.core.topology import Topology
-    from replicator.engine.analysis.plan import Bucket, CollectivePlan
-    from replicator.engine.graph.body import Tensor
-    from replicator.engine.link.chain import CrossWorker
-    from replicator.engine.link.emitter import NodeOps
+    from replicator.engine.body import Tensor
+    from replicator.engine.chain import CrossWorker
+    from replicator.engine.emitter import NodeOps
+    from replicator.engine.plan import Bucket, CollectivePlan
 
     FindOperand = Callable[[int, str], Tensor]
 

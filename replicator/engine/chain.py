@@ -26,16 +26,16 @@ from replicator.collectives import differentiable
 from replicator.core import devices
 from replicator.core.devices import NCCL_DTYPES, cpu_of
 from replicator.core.topology import place_group_key
-from replicator.engine.link import emitter
-from replicator.engine.link.emitter import NUM_LENGTHS, PAIRWISE, Emitter
+from replicator.engine import emitter
+from replicator.engine.emitter import NUM_LENGTHS, PAIRWISE, Emitter
 from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.core.topology import FlatGroup, Group
-    from replicator.engine.analysis.plan import UpdatedVariable
-    from replicator.engine.graph.body import Ref, Tensor
+    from replicator.engine.body import Ref, Tensor
+    from replicator.engine.plan import UpdatedVariable
 
 
 # Algorithms between processes whose ops wait for the start of their predecessor.

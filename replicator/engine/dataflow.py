@@ -11,13 +11,13 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
 from replicator.core.step import at_lines
-from replicator.engine.graph.body import called_names, nodes_of, producer, ref_of
+from replicator.engine.body import called_names, nodes_of, producer, ref_of
 from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from replicator.engine.graph.body import Body, Node, Ref
+    from replicator.engine.body import Body, Node, Ref
 
 
 READ_OPS = frozenset(

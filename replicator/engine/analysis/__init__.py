@@ -1,1 +1,0 @@
-"""Analysis of a traced step: placement, plan of collectives, shares of its update."""

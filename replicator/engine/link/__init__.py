@@ -1,1 +1,0 @@
-"""Linking: from the collectives of all replicas to the ops that execute them."""

@@ -1,1 +1,0 @@
-"""Execution: from a linked graph to a program that runs."""
