@@ -169,17 +169,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            others = program.other_transfers
-            sent = plan.sent(program.plans, self.topology, workers, others)
-            parts = [
-                f"worker {worker} {of.num_bytes} bytes in {of.num_tensors} tensors"
-                for worker, of in sent.items()
-            ]
-            num_tensors = sum(of.num_tensors for of in sent.values())
-            lines.append(
-                f"{name} sends to other workers per step: {', '.join(parts)}; "
-                f"{num_tensors} tensors in all"
-            )
+            sent = plan.sent(program.plans, self.topology, workers)
+            parts = ", ".join(f"worker {w} {size} bytes" for w, size in sent.items())
+            lines.append(f"{name}: collectives send to other workers per step: {parts}")
         return "\n".join(lines)
 
     def _run(self, call: Call) -> Any:

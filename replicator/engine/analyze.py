@@ -18,7 +18,7 @@ from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
 from replicator.engine import dataflow, liveness, plan
 from replicator.engine.body import reachable
-from replicator.engine.dataflow import READ_OPS, written_variables
+from replicator.engine.dataflow import READ_OPS, Functions, written_variables
 from replicator.engine.liveness import REMOTE, schedule_gathers
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import trace
@@ -85,7 +85,7 @@ def _suspects(
     sources = dict.fromkeys(varying, dataflow.VARIES)
     for bit, handle in enumerate(diverging, 1):
         sources[handle] = 1 << bit
-    reached = dataflow.trace_sources(body, sources)
+    reached = dataflow.walk(body.nodes, sources, Functions(body.library).outputs)
     for collective in traced.collectives:
         for operand in collective.operands:
             mask = reached.of(body.names.ref(operand))

@@ -16,13 +16,12 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
-from replicator.collectives.kind import Transfer, num_bytes, unpack
+from replicator.collectives.kind import num_bytes, unpack
 from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine import plan
 from replicator.engine.body import Ref
 from replicator.engine.chain import CrossWorker
-from replicator.engine.emitter import GPU_DTYPES
 from replicator.engine.linker import Linker
 from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.engine.replicate import Replicas
@@ -83,7 +82,11 @@ class PackedOutputs:
         groups: dict[Any, list[int]] = {}
         for position, (replica, spec) in enumerate(self._flat):
             key: Any = position
-            if processes[replica] != processes[0] and _is_small(spec):
+            # Where copying is cheaper than sending apart; text has no size.
+            is_small = 0 < num_bytes(spec.shape, spec.dtype) < FUSE_BELOW_BYTES
+            is_number = spec.dtype.is_integer or spec.dtype in devices_lib.RING_DTYPES
+            is_joined = is_small and is_number
+            if processes[replica] != processes[0] and is_joined:
                 key = processes[replica], spec.dtype
             groups.setdefault(key, []).append(position)
         # The outputs that are one result of the function: most of them alone.
@@ -124,22 +127,8 @@ class PackedOutputs:
                 outputs.update(zip(group, unpack(vector, shapes), strict=True))
         return [outputs[position] for position in range(len(self._flat))]
 
-    @property
-    def transfers(self) -> list[Transfer]:
-        """What is sent to the caller, as if that was replica 0."""
-        return [
-            Transfer(self._flat[group[0]][0], 0, num_bytes(spec.shape, spec.dtype))
-            for group, spec in zip(self._groups, self.specs, strict=True)
-        ]
-
     def _shapes(self, group: Sequence[int]) -> list[list[int]]:
         return [self._flat[position][1].shape.as_list() for position in group]
-
-
-def _is_small(spec: tf.TensorSpec) -> bool:
-    """Whether copying it is cheaper than sending it apart."""
-    is_joined = spec.dtype in GPU_DTYPES["ConcatV2"]
-    return is_joined and 0 < num_bytes(spec.shape, spec.dtype) < FUSE_BELOW_BYTES
 
 
 class Assembly:

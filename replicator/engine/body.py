@@ -8,7 +8,6 @@ Python graph objects, which is what makes linking fast.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -195,26 +194,6 @@ def functions_with(
         if more == found:
             return found
         found = frozenset(more)
-
-
-def in_order(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Nodes whose inputs came before, as early as they were."""
-    by_name = {node.name: node for node in nodes}
-    place = {name: index for index, name in enumerate(by_name)}
-    missing = {
-        node.name: sum(name in by_name for name in {*before_of(node)})
-        for node in by_name.values()
-    }
-    uses = uses_of(by_name.values())
-    ready = [(place[name], name) for name, count in missing.items() if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, name = heapq.heappop(ready)
-        yield by_name[name]
-        for user in uses.get(name, ()):
-            missing[user.name] -= 1
-            if not missing[user.name]:
-                heapq.heappush(ready, (place[user.name], user.name))
 
 
 def uses_of(nodes: Iterable[Node]) -> dict[str, list[Node]]:

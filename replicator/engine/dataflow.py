@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -53,7 +53,6 @@ _CALL_OPS = frozenset(
 _BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 PASS_THROUGH = frozenset({"Identity", "IdentityN"})
 _RESOURCE = tf.resource.as_datatype_enum
-_T = TypeVar("_T")
 
 
 def takes_inputs(proto: Any, functions: Collection[str]) -> bool:
@@ -66,33 +65,6 @@ def first_argument(proto: Any) -> int:
     return int(proto.op in _BRANCHES)
 
 
-class _Summaries(Generic[_T]):
-    """What is known of the functions of one library, each looked at once."""
-
-    def __init__(self, library: Iterable[Any]) -> None:
-        self._functions = {function.signature.name: function for function in library}
-        self._known: dict[str, _T] = {}
-
-    def _summary(self, name: str) -> _T:
-        if name not in self._known:
-            function = self._functions[name]
-            # What a recursive function finds of itself.
-            self._known[name] = self._worst(function.signature)
-            self._known[name] = self._analyze(function)
-        return self._known[name]
-
-    def _called(self, proto: Any) -> list[str]:
-        if not self._functions:
-            return []
-        return [name for name in called_names(proto) if name in self._functions]
-
-    def _worst(self, signature: Any) -> _T:
-        raise NotImplementedError
-
-    def _analyze(self, function: Any) -> _T:
-        raise NotImplementedError
-
-
 class Effects(NamedTuple):
     """What one operation, with the functions it calls, may do."""
 
@@ -102,10 +74,17 @@ class Effects(NamedTuple):
     writes: frozenset[int]  # Positions of data inputs whose variable may be written.
 
 
-class EffectTable(_Summaries[Effects]):
+class EffectTable:
+    """What operations may do, with the functions of one library, each analysed once."""
+
+    def __init__(self, library: Iterable[Any]) -> None:
+        self._functions = {function.signature.name: function for function in library}
+        self._known: dict[str, Effects] = {}
+
     def of(self, node: Node) -> Effects:
-        op, called = node.op, self._called(node.proto)
-        inner = [self._summary(name) for name in called]
+        op, names = node.op, called_names(node.proto) if self._functions else ()
+        called = [name for name in names if name in self._functions]
+        inner = [self._of_function(name) for name in called]
         is_pure = all(effects.is_pure for effects in inner)
         if called and takes_inputs(node.proto, self._functions):
             first = first_argument(node.proto)
@@ -123,11 +102,13 @@ class EffectTable(_Summaries[Effects]):
         # known to the caller, so every position counts as written.
         return Effects(is_write, frozenset(range(len(node.inputs))))
 
-    def _worst(self, signature: Any) -> Effects:
-        everything = frozenset(range(len(signature.input_arg)))
-        return Effects(is_pure=False, writes=everything)
-
-    def _analyze(self, function: Any) -> Effects:
+    def _of_function(self, name: str) -> Effects:
+        if name in self._known:
+            return self._known[name]
+        function = self._functions[name]
+        arguments = list(enumerate(function.signature.input_arg))
+        # What a recursive function finds of itself.
+        self._known[name] = Effects(False, frozenset(index for index, _ in arguments))
         nodes = {node.name: node for node in nodes_of(function)}
         found = [(node, self.of(node)) for node in nodes.values()]
         written = {
@@ -135,8 +116,7 @@ class EffectTable(_Summaries[Effects]):
             for node, effects in found
             for position in effects.writes
         }
-        arguments = enumerate(function.signature.input_arg)
-        return Effects(
+        self._known[name] = Effects(
             is_pure=all(effects.is_pure for _, effects in found),
             writes=frozenset(
                 index
@@ -144,6 +124,7 @@ class EffectTable(_Summaries[Effects]):
                 if arg.type == _RESOURCE and arg.name in written
             ),
         )
+        return self._known[name]
 
 
 def _is_stateful(op: str) -> bool:
@@ -250,13 +231,12 @@ def walk(
     return masks
 
 
-def trace_sources(body: Body, sources: Mapping[str, int]) -> Masks:
-    """Follows sources through a graph."""
-    return walk(body.nodes, sources, _Functions(body.library).outputs)
-
-
-class _Functions(_Summaries[list[int]]):
+class Functions:
     """What reaches the results of functions: by result, which arguments do."""
+
+    def __init__(self, library: Iterable[Any]) -> None:
+        self._functions = {function.signature.name: function for function in library}
+        self._known: dict[str, list[int]] = {}
 
     def outputs(self, node: Node, masks: list[int]) -> int | dict[str, int]:
         """The mask of all outputs of a node, or one by port."""
@@ -288,7 +268,7 @@ class _Functions(_Summaries[list[int]]):
 
     def _loop(self, proto: Any, masks: list[int]) -> list[int]:
         body, condition = proto.attr["body"].func.name, proto.attr["cond"].func.name
-        carried = self._summary(body)
+        carried = self._of_function(body)
         while True:
             (ends,) = self._results(condition, masks)
             new = [
@@ -306,18 +286,21 @@ class _Functions(_Summaries[list[int]]):
         """The masks of a function's results, of those of its arguments."""
         return [
             (way & VARIES) | _union(m for i, m in enumerate(masks) if way & _bit(i))
-            for way in self._summary(name)
+            for way in self._of_function(name)
         ]
 
-    def _worst(self, signature: Any) -> list[int]:
-        everything = VARIES | _union(map(_bit, range(len(signature.input_arg))))
-        return [everything] * len(signature.output_arg)
-
-    def _analyze(self, function: Any) -> list[int]:
-        signature, nodes = function.signature, nodes_of(function)
-        sources = {arg.name: _bit(i) for i, arg in enumerate(signature.input_arg)}
-        masks = walk(nodes, sources, self.outputs, is_ordered=False)
-        return [masks.of(ref_of(function.ret[a.name])) for a in signature.output_arg]
+    def _of_function(self, name: str) -> list[int]:
+        if name not in self._known:
+            function = self._functions[name]
+            signature, nodes = function.signature, nodes_of(function)
+            sources = {arg.name: _bit(i) for i, arg in enumerate(signature.input_arg)}
+            # What a recursive function finds of itself.
+            worst = VARIES | _union(sources.values())
+            self._known[name] = [worst] * len(signature.output_arg)
+            masks = walk(nodes, sources, self.outputs, is_ordered=False)
+            results = (function.ret[result.name] for result in signature.output_arg)
+            self._known[name] = [masks.of(ref_of(result)) for result in results]
+        return self._known[name]
 
 
 def _bit(argument: int) -> int:

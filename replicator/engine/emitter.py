@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import dispatch as _tf_dispatch
 from replicator.collectives.kind import Ops
 from replicator.core.devices import cpu_of
 from replicator.core.step import traced_once
@@ -26,39 +27,20 @@ if TYPE_CHECKING:
     Shapes = Sequence[Sequence[int]]
 
 
-# TensorFlow's CPU kernels support every type that a collective accepts. GPU kernels do
-# not: types that are missing there are combined in host memory. The tables are those of
-# TensorFlow 2.21 (a test compares them with its registry). Tensors of int32 are already
-# in host memory, where their "GPU" kernels work.
-
-_FLOATS = frozenset(
-    {tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128}
-)
-_REALS = frozenset({tf.bfloat16, tf.float16, tf.float32, tf.float64})
-_INTEGERS = frozenset(
-    {tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
-)
-GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
-    "AddN": _FLOATS | {tf.int32, tf.int64, tf.uint32},
-    "Pack": _FLOATS | {tf.bool, tf.int16, tf.int32, tf.int64, tf.uint32, tf.uint64},
-    "Minimum": _REALS | _INTEGERS,
-    "Maximum": _REALS | _INTEGERS,
-    "ConcatV2": _FLOATS | _INTEGERS | {tf.bool},
-    "Split": _FLOATS,
-    "SplitV": _FLOATS | {tf.int32},
-    "Unpack": _FLOATS | {tf.bool, tf.int32, tf.int64, tf.uint8},
-    "ZerosLike": _FLOATS | _INTEGERS | {tf.bool},
-    "Mul": _FLOATS | _INTEGERS,
-}
 PAIRWISE = {"min": "Minimum", "max": "Maximum"}
+# What combines tensors. TensorFlow's CPU kernels support every type that a collective
+# accepts. GPU kernels do not: types that are missing there are combined in host memory.
+# Tensors of int32 are already in host memory, where their "GPU" kernels work.
+_COMBINING = frozenset(
+    {"AddN", "ConcatV2", "Mul", "Pack", "Split", "SplitV", "Unpack", "ZerosLike"}
+).union(PAIRWISE.values())
 
 
 def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
     """The device on which an op that is placed on ``device`` can run."""
-    allowed = GPU_DTYPES.get(op)
-    if "GPU" not in device or allowed is None or dtype in allowed:
+    if "GPU" not in device or op not in _COMBINING or dtype is None:
         return device
-    return cpu_of(device)
+    return device if _tf_dispatch.has_kernel(op, "GPU", dtype) else cpu_of(device)
 
 
 class Emitter:

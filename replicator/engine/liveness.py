@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
-from replicator.engine.body import before_of, in_order, uses_of
+from replicator.engine.body import before_of, postorder, uses_of
 from replicator.engine.dataflow import EffectTable, written_variables
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from replicator.engine.body import Body, Node
 
@@ -222,8 +222,12 @@ def schedule_gathers(
         filled += gather.num_bytes
         in_layers.append(dataclasses.replace(gather, layer=layer))
     graph.order(in_layers)
-    nodes = tuple(in_order(graph.nodes.values()))
-    made = dataclasses.replace(body, nodes=nodes)
+
+    def before(name: str) -> Iterator[str]:
+        return (other for other in before_of(graph.nodes[name]) if other in graph.nodes)
+
+    nodes = map(graph.nodes.__getitem__, postorder(graph.nodes, before))
+    made = dataclasses.replace(body, nodes=tuple(nodes))
     return Schedule(made, tuple(in_layers), graph.added)
 
 

@@ -484,13 +484,6 @@ def check_shares(
                 )
 
 
-class Sent(NamedTuple):
-    """What one worker sends to others in one step."""
-
-    num_bytes: int  # Tensors of unknown shape count nothing.
-    num_tensors: int  # Each costs about a millisecond on the way.
-
-
 def transfers(
     plans: Iterable[CollectivePlan], topology: Topology
 ) -> Iterator[Transfer]:
@@ -506,15 +499,12 @@ def transfers(
 
 
 def sent(
-    plans: Sequence[CollectivePlan],
-    topology: Topology,
-    workers: Sequence[int],
-    others: Iterable[Transfer] = (),
-) -> dict[int, Sent]:
-    """Adds up what each worker sends to others in one step."""
-    sizes: dict[int, list[float]] = {worker: [] for worker in workers}
-    for transfer in itertools.chain(transfers(plans, topology), others):
+    plans: Iterable[CollectivePlan], topology: Topology, workers: Sequence[int]
+) -> dict[int, int]:
+    """By worker, the bytes that collectives send from it to others in one step."""
+    sizes = dict.fromkeys(workers, 0.0)
+    for transfer in transfers(plans, topology):
         source, target = workers[transfer.source], workers[transfer.target]
         if source != target:
-            sizes[source].append(transfer.num_bytes)
-    return {worker: Sent(round(sum(of)), len(of)) for worker, of in sizes.items()}
+            sizes[source] += transfer.num_bytes
+    return {worker: round(size) for worker, size in sizes.items()}

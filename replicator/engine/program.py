@@ -31,7 +31,6 @@ from replicator.variables.table import UsedVariables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from replicator.collectives.kind import Transfer
     from replicator.core.topology import Group, Topology
     from replicator.engine.plan import CollectivePlan
     from replicator.variables.table import Entry, VariableTable
@@ -183,17 +182,6 @@ class Program:
     def activations(self) -> tuple[int, ...]:
         """What is kept for the backward pass on each logical device, in bytes."""
         return self._analysis.traced.activations
-
-    @property
-    def other_transfers(self) -> tuple[Transfer, ...]:
-        """What is sent besides collectives, between replicas of this program.
-
-        New values of variables that have owners, outputs to the caller, who is where
-        replica 0 is, and statistics.
-        """
-        weights = analyze_lib.weights(self._analysis)
-        outputs, statistics = self._assembly.outputs, self._coherence.values
-        return (*weights, *outputs.transfers, *statistics.transfers)
 
     @property
     def entries(self) -> Mapping[str, Entry]:

@@ -17,13 +17,7 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.collectives.differentiable import wire_over_workers
-from replicator.collectives.kind import (
-    Transfer,
-    num_bytes,
-    pack,
-    positions_by_dtype,
-    unpack,
-)
+from replicator.collectives.kind import pack, positions_by_dtype, unpack
 from replicator.core import devices as devices_lib
 from replicator.core.devices import NCCL_DTYPES
 from replicator.core.step import traced_once
@@ -72,20 +66,6 @@ class OutsideValues:
     def are_sent(self) -> bool:
         """Whether reading them is communication with other workers."""
         return bool(self._sent)
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        """What is sent between memories where one program has all replicas."""
-        found = []
-        for entries in map(self._at, _alike(self._entries)):
-            dtype = entries[0].variable.dtype
-            size = sum(num_bytes(entry.variable.shape, dtype) for entry in entries)
-            found += [
-                Transfer(replicas[0], 0, size)
-                for replicas in _near(entries[0])
-                if 0 not in replicas
-            ]
-        return found
 
     def _at(self, places: Sequence[int]) -> list[Entry]:
         return [self._entries[place] for place in places]

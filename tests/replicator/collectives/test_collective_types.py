@@ -1,17 +1,9 @@
 """Types of collectives that have few kernels, or gradients beside others."""
 
-import pytest
 import tensorflow as tf
-from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import kernels as tf_kernels
 
 import replicator
 from replicator.engine import emitter
-
-FLOATS = ["bfloat16", "float16", "float32", "float64"]
-INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-COMPLEX = ["complex64", "complex128"]
-TYPES = [*FLOATS, *INTEGERS, *COMPLEX, "bool"]
 
 
 def test_eight_bit_floats_keep_their_type(in_graph):
@@ -68,23 +60,6 @@ def test_sparse_slices_are_broadcast_as_they_are(repl_once):
     for r in range(n):
         assert [[float(n)] * 3] * 2 == out["values"][r].numpy().tolist()
         assert [n - 1, 4] == out["indices"][r].numpy().tolist()
-
-
-@pytest.mark.parametrize("op", sorted(emitter.GPU_DTYPES))
-def test_the_table_of_gpu_kernels_is_that_of_tensorflow(op):
-    """Every type the table lists has a kernel, and no type is sent away needlessly."""
-    registered = set()
-    for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel:
-        for constraint in kernel.constraint:
-            if constraint.name == "T" and kernel.device_type in ("GPU", "DEFAULT"):
-                registered |= set(constraint.allowed_values.list.type)
-    if types_pb2.DT_FLOAT not in registered:
-        pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
-    relevant = {tf.as_dtype(name) for name in TYPES}
-
-    assert {t for t in relevant if t.as_datatype_enum in registered} == set(
-        emitter.GPU_DTYPES[op]
-    )
 
 
 def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process():

@@ -78,17 +78,12 @@ def test_copies_that_drifted_are_named(client):
 
 
 def test_the_plan_says_where_replicas_are_and_what_travels(client):
-    """The sum goes there and back; of the gather, two slices there and four back.
-
-    Worker 1 returns both of each of its replicas, as one tensor.
-    """
+    """The sum goes there and back; of the gather, two slices there and four back."""
     text = client.value("explained")
 
     assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
     assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)
-    sent = re.findall(r"worker [01] (\d+) bytes in (\d+) tensors", text)
-    both = [(4000 + 8000 + 2 * (4000 + 16000), 3 + 1), (4000 + 16000, 2)]
-    assert both == sorted([(int(b), int(n)) for b, n in sent], reverse=True)
+    assert f"worker 0 {4000 + 16000} bytes, worker 1 {4000 + 8000} bytes" in text
 
 
 def test_variables_are_stored_by_the_workers_that_own_them(client):
@@ -101,10 +96,8 @@ def test_variables_are_stored_by_the_workers_that_own_them(client):
     for want, got in zip(one.weights(), found["weights"], strict=True):
         np.testing.assert_allclose(want, got, rtol=2e-4, atol=1e-5)
     moved = re.search(r"moves (\d+) bytes by reductions and (\d+)", found["explained"])
-    sent = re.findall(r"worker [01] (\d+) bytes in", found["explained"])
-    assert found["bytes"] == int(moved[1])
-    losses = 2 * 4  # of the replicas of worker 1
-    assert int(moved[1]) + int(moved[2]) + losses == sum(map(int, sent))
+    sent = re.findall(r"worker [01] (\d+) bytes", found["explained"])
+    assert found["bytes"] == int(moved[1]) == sum(map(int, sent))
 
 
 @pytest.mark.parametrize("num_replicas", [2, 12])
@@ -119,7 +112,6 @@ def test_workers_send_each_other_a_few_tensors_per_step(client, num_replicas):
     assert found["num_nodes"] > 100  # it is the step that was counted
     assert 2 < found["num_data"] <= 8
     assert found["num_controls"] <= 4 * num_replicas
-    assert f"; {found['num_data']} tensors in all" in found["explained"]
 
 
 def test_each_replica_returns_its_own_outputs_of_any_type(client):
