@@ -35,61 +35,110 @@ _PLAIN_OPTIONS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-_SGD_OF_ROWS = "ResourceScatterSub"
+# The last is the update of rows.
+_SGD, _SGD_OF_ROWS = "ResourceApplyGradientDescent", "ResourceScatterSub"
+# As in Keras: the slot becomes momentum times itself minus rate times gradient, and the
+# variable adds the slot; with Nesterov, the same step again from the new slot.
+_MOMENTUM = "ResourceApplyKerasMomentum"
+# Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
+_ADAM = "ResourceApplyAdam"
 
 
 class FusedUpdate:
     """An update by fused kernels.
 
     Its parts can run on different devices: ``prepare`` once on that of the optimizer's
-    own variables, ``update_one`` on that of a variable, ``count`` once at the end.
+    own variables, ``update`` on that of some variables, ``count`` once at the end.
     """
 
-    kernel: str  # The op that updates a variable.
-    is_linear = True  # Whether the kernels take gradient sums instead of averages.
-
-    def __init__(self, optimizer: Any, *, is_linear: bool) -> None:
-        self.optimizer = optimizer  # The Keras optimizer.
-        self.is_linear = self.is_linear and is_linear
+    def __init__(self, optimizer: Any, kernel: str, *, is_linear: bool) -> None:
+        self._optimizer = optimizer  # The Keras optimizer.
+        self._kernel = kernel  # The op that updates a variable.
+        # Whether the kernels take gradient sums instead of averages: squares of sums
+        # are not sums of squares.
+        self.is_linear = is_linear and kernel != _ADAM
 
     @property
     def uses_count(self) -> bool:
         """Whether an update depends on the number of updates before it."""
-        return _tf_compat.schedule_of(self.optimizer) is not None
+        has_schedule = _tf_compat.schedule_of(self._optimizer) is not None
+        return self._kernel == _ADAM or has_schedule
 
     def prepare(
         self, num_summed: int, *, counter: Any = None, rate: Any = None
     ) -> Scalars:
         """What the update of every variable needs."""
+        schedule = _tf_compat.schedule_of(self._optimizer)
+        if rate is None and counter is not None and schedule is not None:
+            rate = schedule(tf.convert_to_tensor(counter))
+        elif rate is None:
+            rate = self._optimizer.learning_rate
+        if self._kernel == _ADAM:
+            counter = self._optimizer.iterations.value if counter is None else counter
+            return {
+                "rate": tf.convert_to_tensor(rate),
+                "step": tf.convert_to_tensor(counter) + 1,
+            }
         # Divided in float64, from which the quotient of any narrower type is rounded.
-        rate = tf.cast(self._rate(counter) if rate is None else rate, tf.float64)
-        return {"rate": rate / num_summed}
-
-    def _rate(self, counter: Any) -> Any:
-        schedule = _tf_compat.schedule_of(self.optimizer)
-        if counter is None or schedule is None:
-            return self.optimizer.learning_rate
-        return schedule(tf.convert_to_tensor(counter))
+        return {"rate": tf.cast(rate, tf.float64) / num_summed}
 
     def update(
         self, grads: Sequence[Any], variables: Sequence[Any], prepared: Scalars
     ) -> None:
         # Once for each type: a model has hundreds of variables of few types.
-        of_type: dict[tf.DType, Scalars] = {}
+        of_type: dict[tf.DType, dict[str, Any]] = {}
         for grad, variable in zip(grads, variables, strict=True):
             if grad.dtype not in of_type:
-                of_type[grad.dtype] = self._of_type(prepared, grad.dtype)
+                of_type[grad.dtype] = self._numbers(prepared, grad.dtype)
             self._update_one(grad, variable, of_type[grad.dtype])
 
-    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
-        return {"rate": tf.cast(prepared["rate"], dtype)}
+    def _numbers(self, prepared: Scalars, dtype: tf.DType) -> dict[str, Any]:
+        """The arguments of the kernel that are alike for all variables of a type."""
+        optimizer, rate = self._optimizer, tf.cast(prepared["rate"], dtype)
+        if self._kernel == _SGD:
+            return {"alpha": rate}
+        if self._kernel == _MOMENTUM:
+            momentum = keras.ops.cast(optimizer.momentum, dtype.name)
+            return {
+                "lr": rate,
+                "momentum": momentum,
+                "use_nesterov": optimizer.nesterov,
+            }
+        step = tf.cast(prepared["step"], dtype)
+        return {
+            "lr": rate,
+            # By way of float32, as Keras: float64 would be another number.
+            "beta1_power": tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
+            "beta2_power": tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
+            "beta1": tf.constant(optimizer.beta_1, dtype),
+            "beta2": tf.constant(optimizer.beta_2, dtype),
+            "epsilon": tf.constant(optimizer.epsilon, dtype),
+        }
 
-    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
-        raise NotImplementedError
+    def _update_one(self, grad: Any, variable: Any, numbers: dict[str, Any]) -> None:
+        optimizer, given = self._optimizer, {"var": _tf_compat.handle(variable)}
+        if self._kernel == _SGD and isinstance(grad, tf.IndexedSlices):
+            tf.raw_ops.ResourceScatterSub(
+                resource=given["var"],
+                indices=grad.indices,
+                updates=grad.values * numbers["alpha"],
+            )
+            return
+        slots = {}
+        if self._kernel == _MOMENTUM:
+            slots = {"accum": optimizer.momentums}
+        elif self._kernel == _ADAM:
+            slots = dict(zip("mv", _tf_compat.adam_slots(optimizer), strict=True))
+        for name, of_variables in slots.items():
+            slot = of_variables[_tf_compat.slot_index(optimizer, variable)]
+            given[name] = _tf_compat.handle(slot)
+        # The momentum of rows without a gradient decays too, so the update is dense.
+        given["delta" if self._kernel == _SGD else "grad"] = tf.convert_to_tensor(grad)
+        getattr(tf.raw_ops, self._kernel)(**given, **numbers, use_locking=True)
 
     def count(self, counter: Any = None) -> None:
         """Counts one update; atomic, unlike the method of a Keras variable."""
-        counter = self.optimizer.iterations if counter is None else counter
+        counter = self._optimizer.iterations if counter is None else counter
         tf.raw_ops.AssignAddVariableOp(
             resource=_tf_compat.handle(counter),
             value=tf.ones((), tf.as_dtype(counter.dtype)),
@@ -114,20 +163,20 @@ def find(
     is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
         return None  # Keras' Adam squares duplicate rows separately
-    rule: type[FusedUpdate]
     if type(optimizer) is keras.optimizers.SGD:
-        rule = _Sgd if optimizer.momentum == 0 else _Momentum
+        kernel = _SGD if optimizer.momentum == 0 else _MOMENTUM
     elif type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
-        rule = _Adam
+        kernel = _ADAM
     else:
         return None
     for grad, variable in zip(grads, variables, strict=True):
-        is_rows = rule is _Sgd and isinstance(grad, tf.IndexedSlices)
-        kernel = _SGD_OF_ROWS if is_rows else rule.kernel
+        is_rows = kernel == _SGD and isinstance(grad, tf.IndexedSlices)
+        used, dtype = _SGD_OF_ROWS if is_rows else kernel, tf.as_dtype(variable.dtype)
         where = devices.device_type(_tf_compat.unwrap(variable).device)
-        if not _tf_dispatch.has_kernel(kernel, where, tf.as_dtype(variable.dtype)):
+        if not _tf_dispatch.has_kernel(used, where, dtype):
             return None
-    return rule(optimizer, is_linear=all(grad.dtype != tf.float16 for grad in grads))
+    is_linear = all(grad.dtype != tf.float16 for grad in grads)
+    return FusedUpdate(optimizer, kernel, is_linear=is_linear)
 
 
 def _is_plain(grad: Any, variable: Any) -> bool:
@@ -139,94 +188,3 @@ def _is_plain(grad: Any, variable: Any) -> bool:
         and getattr(variable, "constraint", None) is None
         and not getattr(variable, "overwrite_with_gradient", False)
     )
-
-
-class _Sgd(FusedUpdate):
-    kernel = "ResourceApplyGradientDescent"
-
-    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
-        if isinstance(grad, tf.IndexedSlices):
-            tf.raw_ops.ResourceScatterSub(
-                resource=_tf_compat.handle(variable),
-                indices=grad.indices,
-                updates=grad.values * scalars["rate"],
-            )
-            return
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=_tf_compat.handle(variable),
-            alpha=scalars["rate"],
-            delta=grad,
-            use_locking=True,
-        )
-
-
-class _Momentum(FusedUpdate):
-    # As in Keras: the slot becomes momentum times itself minus rate times gradient, and
-    # the variable adds the slot; with Nesterov, the same step again from the new slot.
-    kernel = "ResourceApplyKerasMomentum"
-
-    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
-        momentum = keras.ops.cast(self.optimizer.momentum, dtype.name)
-        return {**super()._of_type(prepared, dtype), "momentum": momentum}
-
-    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
-        # The momentum of rows without a gradient decays too, so the update is dense.
-        grad = tf.convert_to_tensor(grad)
-        optimizer = self.optimizer
-        slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=_tf_compat.handle(variable),
-            accum=_tf_compat.handle(slot),
-            lr=scalars["rate"],
-            grad=grad,
-            momentum=scalars["momentum"],
-            use_nesterov=optimizer.nesterov,
-            use_locking=True,
-        )
-
-
-class _Adam(FusedUpdate):
-    # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
-    kernel = "ResourceApplyAdam"
-    is_linear = False  # squares of sums are not sums of squares
-    uses_count = True
-
-    def prepare(
-        self, num_summed: int, *, counter: Any = None, rate: Any = None
-    ) -> Scalars:
-        del num_summed  # always 1
-        rate = self._rate(counter) if rate is None else rate
-        counter = self.optimizer.iterations.value if counter is None else counter
-        return {
-            "rate": tf.convert_to_tensor(rate),
-            "step": tf.convert_to_tensor(counter) + 1,
-        }
-
-    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
-        optimizer, step = self.optimizer, tf.cast(prepared["step"], dtype)
-        return {
-            **super()._of_type(prepared, dtype),
-            # By way of float32, as Keras: float64 would be another number.
-            "power_1": tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
-            "power_2": tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
-            "beta_1": tf.constant(optimizer.beta_1, dtype),
-            "beta_2": tf.constant(optimizer.beta_2, dtype),
-            "epsilon": tf.constant(optimizer.epsilon, dtype),
-        }
-
-    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
-        index = _tf_compat.slot_index(self.optimizer, variable)
-        momentums, velocities = _tf_compat.adam_slots(self.optimizer)
-        tf.raw_ops.ResourceApplyAdam(
-            var=_tf_compat.handle(variable),
-            m=_tf_compat.handle(momentums[index]),
-            v=_tf_compat.handle(velocities[index]),
-            beta1_power=scalars["power_1"],
-            beta2_power=scalars["power_2"],
-            lr=scalars["rate"],
-            beta1=scalars["beta_1"],
-            beta2=scalars["beta_2"],
-            epsilon=scalars["epsilon"],
-            grad=grad,
-            use_locking=True,
-        )
