@@ -21,7 +21,6 @@ from replicator.core.context import logical_device, task_name
 from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import PipelineError
 from replicator.pipeline import stage as stage_lib
-from replicator.pipeline import updates as updates_lib
 from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
 
 if TYPE_CHECKING:
@@ -265,10 +264,10 @@ class Pipeline:
                     "and drop_remainder=True"
                 )
         pieces = [tf.split(tensor, count) for tensor in flat]
-        for place, mask in updates_lib.with_masks(flat)[1].items():
+        for place, mask in stage_lib.with_masks(flat)[1].items():
             is_of_rows = mask.shape[:1] == flat[place].shape[:1]
             masks = tf.split(mask, count) if is_of_rows else [mask] * count
-            updates_lib.masked((pieces[place], dict(enumerate(masks))))
+            stage_lib.masked((pieces[place], dict(enumerate(masks))))
         return [
             tf.nest.pack_sequence_as(batch, [piece[m] for piece in pieces])
             for m in range(count)
@@ -336,7 +335,7 @@ class _Emitted:
         if task.is_forward:
             is_first = index == 0
             before = None if is_first else self._outputs.pop((index - 1, m))
-            arguments.insert(0, updates_lib.with_masks(inputs) if is_first else before)
+            arguments.insert(0, stage_lib.with_masks(inputs) if is_first else before)
         with logical_device(index):
             if index == len(self.stages):
                 stage = Stage(
@@ -387,7 +386,7 @@ class _Emitted:
             with logical_device(stage.index):
                 self._regularize(stage)
                 for variable, of_parts in zip(stage.updated, values, strict=True):
-                    variable.assign(updates_lib.joined(variable, list(of_parts)))
+                    variable.assign(stage_lib.joined(variable, list(of_parts)))
 
     def _regularize(self, stage: Stage) -> None:
         """Computes what Keras adds to a loss for weights that are trained."""
