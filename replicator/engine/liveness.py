@@ -9,6 +9,7 @@ collectives, varying nodes, effects) and from the writes, each with its owner's 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import types
@@ -141,9 +142,10 @@ def _earlier(
 # until the backward pass is over. Here the reads of a step are cut and ordered, so that
 # few variables are on a device at the same time:
 #
-# - uses of a variable that are far apart (forward and backward pass) get a gather each;
-# - gathers are ordered by their first use and divided into *layers*, each of at most as
-#   many bytes as the largest variable;
+# - gathers are divided into *layers*, in the order of their first use, each of at most
+#   as many bytes as the largest variable;
+# - a use takes what a gather of its layer or of the previous one has brought; of uses
+#   that are farther apart (forward and backward pass), each has a gather;
 # - those of a layer wait for the uses of the layer before the previous one. So while
 #   one layer computes, the next one arrives, and no other is there.
 #
@@ -200,35 +202,50 @@ def schedule_gathers(
     ]
     if not reads:
         return Schedule(body, (), {})
-    gathers = []
-    for read, parts in zip(reads, graph.cut(reads), strict=True):
-        for index, uses in enumerate(parts):
-            gathers.append(
-                VariableGather(
-                    read=graph.repeat(read, index, uses) if index else read.node.name,
-                    handle=read.handle,
-                    num_bytes=sizes[read.handle],
-                    first=min(depth[use] for use in uses),
-                    uses=tuple(uses),
-                )
-            )
-    # Divided into layers, in the order of their first use.
-    largest = max(gather.num_bytes for gather in gathers)
-    in_layers: list[VariableGather] = []
+    largest = max(sizes[read.handle] for read in reads)
+    # Each gather's read, layer and uses; by read, which gather is its last.
+    made: list[tuple[_Read, int, list[str]]] = []
+    last: dict[int, int] = {}
     layer, filled = -1, largest
-    for gather in sorted(gathers, key=lambda g: (g.first, g.read)):
-        if filled + gather.num_bytes > largest:
+    for at, use, place in sorted(
+        (depth[use], use, place)
+        for place, read in enumerate(reads)
+        for use in read.uses
+    ):
+        read, size = reads[place], sizes[reads[place].handle]
+        is_there = place in last and made[last[place]][1] >= layer - 1
+        # After a write the variable has another value: no gather may come so late.
+        if is_there or (place in last and at > read.latest):
+            made[last[place]][2].append(use)
+            continue
+        if filled + size > largest:
             layer, filled = layer + 1, 0
-        filled += gather.num_bytes
-        in_layers.append(dataclasses.replace(gather, layer=layer))
-    graph.order(in_layers)
+        filled += size
+        last[place] = len(made)
+        made.append((read, layer, [use]))
+    repeats: collections.Counter[str] = collections.Counter()
+    gathers = []
+    for read, its_layer, uses in made:
+        name, index = read.node.name, repeats[read.node.name]
+        repeats[name] += 1
+        gathers.append(
+            VariableGather(
+                read=graph.repeat(read, index, uses) if index else name,
+                handle=read.handle,
+                num_bytes=sizes[read.handle],
+                first=depth[uses[0]],
+                uses=tuple(uses),
+                layer=its_layer,
+            )
+        )
+    graph.order(gathers)
 
     def before(name: str) -> Iterator[str]:
         return (other for other in before_of(graph.nodes[name]) if other in graph.nodes)
 
     nodes = map(graph.nodes.__getitem__, postorder(graph.nodes, before))
-    made = dataclasses.replace(body, nodes=tuple(nodes))
-    return Schedule(made, tuple(in_layers), graph.added)
+    body = dataclasses.replace(body, nodes=tuple(nodes))
+    return Schedule(body, tuple(gathers), graph.added)
 
 
 class _Read(NamedTuple):
@@ -251,7 +268,6 @@ class _ReadGraph:
         self.nodes = {node.name: node for node in body.nodes}
         self.added: dict[str, str] = {}  # New nodes, by the node that they repeat.
         self._depth = depth
-        self._sizes = sizes
         self._place = {node.name: place for place, node in enumerate(body.nodes)}
         self._users = uses_of(body.nodes)
         self._written = written_variables(body, sizes)
@@ -282,30 +298,6 @@ class _ReadGraph:
         last = max(self._depth.values())
         latest = min((self._depth[name] for name in later), default=last)
         return _Read(node, handle, family, frozenset(uses), latest, later)
-
-    def cut(self, reads: Sequence[_Read]) -> list[list[list[str]]]:
-        """The uses of each read, by gather."""
-        sizes = [self._sizes[read.handle] for read in reads]
-        largest = max(sizes)
-        events = sorted(
-            (self._depth[use], use, place)
-            for place, read in enumerate(reads)
-            for use in read.uses
-        )
-        parts: list[list[list[str]]] = [[] for _ in reads]
-        since: list[set[int]] = [set() for _ in reads]
-        for at, use, place in events:
-            others = sum(sizes[other] for other in since[place])
-            is_far = others > largest
-            # After a write the variable has another value: no gather may come so late.
-            if not parts[place] or (is_far and at <= reads[place].latest):
-                parts[place].append([])
-            parts[place][-1].append(use)
-            since[place] = set()
-            for other, seen in enumerate(since):
-                if other != place:
-                    seen.add(place)
-        return parts
 
     def repeat(self, read: _Read, index: int, uses: Sequence[str]) -> str:
         """Adds a read for some of the uses; returns its name."""

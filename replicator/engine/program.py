@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from replicator.engine.plan import CollectivePlan
     from replicator.variables.table import Entry, VariableTable
 
+    Agree = Callable[..., tf.Tensor]
+
 
 # Each worker reads its own pipelines. Before a step communicates, workers count how
 # many of them have a batch for every replica; unless all have, none runs the step.
@@ -43,49 +45,39 @@ if TYPE_CHECKING:
 # pipeline can end.
 
 
-class UnevenInputs:
-    """Reads the batches of steps that run on all workers or on none."""
+def agreement(topology: Topology, group: Group) -> Agree:
+    """Makes what emits an op that raises an error where too few workers have data."""
+    key = next(group.keys)  # Drawn once: a function that is traced again uses the same.
 
-    def __init__(self, topology: Topology, group: Group) -> None:
-        self._topology = topology
-        self._group = group
-        # Drawn once: a function that is traced again uses the same.
-        self._key = next(group.keys)
-
-    def next_batches(self, source: Source) -> tuple[list[Any], list[Any]]:
-        """Emits reading the batch of every replica of this worker."""
-        num_replicas = self._topology.num_local_replicas
-        batches = source.read_each(
-            num_replicas, lambda iterator: iterator.get_next_as_optional()
-        )
-        are_fed = [batch.has_value() for batch in batches]
-        checked = self.check(tf.reduce_all(are_fed), self._group.num_workers)
-        with tf.control_dependencies([checked]):
-            return [batch.get_value() for batch in batches], [checked]
-
-    def check(self, is_fed: tf.Tensor, num_needed: int) -> tf.Tensor:
-        """Emits an op that raises an error where too few workers have data."""
-        with tf.device(values.cpu(self._topology)):
-            num_fed = values.reduce(
-                tf.cast(is_fed, tf.int32), self._topology, self._group, self._key
-            )
+    def agree(is_fed: tf.Tensor, num_needed: int = group.num_workers) -> tf.Tensor:
+        with tf.device(values.cpu(topology)):
+            fed = tf.cast(is_fed, tf.int32)
+            num_fed = values.reduce(fed, topology, group, key)
             return last_step.end_unless(num_fed >= num_needed)
+
+    return agree
 
 
 def read_batches(
-    source: Any, num_replicas: int, end: UnevenInputs | None
+    source: Any, num_replicas: int, agree: Agree | None
 ) -> tuple[list[Any], list[Any]]:
-    """Emits reading one step's batches, with or without uneven inputs."""
+    """Emits reading the batches of the replicas here, with or without uneven inputs.
+
+    Returns them, and what the step has to wait for.
+    """
     if source is None:
         return [], []
     if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):
         batches, is_fed = last_step.divide(next_batches(source, num_replicas))
-        ended = last_step.end_unless(is_fed) if end is None else end.check(is_fed, 1)
+        ended = last_step.end_unless(is_fed) if agree is None else agree(is_fed, 1)
         return batches, [ended]
-    if end is not None:
-        return end.next_batches(source)
-    batches = next_batches(source, num_replicas)
-    return batches, [all_read(batches)]
+    if agree is None:
+        batches = next_batches(source, num_replicas)
+        return batches, [all_read(batches)]
+    optional = source.read_each(num_replicas, lambda each: each.get_next_as_optional())
+    agreed = agree(tf.reduce_all([batch.has_value() for batch in optional]))
+    with tf.control_dependencies([agreed]):
+        return [batch.get_value() for batch in optional], [agreed]
 
 
 # A graph runs what it can at the same time. Two steps that do would meet those of other
@@ -200,8 +192,8 @@ class Program:
         group = self._group if may_end else None
         key = num_steps, group is not None
         if key not in self._functions:
-            end = None if group is None else UnevenInputs(self._topology, group)
-            self._functions[key] = self._make_function(num_steps, end, source)
+            agree = None if group is None else agreement(self._topology, group)
+            self._functions[key] = self._make_function(num_steps, agree, source)
         return self._assembly.pack(self._functions[key](source))
 
     def _follow_exposed(self) -> None:
@@ -281,7 +273,7 @@ class Program:
         return None if is_inlined else first
 
     def _make_function(
-        self, num_steps: int, end: UnevenInputs | None, source: Any
+        self, num_steps: int, agree: Agree | None, source: Any
     ) -> Dispatch:
         assembly = self._assembly
         num_replicas = self._topology.num_local_replicas
@@ -289,7 +281,7 @@ class Program:
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
-                batch, before = read_batches(source, num_replicas, end)
+                batch, before = read_batches(source, num_replicas, agree)
                 with tf.control_dependencies(before):
                     return assembly.call(assembly.captured, batch)
 
