@@ -316,7 +316,7 @@ class InGraphReplicator(base.Replicator):
             [
                 f"{name}, {where}",
                 plan.explain(program.plans, self.topology),
-                summary.local_variables(program.entries.values()),
+                summary.local_variables(program.analysis.entries.values()),
                 *program.notes,
             ]
             for name, program in steps
@@ -347,7 +347,8 @@ class InGraphReplicator(base.Replicator):
 
         Steps take turns, so the one that keeps the most counts.
         """
-        kept = (program.activations for _, program in self._traced_steps())
+        steps = (program.analysis.traced for _, program in self._traced_steps())
+        kept = (traced.activations for traced in steps)
         return max(kept, key=sum, default=())
 
     def _traced_steps(self) -> list[tuple[str, Program]]:

@@ -288,9 +288,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             self._runtime.report_failure(what, failure)
             raise
         try:
-            self._runtime.agree(
-                what, {"failure": None, "num_steps": num_steps, **program.description()}
-            )
+            plan = program.analysis.description()
+            self._runtime.agree(what, {"failure": None, "num_steps": num_steps, **plan})
         except DisagreementError:
             self._group.keys.value = before
             raise
@@ -301,7 +300,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
     def _broadcast_initial_values(self, program: Program) -> None:
         fresh = [
             entry.variable
-            for entry in program.entries.values()
+            for entry in program.analysis.entries.values()
             if self._number(entry.variable) is None
             and not self._table.ownership.is_slot(entry.variable)
         ]

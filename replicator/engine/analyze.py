@@ -7,6 +7,7 @@ carried out, and what owners of variables send to the programs of other workers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -157,40 +158,35 @@ def explain_owned(analysis: Analysis, topology: Topology) -> str:
     if analysis.liveness is None:
         return ""
     if topology.num_programs > 1:
-        between, sums = (
-            "workers",
-            [
-                each.collective.kind.between_workers(
-                    bucket.num_bytes, topology
-                ).num_bytes
-                for each in analysis.plans
-                for bucket in each.buckets
-            ],
-        )
-        sent = sum(share.num_bytes for share in analysis.shares)
-        moved: float = (topology.num_programs - 1) * sent
+        between = "workers"
+        sums = [
+            each.collective.kind.between_workers(bucket.num_bytes, topology).num_bytes
+            for each in analysis.plans
+            for bucket in each.buckets
+        ]
+        others = topology.num_programs - 1
+        moved = [float(others * share.num_bytes) for share in analysis.shares]
     else:
         # Devices that keep copies count, also where they could read one memory.
+        between = "devices"
         apart = dataclasses.replace(topology, memories=topology.primaries)
-        between, sums = (
-            "devices",
-            [
-                transfer.num_bytes
-                for transfer in plan.transfers(analysis.plans, apart)
-                if transfer.source != transfer.target
-            ],
-        )
-        moved = sum(transfer.num_bytes for transfer in weights(analysis))
+        found = plan.transfers(analysis.plans, apart)
+        sums = [each.num_bytes for each in found if each.source != each.target]
+        moved = [each.num_bytes for each in weights(analysis)]
     text = (
         f"sharded update: a step moves {round(sum(sums))} bytes by reductions and "
-        f"{round(moved)} bytes of weights between {between}"
+        f"{round(sum(moved))} bytes of weights between {between}"
     )
     if analysis.gathers:
-        num_layers = len({gather.layer for gather in analysis.gathers})
+        by_layer: collections.Counter[int] = collections.Counter()
+        for gather in analysis.gathers:
+            by_layer[gather.layer] += gather.num_bytes
+        num_layers = len(by_layer)
+        # A layer arrives while the one before it computes.
+        most = max(by_layer[layer] + by_layer[layer + 1] for layer in [*by_layer])
         text += (
             f", in {len(analysis.gathers)} gathers of {num_layers} layers, at most "
-            f"{liveness.most_gathered_bytes(analysis.gathers)} bytes of weights on a "
-            "replica at a time besides its own"
+            f"{most} bytes of weights on a replica at a time besides its own"
         )
     return text
 

@@ -169,15 +169,6 @@ class VariableGather:
     layer: int = 0  # Which gathers it arrives with.
 
 
-def most_gathered_bytes(gathers: Iterable[VariableGather]) -> int:
-    """Bytes of the two layers in a row that have most: what a replica has at a time."""
-    sizes: dict[int, int] = {}
-    for gather in gathers:
-        sizes[gather.layer] = sizes.get(gather.layer, 0) + gather.num_bytes
-    both = (size + sizes.get(layer + 1, 0) for layer, size in sizes.items())
-    return max(both, default=0)
-
-
 class Schedule(NamedTuple):
     """A graph whose reads are gathers."""
 

@@ -29,11 +29,11 @@ from replicator.variables.coherence import Coherence
 from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from replicator.core.topology import Group, Topology
     from replicator.engine.plan import CollectivePlan
-    from replicator.variables.table import Entry, VariableTable
+    from replicator.variables.table import VariableTable
 
     Agree = Callable[..., tf.Tensor]
 
@@ -138,13 +138,13 @@ class Program:
         self._specs = specs
         name = f"replicated_{next(_COUNTER)}"
         is_in_group = group is not None
-        self._analysis = analyze(
+        self.analysis = analyze(
             step_fn, specs, name, topology, table, is_in_group=is_in_group
         )
-        self._used = UsedVariables(self._analysis.entries, table)
+        self._used = UsedVariables(self.analysis.entries, table)
         self._assembly = Assembly(
             name,
-            self._analysis,
+            self.analysis,
             topology,
             group,
             without_communication=without_communication,
@@ -157,31 +157,18 @@ class Program:
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
         if group is not None:  # programs that run side by side have the same ops
-            table.expose(self.entries.values())
+            table.expose(self.analysis.entries.values())
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
-        return self._analysis.plans
+        return self.analysis.plans
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
-        moved = analyze_lib.explain_owned(self._analysis, self._topology)
-        of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
+        moved = analyze_lib.explain_owned(self.analysis, self._topology)
+        of_graph = *self.analysis.traced.notes, *self.analysis.body.notes
         return (*of_graph, *filter(None, [moved]))
-
-    @property
-    def activations(self) -> tuple[int, ...]:
-        """What is kept for the backward pass on each logical device, in bytes."""
-        return self._analysis.traced.activations
-
-    @property
-    def entries(self) -> Mapping[str, Entry]:
-        return self._analysis.entries
-
-    def description(self) -> dict[str, Any]:
-        """What programs that run side by side must have in common, as JSON."""
-        return self._analysis.description()
 
     def is_stale(self) -> bool:
         return self._used.is_stale()
@@ -224,7 +211,7 @@ class Program:
 
     def _make_coherence(self, group: Group | None = None) -> Coherence:
         return Coherence(
-            list(self.entries.values()),
+            list(self.analysis.entries.values()),
             self._topology,
             self._table.resets,
             group,
@@ -239,7 +226,7 @@ class Program:
         if self._assembly.has_collectives or self._coherence.values.are_sent:
             turn = take_turn(devices.cpu_of(self._topology.replica_devices[0]))
         with turn:
-            switch = self._table.switch(list(self.entries.values()))
+            switch = self._table.switch(list(self.analysis.entries.values()))
             self._coherence.refresh(switch)
             flat = self._assembly.call(
                 self._assembly.captured, batches, kept_on=self._kept_on()
@@ -250,8 +237,8 @@ class Program:
 
     def _check_compilable(self) -> None:
         """Rejects XLA around replicas whose variables are on several devices."""
-        every = (copy for entry in self.entries.values() for copy in entry.copies)
-        places = sorted({str(copy.device) for copy in every})
+        entries = self.analysis.entries.values()
+        places = sorted({str(copy.device) for e in entries for copy in e.copies})
         if len(places) > 1:
             raise StrategyError(
                 f"jit_compile=True around replicas whose variables are on "

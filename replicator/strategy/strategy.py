@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,7 @@ from replicator.strategy.steps import (
 )
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class ReplicatorExtended(StepExtended):
@@ -116,7 +116,7 @@ class ReplicatorStrategy(StepStrategy):
         """Makes variables, models and optimizers inside it the replicator's."""
         if verify and self.one_replica is not None:
             self._verifies = True
-        return _Scope(self.extended._scope(self))  # noqa: SLF001 (as the base class does)
+        return _explained(self.extended._scope(self))  # noqa: SLF001 (as the base class)
 
     def run(
         self,
@@ -334,41 +334,37 @@ def _joining(axis: int) -> Callable[[Any], Any]:
     return gather
 
 
-class _Scope:
+@contextlib.contextmanager
+def _explained(scope: Any) -> Iterator[Any]:
     """A scope that explains what Keras does in it, as in ``fit``."""
-
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> Any:
-        return self._scope.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self._scope.__exit__(kind, error, trace)
+    try:
+        with scope as strategy:
+            yield strategy
+    except RuntimeError as error:
         _check_is_no_mixture(error)
-        if isinstance(error, ValueError) and "on an unknown TensorShape" in str(error):
-            raise StrategyError(
-                "a model cannot be built, since the dataset does not say how many "
-                "dimensions its elements have; write from_generator(..., "
-                "output_signature=...), or dataset.map with tf.ensure_shape"
-            ) from error
-        if isinstance(error, AttributeError) and _tf_distribute.lacks_replica(error):
-            raise StrategyError(
-                "an optimizer was applied in scope() but in no step, where it has no "
-                "replica whose gradients it could join; write strategy.run(step, "
-                "args=(batch,)) with tape and update in the step, and a loop of steps "
-                "around it"
-            ) from error
+        raise
+    except ValueError as error:
+        if "on an unknown TensorShape" not in str(error):
+            raise
+        raise StrategyError(
+            "a model cannot be built, since the dataset does not say how many "
+            "dimensions its elements have; write from_generator(..., "
+            "output_signature=...), or dataset.map with tf.ensure_shape"
+        ) from error
+    except AttributeError as error:
+        if not _tf_distribute.lacks_replica(error):
+            raise
+        raise StrategyError(
+            "an optimizer was applied in scope() but in no step, where it has no "
+            "replica whose gradients it could join; write strategy.run(step, "
+            "args=(batch,)) with tape and update in the step, and a loop of steps "
+            "around it"
+        ) from error
 
 
-def _check_is_no_mixture(error: BaseException | None) -> None:
+def _check_is_no_mixture(error: RuntimeError) -> None:
     """Says what to write where Keras meets an optimizer of another strategy."""
-    if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
+    if _tf_distribute.mixes_strategies(error):
         raise StrategyError(
             "an optimizer that was made outside of scope() is used inside; write "
             "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "

@@ -198,7 +198,7 @@ def test_gathers_wait_for_the_layer_before_the_last():
     training = _trained("parameters")
     program = moved_bytes.only_program(training.repl)
     graph = moved_bytes.linked_graph(program)
-    gathers, copied = program._analysis.gathers, program._assembly.copies
+    gathers, copied = program.analysis.gathers, program._assembly.copies
 
     def before(name):
         op = graph.get_operation_by_name(name)
