@@ -21,7 +21,6 @@ from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine import plan
 from replicator.engine.body import Ref
-from replicator.engine.chain import CrossWorker
 from replicator.engine.linker import Linker
 from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.engine.replicate import Replicas
@@ -165,14 +164,9 @@ class Assembly:
         ]
         # A worker or GPU whose data ended must not have begun to communicate.
         batches = [name for name, _ in self._batch]
-        self._workers = None
-        if group is not None and not without_communication:
-            has_virtual_gpus = topology.has_virtual_gpus
-            self._workers = CrossWorker(
-                group, batches, has_virtual_gpus=has_virtual_gpus
-            )
+        met = None if without_communication else group
         self._linker = Linker(
-            topology, name, self._workers, batches, is_local=without_communication
+            topology, name, met, batches, is_local=without_communication
         )
         self._emit = self._linker.emit
         # The nodes of the replicas.
@@ -256,14 +250,13 @@ class Assembly:
 
     def _share(self, bucket: Sequence[plan.UpdatedVariable]) -> None:
         """Emits the transfer of updated variables from their owner's program."""
-        assert self._workers is not None
         keys = [(share.node, share.handle) for share in bucket]
         new: list[Ref] = []
         if bucket[0].source == self._topology.program_id:
             new = [Ref(node=self.copies.new(*key), port="value:0") for key in keys]
         name = f"{self._name}/shares_{len(self._received)}"
         device = self._topology.replica_devices[0]
-        values = self._workers.share(name, bucket, new, device)
+        values = self._linker.chain.share(name, bucket, new, device)
         self._received.update(zip(keys, values, strict=True))
 
     def _function_def(self) -> Any:
@@ -298,7 +291,6 @@ class Assembly:
         }
         controls.update(self._linker.awaited)
         nodes = [*self._emit.nodes, *copied]
-        nodes += self._workers.nodes if self._workers else ()
         ends, joins = join_completion(sorted(controls), nodes, self._name)
         nodes += joins
         for index, name in enumerate(ends):

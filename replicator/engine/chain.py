@@ -51,8 +51,32 @@ class _Started:
     nodes: tuple[str, ...] = ()
 
 
+_MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
+
+
+class Operand(NamedTuple):
+    """What a worker has of a transfer."""
+
+    ref: Any  # Its ``Tensor``; None where only another worker has it.
+    dtype: tf.DType
+    shape: tf.TensorShape  # Its static shape, the same on all workers.
+    device: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no elements, which TensorFlow may crash on."""
+        return bool(self.shape.is_fully_defined()) and self.shape.num_elements() == 0
+
+
 class Chain:
-    """Emits TensorFlow's collective ops, one after the other."""
+    """Emits TensorFlow's collective ops, one after the other.
+
+    In between-graph replication every worker process links its own replicas first. This
+    leaves one tensor per worker, which a chain of a group combines over all workers.
+    What an op there is called, its keys and its order follow from the plan alone, and
+    never from what this worker happens to have: one that emits one more, one less, or
+    two in another order stops all of them without an error.
+    """
 
     def __init__(
         self,
@@ -62,9 +86,12 @@ class Chain:
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
-        self._group = group
+        # The worker processes; None where this one has all replicas.
+        self.group: Any = group
+        self.emit = emit
         self._has_virtual_gpus = has_virtual_gpus
-        self._emit = emit
+        # By call, the numbers of rows of its tensors, by worker.
+        self._row_counts: dict[int, Ref] = {}
         # One order for all, although transfers could overlap: TensorFlow starts ops as
         # their inputs come, which differs from worker to worker, and two workers that
         # hold all threads of a ring in different ones wait forever.
@@ -117,7 +144,7 @@ class Chain:
             "instance_key": next(flat.keys),
         }
         hint = {"communication_hint": "ring" if algorithm == "ring" else "nccl"}
-        is_alone = self._group is None
+        is_alone = self.group is None
         waits_for_start = not is_alone and algorithm in _BY_START
         found = {}
         for place, (device, ref) in enumerate(operands.items()):
@@ -139,7 +166,7 @@ class Chain:
                     [ref, *self._keys(part, device, keys)],
                 )
                 attrs = _reduction("Add")
-            found[device] = self._emit.add(
+            found[device] = self.emit.add(
                 part, op, inputs, device, before, T=dtype, **hint, **attrs
             )
         nodes = tuple(ref.node for ref in found.values())
@@ -168,21 +195,20 @@ class Chain:
         **attrs: Any,
     ) -> Ref:
         """Emits the next op."""
-        assert self._group is not None
         num_instances = 1 if key_offset is None else NUM_LENGTHS
         cpu = cpu_of(device)
         keys = {
-            "group_size": self._group.num_workers,
+            "group_size": self.group.num_workers,
             "group_key": place_group_key(device),
-            "instance_key": self._group.keys.draw(num_instances),
+            "instance_key": self.group.keys.draw(num_instances),
         }
         size, group, instance = self._keys(name, cpu, keys)
         if key_offset is not None:
             both = [instance, key_offset]
-            instance = self._emit.add(f"{name}/own_key", "AddV2", both, cpu, T=tf.int32)
+            instance = self.emit.add(f"{name}/own_key", "AddV2", both, cpu, T=tf.int32)
         is_nccl = devices.is_gpu(device) and not self._has_virtual_gpus
         is_nccl = is_nccl and dtype in NCCL_DTYPES
-        ref = self._emit.add(
+        ref = self.emit.add(
             name,
             op,
             [*data, size, group, instance, *last_inputs],
@@ -194,67 +220,6 @@ class Chain:
         )
         self.continue_after(name)
         return ref
-
-    def _keys(self, name: str, device: str, keys: Mapping[str, int]) -> list[Ref]:
-        return [
-            self._emit.const(f"{name}/{what}", np.int32(value), device)
-            for what, value in keys.items()
-        ]
-
-
-def _reduction(merge_op: str) -> dict[str, Any]:
-    """Attributes that only reductions have.
-
-    There is no timeout among them: each starts a thread that sleeps until it is over
-    (``cluster/liveness.py``). The caller of the program limits it.
-    """
-    return {"merge_op": merge_op, "final_op": "Id", "is_stateless": False}
-
-
-# In between-graph replication every worker process links its own replicas first. This
-# leaves one tensor per worker, which the nodes emitted here combine over all workers.
-# All workers emit the same nodes in the same order; they compare plans before they run.
-
-_MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
-
-
-class Operand(NamedTuple):
-    """What a worker has of a transfer."""
-
-    ref: Any  # Its ``Tensor``; None where only another worker has it.
-    dtype: tf.DType
-    shape: tf.TensorShape  # Its static shape, the same on all workers.
-    device: str
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it is known to have no elements, which TensorFlow may crash on."""
-        return bool(self.shape.is_fully_defined()) and self.shape.num_elements() == 0
-
-
-class CrossWorker:
-    """Emits the collectives of one program over all workers."""
-
-    def __init__(
-        self,
-        group: Group,
-        first_controls: Sequence[str] = (),
-        *,
-        has_virtual_gpus: bool = False,
-    ) -> None:
-        # Nodes of their own: an op here waits for its peers in other processes, so what
-        # it is called, its keys and its order follow from the plan alone and never from
-        # what this worker happens to have. A worker that emits one more,
-        # one less, or two in another order stops all of them without an error.
-        self.emit = Emitter()
-        self.nodes = self.emit.nodes
-        self.group = group
-        # The order of the collectives.
-        self.chain = Chain(
-            group, self.emit, first_controls, has_virtual_gpus=has_virtual_gpus
-        )
-        # By call, the numbers of rows of its tensors, by worker.
-        self._row_counts: dict[int, Ref] = {}
 
     def reduce(self, name: str, op: str, given: Operand) -> Tensor:
         """Emits a sum (of a mean too), minimum or maximum over workers."""
@@ -268,12 +233,9 @@ class CrossWorker:
 
         def transfer(value: Tensor, *place: Any) -> Ref:
             attrs = _reduction(_MERGE_OPS[op])
-            return self.chain.add(name, "CollectiveReduceV2", [value], *place, **attrs)
+            return self.add(name, "CollectiveReduceV2", [value], *place, **attrs)
 
-        # A sum has to keep the bits of the type itself, so it goes as a wider type;
-        # what is only moved goes as any type of the same width.
-        wire = differentiable.wire_over_workers(dtype, "all_reduce")
-        return self._transfer(name, given, wire, transfer, emitter.unpadded)
+        return self._transfer(name, given, "all_reduce", transfer)
 
     def broadcast(self, name: str, given: Operand, source: int) -> Tensor:
         """Emits the transfer of one worker's tensor to all others."""
@@ -283,39 +245,32 @@ class CrossWorker:
         ) -> Ref:
             if source == self.group.worker_id:
                 op = "CollectiveBcastSendV2"
-                return self.chain.add(name, op, [value], dtype, device, key)
+                return self.add(name, op, [value], dtype, device, key)
             where = f"{name}/shape"
             if given.shape.is_fully_defined():
                 dims = given.shape.as_list()
-                if wire[0] == "Bitcast" and dtype.size < given.dtype.size:
+                if dtype.size < given.dtype.size:
                     dims.append(given.dtype.size // dtype.size)  # complex: pairs
                 sizes = np.array(dims, np.int32)
                 shape = self.emit.const(where, sizes, cpu_of(device))
             else:
                 shape = self.emit.add(where, "Shape", [value], device, T=dtype)
             op = "CollectiveBcastRecvV2"
-            return self.chain.add(name, op, [], dtype, device, key, [shape])
+            return self.add(name, op, [], dtype, device, key, [shape])
 
-        wire = differentiable.wire_over_workers(given.dtype, "broadcast")
-        return self._transfer(name, given, wire, transfer, emitter.unpadded)
+        return self._transfer(name, given, "broadcast", transfer)
 
     def gather(self, name: str, given: Operand) -> Tensor:
         """Emits a concatenation over workers, by worker id.
 
         ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
         """
-        count = self.group.num_workers
-        wire = differentiable.wire_over_workers(given.dtype, "all_gather")
-        if given.is_empty:
-            dims = [given.shape[0] * count, *given.shape.as_list()[1:]]
-            nothing = np.zeros(dims, given.dtype.as_numpy_dtype)
-            return self.emit.const(name, nothing, given.device)
 
         def transfer(value: Tensor, *place: Any) -> Ref:
             return self._join(name, value, *place)
 
-        restore = emitter.unpadded_parts
-        return self._transfer(name, given, wire, transfer, restore, count=count)
+        count = self.group.num_workers
+        return self._transfer(name, given, "all_gather", transfer, count)
 
     def check_shape(self, name: str, given: Operand) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
@@ -324,7 +279,7 @@ class CrossWorker:
         rows = self._join(f"{name}/gathered", row, tf.int64, device)
         both = [(rows, tf.int64), (row, tf.int64)]
         _, (check,) = self.emit.inline(f"{name}/same", emitter.check_rows, both, device)
-        self.chain.continue_after(check)
+        self.continue_after(check)
 
     def gather_rows(
         self, name: str, call: int, given: Operand, num_replicas: int
@@ -390,7 +345,7 @@ class CrossWorker:
         self, name: str, ref: Tensor, dtype: tf.DType, device: str, *key: Any
     ) -> Ref:
         """Emits a concatenation of tensors of one shape, in a type that is sent."""
-        joined = self.chain.add(
+        joined = self.add(
             name, "CollectiveGatherV2", [ref], dtype, device, *key, is_stateless=False
         )
         # The op gathers in an order of its own.
@@ -406,19 +361,31 @@ class CrossWorker:
         self,
         name: str,
         given: Operand,
-        wire: differentiable.Wire,
+        kind: str,
         transfer: Callable[..., Ref],
-        restore: Callable[..., tf.Tensor],
-        **options: Any,
+        count: int = 1,
     ) -> Tensor:
-        """Transfers a tensor as a type that can be sent, also one of unknown shape."""
+        """Transfers a tensor as a type that can be sent, also one of unknown shape.
+
+        The result has so many times its rows.
+        """
         ref, dtype, shape, device = given
+        # A sum has to keep the bits of the type itself, so it goes as a wider type;
+        # what is only moved goes as any type of the same width.
+        wire = differentiable.wire_over_workers(dtype, kind)
         if given.is_empty:
-            nothing = np.zeros(shape.as_list(), dtype.as_numpy_dtype)
+            dims = [n * count for n in shape[:1]] + shape[1:].as_list()
+            nothing = np.zeros(dims, dtype.as_numpy_dtype)
             return self.emit.const(name, nothing, device)
-        how, sent = wire
-        if ref is not None:
-            ref = self._convert(f"{name}/in", ref, how, dtype, sent, device)
+
+        def convert(part: str, ref: Tensor, source: tf.DType, target: tf.DType) -> Ref:
+            place = cpu_of(device) if wire.op == "Cast" else device
+            by, own = wire.convert, [(ref, source)]
+            return self._inline(f"{name}/{part}", by, own, place, dtype=target)
+
+        sent = wire.dtype
+        if ref is not None and wire.op:
+            ref = convert("in", ref, dtype, sent)
         # GPU integers are sent through the host.
         device = cpu_of(device) if sent.is_integer else device
         if shape.is_fully_defined():
@@ -429,19 +396,21 @@ class CrossWorker:
                 f"{name}/sent", emitter.pad_any_size, own, device, cpu=cpu_of(device)
             )
             both = [(transfer(value, sent, device, key_offset), sent), *own]
-            result = self._inline(f"{name}/result", restore, both, device, **options)
-        return self._convert(f"{name}/out", result, how, sent, dtype, device)
+            restore = emitter.unpadded
+            result = self._inline(f"{name}/result", restore, both, device, count=count)
+        return convert("out", result, sent, dtype) if wire.op else result
 
-    def _convert(
-        self,
-        name: str,
-        ref: Tensor,
-        how: str,
-        source: tf.DType,
-        target: tf.DType,
-        device: str,
-    ) -> Tensor:
-        """Casts or bitcasts (``how``) where the types differ."""
-        if how == "Bitcast" and source != target:
-            return self.emit.add(name, how, [ref], device, T=source, type=target)
-        return self.emit.on(name, target, cpu_of(device)).cast(ref, source)
+    def _keys(self, name: str, device: str, keys: Mapping[str, int]) -> list[Ref]:
+        return [
+            self.emit.const(f"{name}/{what}", np.int32(value), device)
+            for what, value in keys.items()
+        ]
+
+
+def _reduction(merge_op: str) -> dict[str, Any]:
+    """Attributes that only reductions have.
+
+    There is no timeout among them: each starts a thread that sleeps until it is over
+    (``cluster/liveness.py``). The caller of the program limits it.
+    """
+    return {"merge_op": merge_op, "final_op": "Id", "is_stateless": False}

@@ -247,13 +247,8 @@ def pad_any_size(value: tf.Tensor, *, cpu: str) -> list[tf.Tensor]:
     return [tf.pad(tf.reshape(value, [-1]), paddings), key_offset]
 
 
-def unpadded(received: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """What was padded on its way, in the shape that it has on all workers."""
-    return tf.reshape(received[: tf.size(like)], tf.shape(like))
-
-
-def unpadded_parts(joined: tf.Tensor, like: tf.Tensor, *, count: int) -> tf.Tensor:
-    """The same of one vector for each worker, joined along the first dimension."""
+def unpadded(joined: tf.Tensor, like: tf.Tensor, *, count: int) -> tf.Tensor:
+    """What was padded on its way, of so many workers, joined by the first dimension."""
     dims = tf.shape(like)
     parts = tf.reshape(joined, [count, -1])[:, : tf.size(like)]
     return tf.reshape(parts, tf.concat([dims[:1] * count, dims[1:]], 0))

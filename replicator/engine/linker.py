@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
-    from replicator.core.topology import Topology
+    from replicator.core.topology import Group, Topology
     from replicator.engine.body import Tensor
-    from replicator.engine.chain import CrossWorker
     from replicator.engine.emitter import NodeOps
     from replicator.engine.plan import Bucket, CollectivePlan
 
@@ -291,7 +290,7 @@ class Linker:
         self,
         topology: Topology,
         prefix: str,
-        workers: CrossWorker | None = None,
+        group: Group | None = None,
         first_controls: Sequence[str] = (),
         *,
         is_local: bool = False,
@@ -301,10 +300,12 @@ class Linker:
         self.emit = Emitter()
         self.nodes = self.emit.nodes
         self.topology = topology
-        self.workers = workers
-        self.chain = (
-            Chain(None, self.emit, first_controls) if workers is None else workers.chain
+        has_virtual_gpus = topology.has_virtual_gpus
+        self.chain = Chain(
+            group, self.emit, first_controls, has_virtual_gpus=has_virtual_gpus
         )
+        # What combines tensors of all workers, if there are several.
+        self.workers = None if group is None else self.chain
         self._prefix = prefix
         # Of a measuring control, every replica computes as if all others held its own
         # values (``local_result`` of the kind): a mean is its operand, a sum is R times

@@ -5,7 +5,7 @@ A replica-local variable reads as the mean, the sum or replica 0's of its copies
 type, so that R replicas need R - 1 transfers per type, whatever the number of
 variables; between the processes of one graph it is one per process, which adds those of
 its replicas first, and between workers one reduction per type. All are ops for
-``tf.function``s around the linked step, in which ``CrossWorker`` emits nodes.
+``tf.function``s around the linked step, in which ``Chain`` emits nodes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import Group, make_topology
 from replicator.engine import chain, plan
-from replicator.engine.chain import CrossWorker
 from replicator.engine.linker import Linker
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
@@ -66,7 +65,7 @@ def execute():
 
 @pytest.fixture
 def workers(monkeypatch):
-    """Collectives of several workers that meet in one process, each on its own CPUs."""
+    """Groups of several workers that meet in one process, each on its own CPUs."""
 
     def make(num_workers, num_devices=1):
         key = next(_GROUP_KEYS)
@@ -78,7 +77,7 @@ def workers(monkeypatch):
         monkeypatch.setattr(chain, "place_group_key", group_key)
         order = tuple(range(num_workers))
         return [
-            CrossWorker(Group(num_workers=num_workers, worker_id=worker, order=order))
+            Group(num_workers=num_workers, worker_id=worker, order=order)
             for worker in order
         ]
 
@@ -109,7 +108,7 @@ def link(execute, workers):
         )
         joined = workers(num_workers, local) if num_workers > 1 else [None]
         nodes, outputs, plans = [], [], []
-        for worker, cross_worker in enumerate(joined):
+        for worker, group in enumerate(joined):
             first = worker * local
             places = dataclasses.replace(
                 make_topology(
@@ -122,9 +121,9 @@ def link(execute, workers):
                 memories=memories or (0,) * local,
             )
             (planned,) = plan.make_plan([call], places)
-            linker = Linker(places, f"w{worker}", cross_worker)
+            linker = Linker(places, f"w{worker}", group)
             linker.link(planned, lambda r, node, f=first: f"r{f + r}_{node}")
-            nodes += [*linker.nodes, *(cross_worker.nodes if cross_worker else ())]
+            nodes += linker.nodes
             plans.append(planned)
             outputs += [
                 (linker.results[marker][replica], dtype)

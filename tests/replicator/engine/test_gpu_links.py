@@ -13,7 +13,6 @@ from collective_calls import make_call
 from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import Group, make_topology
 from replicator.engine import body, plan
-from replicator.engine.chain import CrossWorker
 from replicator.engine.linker import Linker
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
@@ -21,7 +20,7 @@ SIZES = (7_000_000, 8_000_000)  # too large to be sent together
 _BATCHES = ("batch_0", "batch_1")
 
 
-def link(places, *, kind=None, shapes=None, dtypes=None, workers=None):
+def link(places, *, kind=None, shapes=None, dtypes=None, group=None):
     call = make_call(
         shapes or [[size] for size in SIZES],
         kind or AllReduce(op="sum"),
@@ -29,10 +28,9 @@ def link(places, *, kind=None, shapes=None, dtypes=None, workers=None):
         dtypes=dtypes,
     )
     (planned,) = plan.make_plan([call], places)
-    linker = Linker(places, "step", workers, _BATCHES)
+    linker = Linker(places, "step", group, _BATCHES)
     linker.link(planned, lambda replica, node: f"in_{replica}_{node}")
-    nodes = [*linker.nodes, *(workers.nodes if workers else ())]
-    return planned, {node.name: node for node in nodes}, linker.results
+    return planned, {node.name: node for node in linker.nodes}, linker.results
 
 
 def on(devices):
@@ -92,9 +90,8 @@ def test_two_programs_of_eight_gpus_form_one_group():
     """Sixteen replicas: before, there were eight groups of two, one after the other."""
     places = make_topology([[name] for name in GPU], num_replicas=16, num_programs=2)
     group = Group(num_workers=2, worker_id=0, order=(0, 1))
-    workers = CrossWorker(group, _BATCHES)
 
-    planned, nodes, _ = link(places, kind=AllReduce(op="mean"), workers=workers)
+    planned, nodes, _ = link(places, kind=AllReduce(op="mean"), group=group)
 
     found = [node for node in nodes.values() if node.op == "CollectiveReduce"]
     assert "nccl" == planned.algorithm
