@@ -38,76 +38,8 @@ if TYPE_CHECKING:
     HandleDtype = Callable[[str], tf.DType]
 
 
-# A replica has its own devices, its own random streams, its own calls of Python, and
-# its own copies of the functions that use any of them.
-
 _SEED_STEP = 0x9E3779B1
 _SEED_LIMIT = 0x7FFFFFFF
-
-
-class Localizer:
-    """Gives copies the devices, random streams and functions of their replicas."""
-
-    def __init__(self, library: Sequence[Any], topology: Topology) -> None:
-        self._topology = topology
-        self.devices = ReplicaDevices(topology)
-        self._names = {function.signature.name for function in library}
-        # What uses logical devices, and what is bound to one replica: it draws from a
-        # stateful random stream, or calls Python, which keeps what the gradient of the
-        # call needs.
-        self._placed = functions_with(library, _is_placed)
-        self._bound = functions_with(library, _is_bound)
-        self._tokens = [
-            _tf_handles.OwnTokens() for _ in range(topology.num_local_replicas)
-        ]
-        # Functions that the copies call: the traced ones, and those that replicas have
-        # of their own.
-        self.library: list[Any] = [
-            f for f in library if f.signature.name not in self._placed
-        ]
-        self.library += [
-            self._own_function(function, replica)
-            for replica in range(topology.num_local_replicas)
-            for function in library
-            if self._has_own(function.signature.name, replica)
-        ]
-
-    def is_local(self, proto: Any) -> bool:
-        """Whether copies of a node differ in more than names, devices and inputs."""
-        has_own = "seed2" in proto.attr or "token" in proto.attr
-        return has_own or proto.op in self._names or bool(called_functions(proto))
-
-    def localize(self, proto: Any, replica: int) -> None:
-        """Gives a node the random stream and the functions of a replica, in place."""
-        replica_id = self._topology.replica_id(replica)
-        if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
-            _fold_seed(proto, replica_id)
-        if replica_id and "token" in proto.attr:
-            tokens = self._tokens[replica]
-            proto.attr["token"].s = tokens.own(proto.attr["token"].s)
-        for called in called_functions(proto):
-            if self._has_own(called.name, replica):
-                called.name = self._own_name(called.name, replica)
-        if self._has_own(proto.op, replica):
-            proto.op = self._own_name(proto.op, replica)
-
-    def _has_own(self, name: str, replica: int) -> bool:
-        """Whether a replica needs a function of its own instead of the traced one."""
-        is_first = not self._topology.replica_id(replica)
-        return name in self._placed or (name in self._bound and not is_first)
-
-    def _own_function(self, function: Any, replica: int) -> Any:
-        own = _tf_compat.FunctionDef()
-        own.CopyFrom(function)
-        own.signature.name = self._own_name(function.signature.name, replica)
-        for proto in own.node_def:
-            if context.logical_index(proto.device) is not None:
-                proto.device = self.devices.device(proto.device, replica)
-            self.localize(proto, replica)
-        return own
-
-    def _own_name(self, name: str, replica: int) -> str:
-        return f"{name}_replica_{self._topology.replica_id(replica)}"
 
 
 def _fold_seed(proto: Any, replica_id: int) -> None:
@@ -160,8 +92,25 @@ class Replicas:
         self._handle_dtype = handle_dtype or (lambda _: tf.float32)
         # The values after owned writes, as they came from the programs that write.
         self._received = received
-        self._localizer = Localizer(body.library, topology)
-        self.library = self._localizer.library
+        # A replica has its own devices, its own random streams, its own calls of
+        # Python, and its own copies of the functions that use any of them.
+        self._devices = ReplicaDevices(topology)
+        self._tokens = [_tf_handles.OwnTokens() for _ in self._replicas]
+        self._functions = {function.signature.name for function in body.library}
+        # What uses logical devices, and what is bound to one replica: it draws from a
+        # stateful random stream, or calls Python, which keeps what the gradient of the
+        # call needs.
+        self._placed = functions_with(body.library, _is_placed)
+        self._bound = functions_with(body.library, _is_bound)
+        # Functions that the copies call: the traced ones, and those that replicas have
+        # of their own.
+        self.library = [f for f in body.library if f.signature.name not in self._placed]
+        self.library += [
+            self._own_function(function, replica)
+            for replica in self._replicas
+            for function in body.library
+            if self._has_own(function.signature.name, replica)
+        ]
         self._waits: dict[tuple[int, str], list[str]] = {}
         self._sharing: dict[int, list[int]] = {}
         for replica, primary in enumerate(topology.primaries):
@@ -193,15 +142,50 @@ class Replicas:
         """All nodes of all replicas as ``NodeDef``s."""
         nodes: list[Any] = []
         for node in self._nodes.values():
-            is_local = self._localizer.is_local(node.proto)
+            # Whether copies differ in more than names, devices and inputs.
+            is_local = (
+                "seed2" in node.proto.attr
+                or "token" in node.proto.attr
+                or node.proto.op in self._functions
+                or bool(called_functions(node.proto))
+            )
             for replica, replicas in self._copies(node.name).items():
                 copy = self._copy(node, replica, replicas)
                 if is_local:
-                    self._localizer.localize(copy, replica)
+                    self._localize(copy, replica)
                 nodes.append(copy)
             if node.name in self._live.writers:
                 nodes += self._refresh(node)
         return nodes
+
+    def _localize(self, proto: Any, replica: int) -> None:
+        """Gives a node the random stream and the functions of a replica, in place."""
+        replica_id = self._topology.replica_id(replica)
+        if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
+            _fold_seed(proto, replica_id)
+        if replica_id and "token" in proto.attr:
+            tokens = self._tokens[replica]
+            proto.attr["token"].s = tokens.own(proto.attr["token"].s)
+        for called in called_functions(proto):
+            if self._has_own(called.name, replica):
+                called.name = f"{called.name}_replica_{replica_id}"
+        if self._has_own(proto.op, replica):
+            proto.op = f"{proto.op}_replica_{replica_id}"
+
+    def _has_own(self, name: str, replica: int) -> bool:
+        """Whether a replica needs a function of its own instead of the traced one."""
+        is_first = not self._topology.replica_id(replica)
+        return name in self._placed or (name in self._bound and not is_first)
+
+    def _own_function(self, function: Any, replica: int) -> Any:
+        own = _tf_compat.FunctionDef()
+        own.CopyFrom(function)
+        own.signature.name += f"_replica_{self._topology.replica_id(replica)}"
+        for proto in own.node_def:
+            if _is_placed(proto):
+                proto.device = self._devices.device(proto.device, replica)
+            self._localize(proto, replica)
+        return own
 
     def _copies(self, node: str) -> Mapping[int, Sequence[int]]:
         """By replica that has a copy of a node, the replicas for which it stands."""
@@ -218,7 +202,7 @@ class Replicas:
         devices = (self._handle_device(replica, ref.node) for ref in node.inputs)
         device = next((name for name in devices if name is not None), None)
         if device is None:
-            device = self._localizer.devices.device(node.proto.device, replica)
+            device = self._devices.device(node.proto.device, replica)
         proto = _tf_compat.NodeDef()
         inputs = (str(self.ref(replica, ref)) for ref in node.inputs)
         rewrite(proto, node.proto, self.name(replica, node.name), device, inputs)

@@ -30,7 +30,7 @@ from replicator.variables.kinds import Kind, is_summed, replica_value
 from replicator.variables.values import OutsideValues, to_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
@@ -73,29 +73,28 @@ def was_written(entry: Entry) -> bool:
     return bool(entry.last_synced.numpy().tobytes() != now.numpy().tobytes())
 
 
-class WriteCheck:
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        """Takes entries that have a ``last_synced``."""
-        self._entries = tuple(entries)
-        # By the device that checks them in one compiled function; None for single ops.
-        self._groups: dict[str | None, list[Entry]] = {}
-        for entry in entries:
-            variable = entry.variable
-            device = variable.device if is_compiled(variable) else None
-            self._groups.setdefault(device, []).append(entry)
+def is_changed(entries: Iterable[Entry]) -> tf.Tensor:
+    """Whether any of some entries that have a ``last_synced`` was written."""
+    groups = _by_device(entries).items()
+    return _any(
+        [_on(device, functools.partial(_differ, of, device)) for device, of in groups]
+    )
 
-    def is_changed(self) -> tf.Tensor:
-        return _any(
-            [
-                _on(device, functools.partial(_differ, entries, device))
-                for device, entries in self._groups.items()
-            ]
-        )
 
-    def record(self, values: Sequence[tf.Tensor | None]) -> None:
-        known = dict(zip(map(id, self._entries), values, strict=True))
-        for device, entries in self._groups.items():
-            _on(device, functools.partial(_record, entries, device, known))
+def record(entries: Iterable[Entry], known: Mapping[int, tf.Tensor]) -> None:
+    """Records the states of entries, of which some have a known value, by id."""
+    for device, of in _by_device(entries).items():
+        _on(device, functools.partial(_record, of, device, known))
+
+
+def _by_device(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
+    """By the device that checks them in one compiled function; None for single ops."""
+    groups: dict[str | None, list[Entry]] = {}
+    for entry in entries:
+        variable = entry.variable
+        device = variable.device if is_compiled(variable) else None
+        groups.setdefault(device, []).append(entry)
+    return groups
 
 
 def _on(device: str | None, function: Callable[[], Any]) -> Any:
@@ -117,11 +116,11 @@ def _differ(entries: Sequence[Entry], device: str | None) -> tf.Tensor:
 
 
 def _record(
-    entries: Sequence[Entry], device: str | None, known: dict[int, tf.Tensor | None]
+    entries: Sequence[Entry], device: str | None, known: Mapping[int, tf.Tensor]
 ) -> None:
     for entry in entries:
         is_whole = entry.variable.shape.is_fully_defined()
-        value = known[id(entry)]
+        value = known.get(id(entry))
         if not (device is None and entry.kind.is_per_replica and is_whole):
             value = None
         now = _now(entry, device) if value is None else value
@@ -323,7 +322,7 @@ class Coherence:
         def check() -> None:
             # Of all that are checked: each is compared again before it is reset.
             self._branch(
-                WriteCheck(checked).is_changed(),
+                is_changed(checked),
                 lambda: self._resets.apply(checked, is_certain=False),
                 devices.cpu_of(self._topology.replica_devices[0]),
             )
@@ -353,11 +352,10 @@ class Coherence:
             recorded = [
                 e for e in self.entries if id(e) in known or self._is_checked(e)
             ]
-            WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
+            record(recorded, known)
             others = [entry for entry in self.entries if id(entry) not in known]
             if switch is not None and others:
-                nothing = [None] * len(others)
-                self._only_if(switch, lambda: WriteCheck(others).record(nothing))
+                self._only_if(switch, lambda: record(others, {}))
 
     def repair(self) -> None:
         """Emits the ops that make variables coherent after a run that failed.
