@@ -630,7 +630,7 @@ def _result(op: Any, value: Any, image: Any) -> Any:
         return np.tile(value, np.array(shape) // value.shape) if is_known else None
     if op.type == "Sum":
         axes = tf.get_static_value(op.inputs[1])
-        numbers = [] if axes is None else np.ravel(axes)
+        numbers: Any = [] if axes is None else np.ravel(axes)
         whole = {int(axis) % value.ndim for axis in numbers}
         if axes is None or value.ndim - 1 in whole:  # channels are added
             return None
