@@ -14,7 +14,6 @@ same program serves ``multi_worker_in_graph``, ``async`` and ``tf_parameter_serv
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.cluster import environment, port_filter
-from replicator.cluster.liveness import Link, check_port_is_free
+from replicator.cluster.liveness import Peer, check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
 
 # A client has exited if its port is closed or belongs to another process; a machine
 # that does not respond may be unreachable for a moment only.
-CLOSED_SEC = 2.0
 NO_RESPONSE_SEC = 10.0  # on top of the time that the connection needs to fail
 _POLL_SEC = 0.2
-_READ_SEC = 60.0
-_CONNECT_SEC = 2.0
 LEFT = "the client has exited"
+_REPLACED = ", and another process listens at its address"
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
 
@@ -45,92 +42,37 @@ CLIENT_TIMEOUT_SEC = 600.0
 class ClientWatch:
     def __init__(self, name: str, address: str) -> None:
         self._name = name
-        self._address = address
-        self._identity: frozenset[int] | None = None
-        self._link: Link | None = None
+        self._peer = Peer(address)
 
     def wait_for(self, timeout_sec: float) -> None:
         """Waits until the client listens, and records its identity."""
         deadline = time.monotonic() + timeout_sec
-        found_instead = ""
-        while True:
-            left_sec = max(deadline - time.monotonic(), _POLL_SEC)
-            try:
-                link = Link(self._address, _CONNECT_SEC)
-            except OSError:  # nobody listens there: the client starts later
-                pass
-            else:
-                what = "does not respond"
-                try:
-                    self._identity = link.wait_for_identity(left_sec)
-                except OSError as error:
-                    what = str(error)
-                if self._identity is not None:
-                    self._link = link
-                    return
-                link.close()
-                found_instead = f" (another process listens at its address; it {what})"
+        while not self._peer.is_met:
             if time.monotonic() > deadline:
+                what = self._peer.found_instead
+                instead = f" (another process listens at its address; it {what})"
                 raise UnreachableError(
-                    f"the client, {self._name}, did not start within {timeout_sec:g} "
-                    f"s{found_instead}; start the training program there with the same "
-                    "TF_CONFIG, or increase --client-timeout-sec"
+                    f"the client, {self._name}, did not start within {timeout_sec:g} s"
+                    f"{instead if what else ''}; start the training program there with "
+                    "the same TF_CONFIG, or increase --client-timeout-sec"
                 )
             time.sleep(_POLL_SEC)
+            self._peer.has_ended()
 
     def wait_until_left(self) -> str:
-        """Waits until the client has exited; returns the reason, if known."""
-        reason = ""
-        while not reason:
-            assert self._link is not None
-            with contextlib.closing(self._link) as link, contextlib.suppress(OSError):
-                while True:
-                    link.read(_READ_SEC)
-            reason = self._find_again()
-        return reason
-
-    def _find_again(self) -> str:
-        """Connects to the client again; returns why it is lost, or an empty string."""
-        # More than one attempt: what broke the connection may be a network that takes a
-        # moment, and to take that for the client's end would end the job.
-        lost = time.monotonic()
-        limit_sec, reason = CLOSED_SEC, LEFT
-        while time.monotonic() - lost < limit_sec:
-            try:
-                link = Link(self._address, _CONNECT_SEC)
-            except ConnectionRefusedError:
-                limit_sec, reason = CLOSED_SEC, LEFT
-            except OSError:
-                limit_sec, reason = (
-                    NO_RESPONSE_SEC,
-                    f"{LEFT}: its machine does not respond",
-                )
-            else:
-                found = self._identify(link, lost)
-                if found == self._identity:
-                    self._link = link
-                    return ""
-                link.close()
-                limit_sec = CLOSED_SEC
-                reason = f"{LEFT}, and another process listens at its address"
-                if found:
-                    return reason
-            time.sleep(_POLL_SEC)
-        return reason
-
-    def _identify(self, link: Link, lost: float) -> frozenset[int] | None:
-        try:
-            while link.identity is None:
-                # A server that responds may be busy; one that only accepts is not a
-                # TensorFlow server.
-                limit_sec = NO_RESPONSE_SEC if link.is_grpc_server else CLOSED_SEC
-                left_sec = lost + limit_sec - time.monotonic()
-                if left_sec <= 0:
-                    return None
-                link.read(left_sec)
-        except OSError:
-            return None
-        return link.identity
+        """Waits until the client has exited; returns the reason."""
+        while True:
+            self._peer.wait_until_lost()
+            # What broke the connection may be a network that takes a moment, and to
+            # take that for the client's end would end the job.
+            lost = time.monotonic()
+            while not self._peer.is_met:
+                if self._peer.has_ended():
+                    is_other = bool(self._peer.found_instead)
+                    return LEFT + _REPLACED * is_other
+                if time.monotonic() - lost > NO_RESPONSE_SEC:
+                    return f"{LEFT}: its machine does not respond"
+                time.sleep(_POLL_SEC)
 
 
 def serve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,16 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.cluster import environment, liveness, membership, port_filter
-from replicator.cluster.liveness import Peer, WorkerWatch
+from replicator.cluster.liveness import (
+    DETECTION_TIMEOUT_SEC,
+    FailureDetector,
+    Peer,
+    WorkerWatch,
+)
 from replicator.errors import ClusterConfigError, DeviceError, ServerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 # lost parameter server are lost, so the job has to restart from a checkpoint.
 
 
-class ServerWatch:
+class ServerWatch(FailureDetector):
     """The client's watch over its parameter servers."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -31,25 +35,12 @@ class ServerWatch:
         self.error: ServerLostError | None = None
         self._addresses = tuple(addresses)
         self._peers = [Peer(address) for address in addresses]
+        servers = {
+            f"/job:ps/replica:0/task:{index}": (str(index), address)
+            for index, address in enumerate(addresses)
+        }
         # Ends calls that wait for one which hangs.
-        self._watch = WorkerWatch(
-            {
-                f"/job:ps/replica:0/task:{index}": (str(index), address)
-                for index, address in enumerate(addresses)
-            }
-        )
-
-    @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a lost server into one that names it."""
-        self.check()
-        try:
-            yield
-        except tf.errors.OpError as error:
-            lost = self.explain(error)
-            if lost is None:
-                raise
-            raise lost from error
+        super().__init__(WorkerWatch(servers), DETECTION_TIMEOUT_SEC)
 
     def check(self) -> None:
         """Raises the error of a server that was found to be lost."""

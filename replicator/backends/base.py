@@ -85,7 +85,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
         """Makes variables created inside it belong to this replicator."""
-        with context_lib.enter_replicator(self):
+        with context_lib.holding("replicator", self):
             yield self
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:

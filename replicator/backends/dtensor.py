@@ -320,9 +320,7 @@ class DTensorReplicator(base.Replicator):
     def _per_replica(self, structure: Any, outputs: Sequence[tf.Tensor]) -> Any:
         by_output = [self._parts(output) for output in outputs]
         flat = [parts[r] for r in range(self.num_replicas) for parts in by_output]
-        return per_replica_nest(
-            structure, flat, self.num_replicas, tf.nest.map_structure
-        )
+        return per_replica_nest(structure, flat, self.num_replicas)
 
     def _parts(self, output: tf.Tensor) -> list[tf.Tensor]:
         """What each replica has of an output: its examples, or the whole."""

@@ -181,7 +181,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
 
     def _is_repairable(self, error: BaseException) -> bool:
         """Whether no worker was lost: its copies would be waited for."""
-        return super()._is_repairable(error) and not self._detector.explains(error)
+        return super()._is_repairable(error) and self._detector.explain(error) is None
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import RemoteInputIterator, traced_dataset
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
@@ -31,6 +29,8 @@ from replicator.optimizer.other_libraries import StrategyOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
 
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
@@ -126,9 +126,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         structure, values = self._schedule(call, keeps_results=True)
         self.join()
         flat = [value for remote in values for value in remote.get()]
-        return per_replica_nest(
-            structure[0], flat, self.num_replicas, tf.nest.map_structure
-        )
+        return per_replica_nest(structure[0], flat, self.num_replicas)
 
     def _schedule(
         self, call: Call, *, keeps_results: bool
@@ -176,10 +174,3 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
             refuses_fixed_loss_scale=True,
         )
         return StrategyOptimizer(optimizer, options=options)
-
-    def explain(self) -> str:
-        """Names the strategy, which does not show its plan."""
-        return (
-            f"ParameterServerStrategy, {self.num_replicas} replicas on "
-            f"{self.num_workers} workers: stock tf.distribute does not show its plan"
-        )

@@ -74,7 +74,7 @@ class SingleProgram:
         if num_steps not in self._programs:
             self._programs[num_steps] = self._make_program(num_steps)
         flat = self._programs[num_steps](source)
-        return per_replica_nest(self._structure, flat, 1, tf.nest.map_structure)
+        return per_replica_nest(self._structure, flat, 1)
 
     def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
         """Emits a step that returns a list of tensors in the current graph."""

@@ -36,7 +36,7 @@ from replicator.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 DEFAULT_TIMEOUT_SEC = 300.0
@@ -152,27 +152,27 @@ def _collect(
     replies: dict[int, socket.socket] = {}
     registered: dict[int, Registration] = {}
     answer: dict[str, object] = {}
+    deadline = time.monotonic() + timeout_sec
     try:
-        for connection, line in _messages(listener, timeout_sec):
-            if line is None:  # a process that has gone: joining the cluster says so
-                continue
-            host = str(port_filter.plain(connection.getpeername()[0]))
-            found = _parse_registration(line, host, ranks.world_size)
-            if found is None:  # a stranger: a port scanner, a health check
-                listener.drop(connection)
-                continue
-            rank, registration = found
-            if rank in registered:
-                raise ClusterConfigError(
-                    f"two processes have rank {rank}, at {registered[rank].host}"
-                    f" and at {host}: number each process once, and give every job"
-                    " its own MASTER_PORT"
-                )
-            listener.admit(connection)
-            registered[rank], replies[rank] = registration, connection
-            if len(registered) == ranks.world_size - 1:
-                break
-        else:
+        while len(registered) < ranks.world_size - 1 and time.monotonic() < deadline:
+            for connection, line in listener.read(_POLL_SEC):
+                if line is None:  # a process that has gone: joining the cluster says so
+                    continue
+                host = str(port_filter.plain(connection.getpeername()[0]))
+                found = _parse_registration(line, host, ranks.world_size)
+                if found is None:  # a stranger: a port scanner, a health check
+                    listener.drop(connection)
+                    continue
+                rank, registration = found
+                if rank in registered:
+                    raise ClusterConfigError(
+                        f"two processes have rank {rank}, at {registered[rank].host}"
+                        f" and at {host}: number each process once, and give every job"
+                        " its own MASTER_PORT"
+                    )
+                listener.admit(connection)
+                registered[rank], replies[rank] = registration, connection
+        if len(registered) < ranks.world_size - 1:
             missing = [r for r in range(1, ranks.world_size) if r not in registered]
             named = ", ".join(map(str, missing[:_MOST_NAMED]))
             more = ", ..." if len(missing) > _MOST_NAMED else ""
@@ -194,14 +194,6 @@ def _collect(
                 connection.settimeout(_CONNECT_SEC)
                 connection.sendall(json.dumps(answer).encode() + b"\n")
     return addresses
-
-
-def _messages(
-    listener: LineListener, timeout_sec: float
-) -> Iterator[tuple[socket.socket, bytes | None]]:
-    deadline = time.monotonic() + timeout_sec
-    while (left_sec := deadline - time.monotonic()) > 0:
-        yield from listener.read(min(left_sec, _POLL_SEC))
 
 
 def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:

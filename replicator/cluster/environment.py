@@ -146,26 +146,16 @@ def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Ad
     return {kind: tuple(of_kind) for kind, of_kind in found.items()}
 
 
-# Environments that give all addresses: ``TF_CONFIG``, resolvers, pods, Ray and Slurm.
-
-
-def _as_tuples(addresses: Mapping[str, Any]) -> Addresses:
-    for kind, of_kind in addresses.items():
-        if not isinstance(of_kind, (list, tuple)) or not of_kind:
-            raise ClusterConfigError(
-                f"the cluster's {kind!r} must be a list of addresses, but is "
-                f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
-            )
-    return {kind: tuple(of_kind) for kind, of_kind in addresses.items()}
+# Environments that give all addresses: ``TF_CONFIG``, pods, Ray and Slurm.
 
 
 def _as_index(index: Any) -> int:
-    if isinstance(index, (int, str)) and not isinstance(index, bool):
-        try:
-            return int(index)  # some launchers write "0"
-        except ValueError:
-            pass
-    raise ClusterConfigError(f"index {index!r} of this process is not an integer")
+    # Some launchers write "0".
+    if isinstance(index, str) and index.isascii() and index.strip().isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise ClusterConfigError(f"index {index!r} of this process is not an integer")
+    return index
 
 
 class TfConfigEnvironment(ClusterEnvironment):
@@ -211,19 +201,14 @@ class TfConfigEnvironment(ClusterEnvironment):
                     f"TF_CONFIG['task'] has no {key!r}: {own!r}; it says which process "
                     "this one is, for example {'type': 'worker', 'index': 0}"
                 )
-        addresses = _as_tuples(config["cluster"])
+        for kind, of_kind in config["cluster"].items():
+            if not isinstance(of_kind, list) or not of_kind:
+                raise ClusterConfigError(
+                    f"the cluster's {kind!r} must be a list of addresses, but is "
+                    f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
+                )
+        addresses = {kind: tuple(found) for kind, found in config["cluster"].items()}
         super().__init__(addresses, (own["type"], _as_index(own["index"])))
-
-
-class ResolverEnvironment(ClusterEnvironment):
-    """A ``tf.distribute.cluster_resolver.ClusterResolver``, for what only it knows.
-
-    It is not detected: somebody has to make the resolver.
-    """
-
-    def __init__(self, resolver: Any) -> None:
-        addresses = _as_tuples(resolver.cluster_spec().as_dict())
-        super().__init__(addresses, (resolver.task_type, _as_index(resolver.task_id)))
 
 
 class KubernetesEnvironment(ClusterEnvironment):

@@ -19,13 +19,18 @@ import time
 import weakref
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import split_address
-from replicator.errors import PortInUseError, UnreachableError, WorkerLostError
+from replicator.errors import (
+    ClusterError,
+    PortInUseError,
+    UnreachableError,
+    WorkerLostError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -251,20 +256,38 @@ class Link:
 
 
 class Peer:
-    """Another process of the cluster: its address and recorded identity."""
+    """Another process of the cluster: its address and recorded identity.
+
+    Attributes:
+      found_instead: What another process at its address does, where there is one.
+    """
 
     def __init__(self, address: str) -> None:
         """Records its identity unless it is slow or does not run yet."""
+        self.found_instead = ""
         self._address = address
         self._identity: frozenset[int] | None = None
         self._link: Link | None = None
         self.has_ended()
 
+    @property
+    def is_met(self) -> bool:
+        """Whether a connection to the recorded process is held."""
+        return self._link is not None
+
+    def wait_until_lost(self) -> None:
+        """Waits until the connection breaks."""
+        assert self._link is not None
+        with closing(self._link) as link, suppress(OSError):
+            while True:
+                link.read(_IDLE_SEC)
+        self._link = None
+
     def has_ended(self) -> bool:
         """Whether it is known to have exited: not slow, stopped, or unreachable."""
         if self._link is not None and self._link.is_open():
             return False
-        self._link = None
+        self._link, self.found_instead = None, ""
         # The kernel keeps the connection to a process that is busy or stopped, so a
         # lost one means little by itself: a network may have dropped it. Only a closed
         # port, or another process at the same one, proves the end.
@@ -273,13 +296,14 @@ class Peer:
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
         found: frozenset[int] | None = None
-        is_closed = True
-        with suppress(OSError):
-            found, is_closed = link.wait_for_identity(_ANSWER_SEC), False
-        if self._identity is None:
-            self._identity = found
-        if found is not None and found == self._identity:
-            self._link = link
+        is_closed = False
+        self.found_instead = "does not respond"
+        try:
+            found = link.wait_for_identity(_ANSWER_SEC)
+        except OSError as error:
+            is_closed, self.found_instead = True, str(error)
+        if found is not None and self._identity in (None, found):
+            self._identity, self._link = found, link
             return False
         link.close()
         if self._identity is None:
@@ -392,25 +416,30 @@ class FailureDetector:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a lost worker into one that names it."""
-        if self._watch.lost:
-            raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
+        """Turns TensorFlow's errors about a lost process into one that names it."""
+        self.check()
         self.num_waiting += 1
         try:
             yield
         except tf.errors.OpError as error:
-            reason = self._explain(error)
-            if reason is None:
+            lost = self.explain(error)
+            if lost is None:
                 raise
-            raise WorkerLostError(f"{reason}; {_WHAT_TO_DO}") from error
+            raise lost from error
         finally:
             self.num_waiting -= 1
 
-    def explains(self, error: Any) -> bool:
-        """Whether an error of a call comes from a worker that is lost."""
-        return isinstance(error, tf.errors.OpError) and bool(self._explain(error))
+    def check(self) -> None:
+        """Raises the error of a process that was found to be lost."""
+        if self._watch.lost:
+            raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
 
-    def _explain(self, error: Any) -> str | None:
+    def explain(self, error: BaseException) -> ClusterError | None:
+        """The error that names the lost worker which an error comes from, or None."""
+        reason = self._reason(error) if isinstance(error, tf.errors.OpError) else None
+        return None if reason is None else WorkerLostError(f"{reason}; {_WHAT_TO_DO}")
+
+    def _reason(self, error: tf.errors.OpError) -> str | None:
         text = str(error)
         if isinstance(error, _OWN_ERRORS) and _LOST_STATE not in text:
             return None

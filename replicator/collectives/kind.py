@@ -165,11 +165,13 @@ class Ops:
 
     def concat(self, values: Sequence[Node]) -> Node:
         """Joins the rows."""
-        return tf.concat(values, axis=0)
+        return values[0] if len(values) == 1 else tf.concat(values, axis=0)
 
-    def part(self, value: Node, index: Any, count: int, *, axis: int = 0) -> Node:
-        """One of ``count`` equal parts along an axis; the index may be a tensor."""
-        parts = tf.split(value, count, axis=axis)
+    def part(self, value: Node, index: Any, count: int) -> Node:
+        """One of ``count`` equal parts of the rows; the index may be a tensor."""
+        if count == 1:
+            return value
+        parts = tf.split(value, count)
         return parts[index] if isinstance(index, int) else tf.gather(parts, index)
 
     def scale(self, value: Node, factor: float) -> Node:
@@ -244,6 +246,22 @@ def positions_by_dtype(tensors: Iterable[Any]) -> dict[tf.DType, list[int]]:
     for position, tensor in enumerate(tensors):
         found.setdefault(tensor.dtype, []).append(position)
     return found
+
+
+def by_key(
+    keys: Iterable[Hashable],
+    values: Sequence[Any],
+    change: Callable[[list[Any]], Iterable[Any]],
+) -> list[Any]:
+    """Changes the values of each key together; results are in their order."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    found: dict[int, Any] = {}
+    for places in groups.values():
+        changed = change([values[place] for place in places])
+        found.update(zip(places, changed, strict=True))
+    return [found[place] for place in range(len(values))]
 
 
 def num_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:

@@ -55,6 +55,20 @@ def all_sum(context: ReplicaContext, tensors: Tensors) -> list[tf.Tensor]:
 class Reduce(CollectiveKind, is_pattern=True):
     op: str  # ``sum``, ``mean``, ``min`` or ``max``.
 
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        is_added = self.op == "sum" and count > 1
+        return ops.scale(operand, count) if is_added else operand
+
+    def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
+        # In the type that is sent; minimum and maximum of the stacks.
+        sent = [tf.cast(t, self.sent_dtype(t.dtype)) for t in tensors]
+        if self.op in ("sum", "mean"):
+            reduced = sums.reduce(sent, self.op)
+        else:
+            rows = sums.stack(sent)
+            reduced = [TENSORS.reduce(self.op, tf.unstack(row)) for row in rows]
+        return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
+
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
         # TensorFlow's rings have no reduce-scatter: one whole tensor per worker, whose
         # replicas are reduced before, is reduced and distributed.
@@ -89,20 +103,6 @@ class AllReduce(Reduce):
         if self.op in ("sum", "mean"):
             return communicate(of.context, AllReduce(op=self.op), of.dys)
         return _shared_by_holders(of, of.ys, all_sum(of.context, of.dys))
-
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
-        is_added = self.op == "sum" and count > 1
-        return ops.scale(operand, count) if is_added else operand
-
-    def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
-        # In the type that is sent; minimum and maximum of the stacks.
-        sent = [tf.cast(t, self.sent_dtype(t.dtype)) for t in tensors]
-        if self.op in ("sum", "mean"):
-            reduced = sums.reduce(sent, self.op)
-        else:
-            rows = sums.stack(sent)
-            reduced = [TENSORS.reduce(self.op, tf.unstack(row)) for row in rows]
-        return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         return wire_of(dtype, self.wire_dtype)
@@ -158,11 +158,11 @@ class ReduceScatter(Reduce):
         return _shared_by_holders(of, all_rows(of.ys), whole)
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
-        whole = AllReduce(op=self.op).local_result(ops, operand, replica, count)
-        return whole if count == 1 else ops.part(whole, replica, count)
+        whole = super().local_result(ops, operand, replica, count)
+        return ops.part(whole, replica, count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
-        whole = AllReduce(op=self.op).by_sums(sums, tensors)
+        whole = super().by_sums(sums, tensors)
         return [TENSORS.part(t, sums.replica_id, sums.num_replicas) for t in whole]
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
@@ -188,8 +188,9 @@ class ReduceScatter(Reduce):
                 yield Transfer(memory, replica, num_bytes / count)
 
 
-def _gathered(num_bytes: int, topology: Topology) -> BetweenWorkers:
-    """What a ring of W workers sends to gather R operands: (W - 1) R b."""
+def _gathered(_: Any, num_bytes: int, topology: Topology) -> BetweenWorkers:
+    # A ring of W workers sends (W - 1) R b to gather R operands. Rows are padded to
+    # the most that one worker has.
     others = topology.num_programs - 1
     return BetweenWorkers(GATHER, others * topology.num_replicas * float(num_bytes))
 
@@ -198,6 +199,7 @@ class Gather(CollectiveKind, is_pattern=True):
     """The values of all replicas, which every replica gets."""
 
     is_invariant = True
+    between_workers = _gathered
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # All operands go to the owner, and all of them come back.
@@ -205,10 +207,6 @@ class Gather(CollectiveKind, is_pattern=True):
         yield from (Transfer(replica, owner, num_bytes) for replica in replicas)
         for memory in dict.fromkeys(topology.memories):
             yield Transfer(owner, memory, num_bytes * len(replicas))
-
-    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        # Rows are padded to the most that one worker has.
-        return _gathered(num_bytes, topology)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,7 +261,7 @@ class AllConcat(Gather):
         return [dy[begin:end] for dy in all_sum(of.context, of.dys)]
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
-        return operand if count == 1 else ops.concat([operand] * count)
+        return ops.concat([operand] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         if sums.has_static_shapes:
@@ -294,13 +292,10 @@ class Exchange(CollectiveKind, is_pattern=True):
     """A result of the shape of the operand, made of what other replicas hold."""
 
     is_invariant = False
+    between_workers = _gathered  # all tensors: R times what they need
 
     def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         return shape
-
-    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        # All tensors: R times what they need.
-        return _gathered(num_bytes, topology)
 
 
 class Route(Exchange, is_pattern=True):
@@ -448,39 +443,33 @@ class AllToAll(Exchange):
         return communicate(of.context, self, of.dys)
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
-        if count == 1:
-            return operand
         return ops.concat([ops.part(operand, replica, count)] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
+        me, count = sums.replica_id, sums.num_replicas
         return [
-            _parts_of(TENSORS, rows, sums.replica_id, sums.num_replicas)
+            TENSORS.concat([TENSORS.part(row, me, count) for row in tf.unstack(rows)])
             for rows in sums.stack(tensors)
         ]
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         # Splits where the tensors are, so that only parts leave a memory.
         count, first = at.num_replicas, at.first_replica_id
-        if at.num_workers > 1:
-            rows = at.stacked()
-            return by_replica(
-                at, lambda r: _parts_of(at.ops(r), rows[r], first + r, count)
+        rows = at.stacked() if at.num_workers > 1 else None
+
+        def parts(r: int) -> Node:
+            ops = at.ops(r)
+            held = (
+                [(at.ops(s), operand) for s, operand in enumerate(at.operands)]
+                if rows is None
+                else [(ops, row) for row in ops.unstack(rows[r], count)]
             )
-        sources = list(enumerate(at.operands))
-        return by_replica(
-            at,
-            lambda r: at.ops(r).concat(
-                [at.ops(s).part(operand, r, count) for s, operand in sources]
-            ),
-        )
+            return ops.concat([on.part(row, first + r, count) for on, row in held])
+
+        return by_replica(at, parts)
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # Every replica sends every other one a part.
         count = topology.num_local_replicas
         for source, target in itertools.product(range(count), repeat=2):
             yield Transfer(source, target, num_bytes / count)
-
-
-def _parts_of(ops: Ops, stacked: Any, replica: Any, count: int) -> Any:
-    """The part of each stacked tensor that is for a replica, joined."""
-    return ops.concat(ops.unstack(ops.part(stacked, replica, count, axis=1), count))

@@ -7,7 +7,7 @@ import collections
 import contextlib
 import re
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -162,10 +162,6 @@ def enter(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     return holding("replica", context)
 
 
-def enter_replicator(replicator: Any) -> contextlib.AbstractContextManager[None]:
-    return holding("replicator", replicator)
-
-
 def get_replica_context() -> ReplicaContext:
     """Returns the context of the running replica.
 
@@ -214,15 +210,21 @@ def are_gradients_divided() -> bool:
     return held("undo") is not None
 
 
-def require(caller: str) -> ReplicaContext:
+def require(caller: str, advice: str = "") -> ReplicaContext:
     context: ReplicaContext | None = held("replica")
     if context is None:
         raise CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
             "call it inside the step function that you pass to run(); outside, use "
-            "repl.reduce(op, per_replica_value) on what run() returns"
+            f"repl.reduce(op, per_replica_value) on what run() returns{advice}"
         )
     return context
+
+
+def check_in_replica(caller: str) -> None:
+    """Refuses updates outside of steps, where users of ``fit`` look for them too."""
+    scope = "make and compile the model inside `with repl.scope():`"
+    require(caller, f"; for fit() of Keras, {scope}")
 
 
 def check_reads_outside() -> None:
@@ -315,10 +317,6 @@ def logical_index(device: str) -> int | None:
     return int(index) if found else None
 
 
-def logical_scope(index: Any, num_logical_devices: int) -> Any:
-    return tf.device(logical_name(check_logical_index(index, num_logical_devices)))
-
-
 def task_name(stage: int, task: object) -> str:
     """The name of a task in graphs and timelines, such as ``stage_0_F3``."""
     return f"stage_{stage}_{task}"
@@ -333,32 +331,32 @@ def task_name(stage: int, task: object) -> str:
 _Traced = TypeVar("_Traced")
 
 
+class _Creation(NamedTuple):
+    place: Callable[[], contextlib.AbstractContextManager[Any]]
+    made: Callable[[Any], None]
+
+
 def _ignore(_variable: Any) -> None:
     """Nobody has to know."""
 
 
-class _State(threading.local):
-    is_allowed = False
-    made: Callable[[Any], None] = staticmethod(_ignore)
-    place: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-
-
-_STATE = _State()
-
-
-@contextlib.contextmanager
-def _set(**values: Any) -> Iterator[None]:
-    before = {name: getattr(_STATE, name) for name in values}
-    vars(_STATE).update(values)
-    try:
-        yield
-    finally:
-        vars(_STATE).update(before)
+_ANYWHERE = _Creation(contextlib.nullcontext, _ignore)
 
 
 def allowed() -> contextlib.AbstractContextManager[None]:
     """Lets the library itself create variables (optimizer slots) during a trace."""
-    return _set(is_allowed=True)
+    return holding("allowed", True)
+
+
+def created_in(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]],
+    made: Callable[[Any], None] = _ignore,
+) -> contextlib.AbstractContextManager[None]:
+    return holding("creation", _Creation(scope, made))
+
+
+def _creation() -> _Creation:
+    return held("creation") or _ANYWHERE
 
 
 def own_variable(value: Any, **how: Any) -> tf.Variable:
@@ -369,13 +367,6 @@ def own_variable(value: Any, **how: Any) -> tf.Variable:
     return tf.Variable(
         value, trainable=False, experimental_enable_variable_lifting=False, **how
     )
-
-
-def created_in(
-    scope: Callable[[], contextlib.AbstractContextManager[Any]],
-    made: Callable[[Any], None] = _ignore,
-) -> contextlib.AbstractContextManager[None]:
-    return _set(place=scope, made=made)
 
 
 def made_outside(
@@ -395,10 +386,10 @@ def made_outside(
         with (
             tf.init_scope(),
             allowed(),
-            _STATE.place() if device is None else tf.device(device),
+            _creation().place() if device is None else tf.device(device),
         ):
             variable = next_creator(**kwargs)
-        _STATE.made(variable)
+        _creation().made(variable)
         note(variable)
         return variable
 
@@ -429,10 +420,10 @@ def _creating(create: Callable[..., Any]) -> contextlib.AbstractContextManager[N
     """Lets a function make variables, but for those of the library itself."""
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if not _STATE.is_allowed:
+        if not held("allowed"):
             return create(next_creator, **kwargs)
         variable = next_creator(**kwargs)
-        _STATE.made(variable)
+        _creation().made(variable)
         return variable
 
     scope: contextlib.AbstractContextManager[None] = tf.variable_creator_scope(creator)
@@ -472,16 +463,6 @@ class StepGenerator:
     def __getattr__(self, name: str) -> Any:
         # Created outside the step, on first use.
         if self.made is None:
-            with tf.init_scope(), allowed(), _STATE.place():
+            with tf.init_scope(), allowed(), _creation().place():
                 self.made = _tf_compat.make_global_seed_generator()
         return getattr(self.made, name)
-
-
-def check_in_replica(caller: str) -> None:
-    try:
-        require(caller)
-    except CollectiveContextError as error:
-        raise CollectiveContextError(
-            f"{error}; for fit() of Keras, make and compile the model inside `with "
-            "repl.scope():`"
-        ) from None

@@ -74,9 +74,7 @@ class PerReplica(Generic[T]):
         return f"PerReplica({', '.join(map(repr, self.values))})"
 
 
-def per_replica_nest(
-    structure: Any, flat: Sequence[Any], num_replicas: int, map_structure: Any
-) -> Any:
+def per_replica_nest(structure: Any, flat: Sequence[Any], num_replicas: int) -> Any:
     """Turns the flat outputs of R replicas into one nest of ``PerReplica``."""
     size = len(flat) // num_replicas
     index = -1
@@ -91,7 +89,7 @@ def per_replica_nest(
 
     if isinstance(structure, int):  # a single tensor, which most steps return
         return group(structure)
-    return map_structure(group, structure)
+    return tf.nest.map_structure(group, structure)
 
 
 _ADVICE: tuple[tuple[Any, str], ...] = (

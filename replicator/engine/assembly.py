@@ -232,9 +232,7 @@ class Assembly:
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Turns the outputs of a call into one nest of ``PerReplica``."""
-        return per_replica_nest(
-            self._traced.structure, flat, len(self._replicas), tf.nest.map_structure
-        )
+        return per_replica_nest(self._traced.structure, flat, len(self._replicas))
 
     def _link(self) -> None:
         body, plans = self._analysis.body, self._analysis.plans

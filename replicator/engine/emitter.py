@@ -143,8 +143,10 @@ class NodeOps(Ops):
             return values[0]
         return self._add("ConcatV2", [*values, self._const(0)], N=len(values))
 
-    def part(self, value: Tensor, index: int, count: int, *, axis: int = 0) -> Tensor:
-        split = self._add("Split", [self._const(axis), value], num_split=count)
+    def part(self, value: Tensor, index: int, count: int) -> Tensor:
+        if count == 1:
+            return value
+        split = self._add("Split", [self._const(0), value], num_split=count)
         return _outputs(split, count)[index]
 
     def scale(self, value: Tensor, factor: float) -> Tensor:

@@ -342,7 +342,8 @@ class TraceContext(context.ReplicaContext):
         self.activations = tuple(activations) or self.activations
 
     def logical_device(self, index: int) -> Any:
-        return context.logical_scope(index, self.num_logical_devices)
+        place = context.check_logical_index(index, self.num_logical_devices)
+        return tf.device(context.logical_name(place))
 
     def collective_of(self, marker: str) -> Collective | None:
         return next((c for c in self.collectives if marker in c.markers), None)

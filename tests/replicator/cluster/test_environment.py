@@ -43,18 +43,6 @@ def test_a_chief_is_worker_0():
     assert "localhost:2300" == worker.address_of(0)
 
 
-def test_a_resolver_is_as_good_as_the_environment():
-    """Whoever knows the cluster otherwise passes TensorFlow's resolver."""
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": WORKERS}), task_type="worker", task_id=1
-    )
-    config = environment.ResolverEnvironment(resolver).config()
-
-    assert read(tf_config({"worker": WORKERS}, index=1)) == config
-
-
 @pytest.mark.parametrize(
     ("kind", "others", "use", "message"),
     [

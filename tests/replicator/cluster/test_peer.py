@@ -2,14 +2,12 @@
 
 import contextlib
 import socket
-import time
 
 import pytest
 import strangers
 import tensorflow as tf
 
 from replicator import errors
-from replicator import server as server_lib
 from replicator.cluster import liveness
 from replicator.cluster.local_cluster import free_ports
 from replicator.server import ClientWatch
@@ -77,32 +75,39 @@ def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypat
 
     for _ in range(2):
         assert not known.has_ended()
-        known._link.close()  # a connection can be lost without the process
-        known._link = None
+        _lose(known)  # a connection can be lost without the process
     known._address = at(how)
     assert known.has_ended()
 
 
-@pytest.mark.parametrize("how", ["the same", "silent", "garbage", "web server"])
+def _lose(peer):
+    peer._link._socket.shutdown(socket.SHUT_RDWR)
+    peer.wait_until_lost()
+
+
+@pytest.mark.parametrize("how", ["nobody", "silent", "garbage", "web server"])
 def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch):
-    """It is asked who it is; a stranger is given as long as a closed port."""
+    """It is asked who it is; nobody else is taken for it."""
     watched = ClientWatch("worker 0", server)
     watched.wait_for(30.0)
-    monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
-    start = time.monotonic()
-    if how == "the same":
-        watched._link.close()
-        assert "" == watched._find_again()
-        # A client that was started again is not the one that was served.
-        watched._identity = frozenset({1})
-    else:
-        watched._address = at(how)
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.3)
+    peer = watched._peer
+    _lose(peer)
+    assert not peer.has_ended()
+    peer._address = f"localhost:{free_ports(1)[0]}" if how == "nobody" else at(how)
+    peer._link._socket.shutdown(socket.SHUT_RDWR)
 
-    assert (
-        "the client has exited, and another process listens at its address"
-        == watched._find_again()
-    )
-    assert time.monotonic() - start < server_lib.NO_RESPONSE_SEC
+    other = "" if how == "nobody" else ", and another process listens at its address"
+    assert f"the client has exited{other}" == watched.wait_until_left()
+
+
+def test_a_client_that_was_started_again_is_another_one(server):
+    """Its incarnations are new."""
+    watched = ClientWatch("worker 0", server)
+    _lose(watched._peer)
+    watched._peer._identity = frozenset({1})
+
+    assert watched._peer.has_ended()
 
 
 @pytest.mark.parametrize(
