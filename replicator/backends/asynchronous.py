@@ -15,10 +15,12 @@ import tensorflow as tf
 
 from replicator.async_training import commit
 from replicator.async_training import connection as connection_lib
-from replicator.async_training.commit import CommitState
-from replicator.async_training.dispatch import Assignment, Dispatcher
-from replicator.async_training.inputs import ServerInputIterator
-from replicator.async_training.optimizer import ServerOptimizer
+from replicator.async_training.commit import CommitState, ServerOptimizer
+from replicator.async_training.dispatch import (
+    Assignment,
+    Dispatcher,
+    ServerInputIterator,
+)
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
 from replicator.backends import programs

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
 from replicator.backends import programs, sharding, summary
-from replicator.checkpoint.division import CheckpointedBackend
+from replicator.checkpoint.position import CheckpointedBackend
 from replicator.core import context as context_lib
 from replicator.core import devices, validation
 from replicator.core.validation import INT32_MAX, format_value, is_integer, running

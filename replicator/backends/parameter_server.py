@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replicator.async_training import connection as connection_lib
-from replicator.async_training.inputs import RemoteInputIterator, traced_dataset
+from replicator.async_training.dispatch import RemoteInputIterator, traced_dataset
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
 from replicator.core import context

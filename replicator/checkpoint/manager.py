@@ -21,7 +21,7 @@ import tensorflow as tf
 from replicator import catalog
 from replicator._tf import compat as _tf_compat
 from replicator._tf.workers import reason_of
-from replicator.checkpoint import division, position
+from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory, Payload, VariableFacts, digest
 from replicator.checkpoint.position import Position
 from replicator.core.validation import INT64_MAX, format_value, is_integer, path_of
@@ -34,7 +34,7 @@ from replicator.variables.table import LocalState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.checkpoint.division import CheckpointedBackend
+    from replicator.checkpoint.position import CheckpointedBackend
 
 FORMAT = 2
 # In the first, positions do not say how many pipelines the job has.
@@ -399,7 +399,7 @@ class CheckpointManager:
                 "without inputs; create the manager with inputs=None to restart the "
                 "data"
             )
-        saved, divided = metadata.positions[worker], division.of(self._inputs)
+        saved, divided = metadata.positions[worker], position.division_of(self._inputs)
         position.steps_here(saved, self._here(), divided)
 
     def _require_inventory(self, metadata: Metadata, path: str) -> Inventory:
