@@ -31,7 +31,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from tensorflow.python.trackable import base as trackable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 
 GraphDef = graph_pb2.GraphDef
@@ -279,23 +279,6 @@ def run_independently(op: Any) -> None:
     Ops with side effects that name no resource otherwise run in the order of the trace.
     """
     current_graph().experimental_acd_manager.run_independently(op)
-
-
-def connect_to_cluster(
-    addresses: Mapping[str, Sequence[str]], kind: str, index: int
-) -> None:
-    """Makes this process a member and the client of a cluster (test_remote_replicas).
-
-    Its server listens on return.
-    """
-    tf.config.experimental_connect_to_cluster(
-        tf.train.ClusterSpec({k: list(v) for k, v in addresses.items()}),
-        job_name=kind,
-        task_index=index,
-        protocol="grpc",
-    )
-    # TensorFlow starts its server with its context, which waits until it is needed.
-    tf.config.list_logical_devices()
 
 
 def live_variables() -> list[str]:

@@ -113,29 +113,21 @@ def _properties(name: str, kind: str) -> Any:
     # Estimates of costs need some, and the rules that run here do not use them.
     found.properties.num_cores, found.properties.frequency = 1, 1_000
     if kind == "GPU":
-        # It decides which layout of convolutions is fast, by their data type.
-        architecture = ".".join(map(str, _compute_capability()))
-        found.properties.environment["architecture"] = architecture
+        # It decides which layout of convolutions is fast, by their data type: of this
+        # process's oldest GPU.
+        get_details = tf.config.experimental.get_device_details
+        details = map(get_details, tf.config.list_physical_devices("GPU"))
+        known = [each.get("compute_capability") for each in details]
+        oldest = min(map(tuple, filter(None, known)), default=_UNKNOWN_GPU)
+        found.properties.environment["architecture"] = ".".join(map(str, oldest))
     return found
-
-
-def _compute_capability() -> tuple[int, ...]:
-    """That of this process's oldest GPU."""
-    get_details = tf.config.experimental.get_device_details
-    found = [
-        get_details(gpu).get("compute_capability")
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
-    known = [tuple(capability) for capability in found if capability is not None]
-    return min(known, default=_UNKNOWN_GPU)
 
 
 class Dispatch:
     """A function that is traced by its first call and started by all others.
 
     All calls must have arguments of the structure, shapes and types of the first, or of
-    ``specs``. Not
-    for use in graphs, nor for gradients through it.
+    ``specs``. Not for use in graphs, nor for gradients through it.
     """
 
     def __init__(
@@ -269,7 +261,7 @@ def call_function(
         args=list(args),
         Tout=list(output_dtypes),
         f=name,
-        config_proto=unoptimized_config(is_soft).SerializeToString(),
+        config_proto=_unoptimized_call(is_soft).config_proto_serialized,
     )
     return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
@@ -291,30 +283,22 @@ def graph_optimizer_off() -> Iterator[None]:
         context.function_call_options = before
 
 
-def unoptimized_config(is_soft: bool) -> Any:
-    """How a function runs whose graph was optimized before."""
-    options = eager_context.context().config.graph_options.optimizer_options
-    return _make_config(is_soft, int(options.global_jit_level))
-
-
 def _unoptimized_call(is_soft: bool) -> Any:
+    """How a function runs whose graph was optimized before."""
     return _make_call(is_soft, optimizer_settings())
-
-
-@functools.cache
-def _make_config(is_soft: bool, jit_level: int) -> Any:
-    config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    # Clusters are compiled when a function starts, not when its graph is optimized.
-    config.graph_options.optimizer_options.global_jit_level = jit_level
-    return config
 
 
 @functools.cache
 def _make_call(is_soft: bool, settings: Hashable) -> Any:
     """Made once per setting: every step's dispatch uses it."""
-    del settings  # what decides the configuration
-    return eager_context.FunctionCallOptions(config_proto=unoptimized_config(is_soft))
+    del settings  # they decide the level below
+    options = eager_context.context().config.graph_options.optimizer_options
+    config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    # Clusters are compiled when a function starts, not when its graph is optimized.
+    level = int(options.global_jit_level)
+    config.graph_options.optimizer_options.global_jit_level = level
+    return eager_context.FunctionCallOptions(config_proto=config)
 
 
 def count_functions() -> int:

@@ -150,7 +150,7 @@ def callbacks_of_fit() -> list[Any] | None:
 
     None elsewhere. Keras passes them to nothing that a strategy has (test_fit).
     """
-    fit = _caller_in_trainer("fit")
+    fit = _frame_of_fit()
     if fit is None:
         return None
     given = fit.f_locals.get("callbacks")
@@ -160,7 +160,7 @@ def callbacks_of_fit() -> list[Any] | None:
 
 def model_of_fit() -> Any:
     """The model whose ``fit`` prepares its data, or None (test_verify)."""
-    fit = _caller_in_trainer("fit")
+    fit = _frame_of_fit()
     return None if fit is None else fit.f_locals["self"]
 
 
@@ -199,12 +199,11 @@ def _spec_of_part(spec: Any) -> Any:
     return spec if hasattr(spec, "shape") else None
 
 
-def _caller_in_trainer(name: str) -> Any:
+def _frame_of_fit() -> Any:
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == name and frame.f_globals["__name__"] == (
-            _KERAS_TRAINER
-        ):
+        of_fit = frame.f_code.co_name == "fit"
+        if of_fit and frame.f_globals["__name__"] == _KERAS_TRAINER:
             return frame
         frame = frame.f_back
     return None

@@ -3,7 +3,7 @@
 Variables live on servers; every worker reads them, computes a gradient, and commits an
 update in one locked section per server. In the order of a step's life: ``connection``
 (the cluster, lost servers), ``table`` (which variables workers share, and on which
-server they are), ``inputs``, ``steps`` (tracing), ``commit`` and ``optimizer`` (reading
-variables in few transfers, the update, its staleness), ``dispatch`` (steps for workers
-that may be lost and come back).
+server they are), ``steps`` (tracing), ``commit`` (reading variables in few transfers,
+the update, its staleness), ``dispatch`` (pipelines and steps of workers that may be
+lost and come back).
 """

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
 from replicator.backends import programs, sharding, summary
-from replicator.checkpoint.position import CheckpointedBackend
+from replicator.checkpoint.position import Job
 from replicator.core import context as context_lib
 from replicator.core import devices, validation
 from replicator.core.validation import INT32_MAX, format_value, is_integer, running
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from replicator.backends.programs import Call
     from replicator.checkpoint.manager import CheckpointManager
-    from replicator.core.topology import JobFacts
     from replicator.inputs.audit import InputAudit
     from replicator.inputs.context import InputFn
     from replicator.strategy.verify import FitCheck
@@ -49,7 +48,7 @@ EXPLANATION = (
 )
 
 
-def refuse(replicator: JobFacts, what: str) -> None:
+def refuse(replicator: Job, what: str) -> None:
     """Rejects what needs replicas that communicate."""
     if replicator.without_communication:
         raise MeasuringControlError(
@@ -59,7 +58,7 @@ def refuse(replicator: JobFacts, what: str) -> None:
         )
 
 
-class Replicator(CheckpointedBackend, abc.ABC):
+class Replicator(Job, abc.ABC):
     """Runs a single-device step function on many replicas.
 
     Write ``input_fn`` and ``step_fn`` for one device; create variables inside

@@ -35,7 +35,7 @@ from replicator.inputs.iterator import InputIterator, spec_signature
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from replicator.core.topology import JobFacts
+    from replicator.checkpoint.position import Job
 
 
 MAX_FUNCTIONS_PER_CODE = 16
@@ -177,7 +177,7 @@ class Call(NamedTuple):
 
 
 def check_call(
-    repl: JobFacts,
+    repl: Job,
     caller: str,
     step_fn: Callable[..., Any],
     inputs: Any,
@@ -219,7 +219,7 @@ def check_call(
     return Call(step_fn, inputs, num_steps, ("values", spec_signature(spec)), [spec])
 
 
-def _spec_of(repl: JobFacts, inputs: Any) -> Any:
+def _spec_of(repl: Job, inputs: Any) -> Any:
     """The type of the batch of one replica, of fixed values that are checked."""
     if not is_per_replica_nest(inputs):
         raise TypeError(
@@ -233,7 +233,7 @@ def _spec_of(repl: JobFacts, inputs: Any) -> Any:
 
 
 def _check_leaf(
-    repl: JobFacts, leaf: PerReplica[Any], what: str, advice: str, remedy: str
+    repl: Job, leaf: PerReplica[Any], what: str, advice: str, remedy: str
 ) -> None:
     validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
     if len(leaf) != repl.num_local_replicas:
@@ -244,7 +244,7 @@ def _check_leaf(
 
 
 def reduce(
-    repl: JobFacts, op: str, value: Any, run: Callable[..., Any] | None = None
+    repl: Job, op: str, value: Any, run: Callable[..., Any] | None = None
 ) -> Any:
     """Reduces the values of this process, or of all in a step that ``run`` runs."""
     context.check_reduce_op(op)
@@ -266,7 +266,7 @@ def reduce(
     return tf.nest.pack_sequence_as(value, results)
 
 
-def _values_of(repl: JobFacts, op: str, leaf: Any) -> list[tf.Tensor] | None:
+def _values_of(repl: Job, op: str, leaf: Any) -> list[tf.Tensor] | None:
     """The tensors to reduce, or None if there is nothing to reduce."""
     if not isinstance(leaf, PerReplica):
         return None

@@ -134,11 +134,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
             )
         return None
 
-    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        """Only device 0: a stock strategy does not split a replica."""
-        context_lib.check_logical_index(index, self.num_logical_devices)
-        return contextlib.nullcontext()
-
 
 class StrategyInputIterator(InputIterator):
     """Pipelines that a strategy distributes to its replicas."""

@@ -20,7 +20,8 @@ from replicator.variables.ownership import num_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replicator.core.topology import JobFacts, Topology
+    from replicator.checkpoint.position import Job
+    from replicator.core.topology import Topology
     from replicator.variables.table import Entry
 
 
@@ -45,7 +46,7 @@ class VariableCopy(NamedTuple):
 
 
 def describe(
-    repl: JobFacts,
+    repl: Job,
     places: Sequence[str],
     copies: Sequence[VariableCopy] | None,
     local: str = "",

@@ -34,7 +34,7 @@ from replicator.variables.table import LocalState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.checkpoint.position import CheckpointedBackend
+    from replicator.checkpoint.position import Job
 
 FORMAT = 2
 # In the first, positions do not say how many pipelines the job has.
@@ -120,7 +120,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        repl: CheckpointedBackend,
+        repl: Job,
         directory: str | os.PathLike[str],
         trackables: Mapping[str, Any],
         *,
@@ -526,7 +526,7 @@ def _unreadable(path: str, error: Exception) -> CheckpointError:
     )
 
 
-def _backend_name(repl: CheckpointedBackend) -> str:
+def _backend_name(repl: Job) -> str:
     try:
         return catalog.entry_of(type(repl)).name
     except LookupError:  # a backend of the user's own

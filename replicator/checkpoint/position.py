@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator._tf.workers import reason_of
 from replicator.collectives import reductions
-from replicator.core.topology import JobFacts
+from replicator.core.validation import ReplicatorId
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.variables.values import combine
 
@@ -465,22 +466,55 @@ def _refused(saved: Position, why: str) -> CheckpointMismatchError:
     )
 
 
-# ``CheckpointedBackend`` is the part of the backend contract that saves them.
+class Job:
+    """What a ``Replicator`` says of its job, and which part this process has.
 
-
-class CheckpointedBackend(JobFacts):
-    """State of a backend in addition to the users' variables.
-
-    By default there is none: every variable exists once, and contains all state to
-    save.
+    And of its state in addition to the users' variables, for checkpoints. By default
+    there is none: every variable exists once, and contains all state to save.
     """
 
+    num_replicas: int
+    first_replica_id: int = 0
+    num_workers: int = 1
+    worker_id: int = 0
+    logical_devices_per_replica: int = 1
+    without_communication: bool = False
+    _wraps_alike: bool = True
     also_writes = False  # Whether this process writes checkpoints as the chief does.
 
-    if TYPE_CHECKING:  # that of every replicator; see ``contract``
+    @functools.cached_property
+    def replicator_id(self) -> ReplicatorId:
+        """What the optimizers, inputs and values of this replicator carry."""
+        return ReplicatorId(
+            name=type(self).__name__,
+            num_replicas=self.num_replicas,
+            wraps_alike=self._wraps_alike and not self.without_communication,
+        )
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas whose updates are aggregated each step."""
+        return self.num_replicas
+
+    @property
+    def num_programs(self) -> int:
+        """Processes that run the user's program, without workers that only serve."""
+        return self.num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the job's checkpoints and logs."""
+        return self.worker_id == 0
+
+    if TYPE_CHECKING:
 
         def context(self) -> contextlib.AbstractContextManager[Any]:
-            """The scope for creating variables."""
+            """The scope for creating variables, which every replicator has."""
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers one byte string from every worker on all workers, by worker id.

@@ -197,7 +197,14 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
             f"{error}; every worker except 0 runs `python -m replicator.server`"
         ) from None
     with port_filter.guarded(config):
-        _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec({kind: list(of) for kind, of in addresses.items()}),
+            job_name=config.kind,
+            task_index=config.index,
+            protocol="grpc",
+        )
+        # TensorFlow starts its server with its context, which waits until it is needed.
+        tf.config.list_logical_devices()
     servers = list(enumerate(worker_devices(config)))[1:]
     return WorkerWatch(
         {

@@ -11,13 +11,12 @@ group* one device of each replica of the job, in one process or in several.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator.core import devices as devices_lib
-from replicator.core.validation import ReplicatorId, format_value, is_integer
+from replicator.core.validation import format_value, is_integer
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -218,44 +217,3 @@ def per_worker(
             f"{max(share, 1) * num_workers}"
         )
     return share
-
-
-class JobFacts:
-    """What a ``Replicator`` says of its job, and which part this process has."""
-
-    num_replicas: int
-    first_replica_id: int = 0
-    num_workers: int = 1
-    worker_id: int = 0
-    logical_devices_per_replica: int = 1
-    without_communication: bool = False
-    _wraps_alike: bool = True
-
-    @functools.cached_property
-    def replicator_id(self) -> ReplicatorId:
-        """What the optimizers, inputs and values of this replicator carry."""
-        return ReplicatorId(
-            name=type(self).__name__,
-            num_replicas=self.num_replicas,
-            wraps_alike=self._wraps_alike and not self.without_communication,
-        )
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.num_replicas
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas whose updates are aggregated each step."""
-        return self.num_replicas
-
-    @property
-    def num_programs(self) -> int:
-        """Processes that run the user's program, without workers that only serve."""
-        return self.num_workers
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes the job's checkpoints and logs."""
-        return self.worker_id == 0
