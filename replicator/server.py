@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # A client has exited if its port is closed or belongs to another process; a machine
 # that does not respond may be unreachable for a moment only.
+CLOSED_SEC = 2.0
 NO_RESPONSE_SEC = 10.0  # on top of the time that the connection needs to fail
 _POLL_SEC = 0.2
 LEFT = "the client has exited"
-_REPLACED = ", and another process listens at its address"
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
 
@@ -67,10 +67,13 @@ class ClientWatch:
             # take that for the client's end would end the job.
             lost = time.monotonic()
             while not self._peer.is_met:
-                if self._peer.has_ended():
-                    is_other = bool(self._peer.found_instead)
-                    return LEFT + _REPLACED * is_other
-                if time.monotonic() - lost > NO_RESPONSE_SEC:
+                has_ended = self._peer.has_ended()
+                lost_sec = time.monotonic() - lost
+                if has_ended and self._peer.found_instead:
+                    return f"{LEFT}, and another process listens at its address"
+                if has_ended and lost_sec > CLOSED_SEC:
+                    return LEFT
+                if lost_sec > NO_RESPONSE_SEC:
                     return f"{LEFT}: its machine does not respond"
                 time.sleep(_POLL_SEC)
 

@@ -102,17 +102,20 @@ def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
     tf.config.set_visible_devices(visible[first : first + num_needed], "GPU")
 
 
+def _num_threads() -> int:
+    chosen: int = tf.config.threading.get_inter_op_parallelism_threads()
+    return chosen or len(os.sched_getaffinity(0))
+
+
 def needed_threads() -> int:
     """The threads between operations of a process that is part of a cluster."""
-    chosen = tf.config.threading.get_inter_op_parallelism_threads()
-    return max(chosen or len(os.sched_getaffinity(0)), LEAST_THREADS)
+    return max(_num_threads(), LEAST_THREADS)
 
 
 def describe_threads() -> str:
     """The threads and cores of this process, as a clause."""
     num_cores = len(os.sched_getaffinity(0))
-    num_threads = tf.config.threading.get_inter_op_parallelism_threads() or num_cores
-    return f"this process has {num_threads} inter-op threads and {num_cores} cores"
+    return f"this process has {_num_threads()} inter-op threads and {num_cores} cores"
 
 
 def ensure_threads() -> None:
@@ -122,7 +125,7 @@ def ensure_threads() -> None:
     try:
         tf.config.threading.set_inter_op_parallelism_threads(needed_threads())
     except RuntimeError:
-        if len(os.sched_getaffinity(0)) < LEAST_THREADS:
+        if _num_threads() < LEAST_THREADS:
             raise DeviceError(
                 "TensorFlow runs already, with fewer threads than parameter servers "
                 "need, so the first step might never end; create the replicator before "

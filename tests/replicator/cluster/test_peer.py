@@ -8,6 +8,7 @@ import strangers
 import tensorflow as tf
 
 from replicator import errors
+from replicator import server as server_lib
 from replicator.cluster import liveness
 from replicator.cluster.local_cluster import free_ports
 from replicator.server import ClientWatch
@@ -91,6 +92,7 @@ def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch
     watched = ClientWatch("worker 0", server)
     watched.wait_for(30.0)
     monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.3)
+    monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
     peer = watched._peer
     _lose(peer)
     assert not peer.has_ended()
