@@ -228,19 +228,13 @@ def _spec_of(repl: Job, inputs: Any) -> Any:
         )
     for leaf in tf.nest.flatten(inputs):
         remedy = "pass PerReplica(list(values)) to reuse it"
-        _check_leaf(repl, leaf, "inputs have", "pass one value per replica", remedy)
+        validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
+        if len(leaf) != repl.num_local_replicas:
+            raise ValueError(
+                f"inputs have {len(leaf)} values per leaf, but there are "
+                f"{repl.num_local_replicas} replicas; pass one value per replica"
+            )
     return tf.nest.map_structure(common_spec, inputs)
-
-
-def _check_leaf(
-    repl: Job, leaf: PerReplica[Any], what: str, advice: str, remedy: str
-) -> None:
-    validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
-    if len(leaf) != repl.num_local_replicas:
-        raise ValueError(
-            f"{what} {len(leaf)} values per leaf, but there are "
-            f"{repl.num_local_replicas} replicas; {advice}"
-        )
 
 
 def reduce(
@@ -271,7 +265,12 @@ def _values_of(repl: Job, op: str, leaf: Any) -> list[tf.Tensor] | None:
     if not isinstance(leaf, PerReplica):
         return None
     remedy = "pass what run() of this one returned"
-    _check_leaf(repl, leaf, f"reduce {op!r} of", "pass what run() returned", remedy)
+    validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
+    if len(leaf) != repl.num_local_replicas:
+        raise ValueError(
+            f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
+            f"{repl.num_local_replicas} replicas; pass what run() returned"
+        )
     if leaf[0] is None:
         return None
     values = [as_value(value, "values to reduce") for value in leaf]
