@@ -25,7 +25,7 @@ from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
-from replicator.collectives.kind import TENSORS, Sums, by_key
+from replicator.collectives.kind import TENSORS, Sums, positions_by_dtype
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
@@ -93,16 +93,21 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         sums = Sums(
             num_replicas=count,
             replica_id=self.replica_id,
-            # One type at a time: a stock reduction does not mix types.
-            reduce=lambda values, op: by_key(
-                [value.dtype for value in values],
-                values,
-                lambda alike: self._reduce_one_type(alike, _TF_REDUCE[op]),
-            ),
+            reduce=lambda values, op: self._reduce_by_type(values, _TF_REDUCE[op]),
             has_static_shapes=self.has_static_shapes,
         )
         fenced = [_tf_distribute.marker(t, t.shape, name=_FENCE) for t in tensors]
         return kind.by_sums(sums, fenced)
+
+    def _reduce_by_type(
+        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+    ) -> list[tf.Tensor]:
+        """Reduces one type at a time: a stock reduction does not mix types."""
+        results: dict[int, tf.Tensor] = {}
+        for places in positions_by_dtype(tensors).values():
+            reduced = self._reduce_one_type([tensors[i] for i in places], op)
+            results.update(zip(places, reduced, strict=True))
+        return [results[place] for place in range(len(tensors))]
 
     def _reduce_one_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp

@@ -248,22 +248,6 @@ def positions_by_dtype(tensors: Iterable[Any]) -> dict[tf.DType, list[int]]:
     return found
 
 
-def by_key(
-    keys: Iterable[Hashable],
-    values: Sequence[Any],
-    change: Callable[[list[Any]], Iterable[Any]],
-) -> list[Any]:
-    """Changes the values of each key together; results are in their order."""
-    groups: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
-    found: dict[int, Any] = {}
-    for places in groups.values():
-        changed = change([values[place] for place in places])
-        found.update(zip(places, changed, strict=True))
-    return [found[place] for place in range(len(values))]
-
-
 def num_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
     """The static size of a tensor; 0 where a dimension is unknown."""
     if not shape.is_fully_defined():

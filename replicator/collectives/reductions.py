@@ -14,7 +14,6 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.collectives import differentiable
 from replicator.collectives.differentiable import as_written, dense
-from replicator.collectives.kind import by_key
 from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
@@ -133,14 +132,13 @@ def _all_reduce_dense(
     # float16 has 16 bits already; what averages it in float32 is not narrowed again.
     whole = dataclasses.replace(kind, wire_dtype=None)
     kinds = [whole if tensor.dtype == tf.float16 else kind for tensor in tensors]
-
-    def reduce(pairs: list[Any]) -> list[tf.Tensor]:
-        alike = [tensor for _, tensor in pairs]
-        return differentiable.communicate(context, pairs[0][0], alike)
-
-    reduced = by_key(kinds, list(zip(kinds, sent, strict=True)), reduce)
-    both = zip(reduced, tensors, strict=True)
-    return [tf.cast(result, tensor.dtype) for result, tensor in both]
+    results: list[Any] = [None] * len(sent)
+    for one in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == one]
+        reduced = differentiable.communicate(context, one, [sent[p] for p in places])
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = tf.cast(result, tensors[place].dtype)
+    return results
 
 
 def _lookups_of(
