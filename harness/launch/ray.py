@@ -45,7 +45,7 @@ from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import one_line
-from replicator.cluster.environment import RayEnvironment, RayMember
+from replicator.cluster.environment import RayMember, of_ray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -365,8 +365,8 @@ def _start_members(
     ]
     variables = []
     for place, member in enumerate(everyone):
-        environment = RayEnvironment(everyone, place)
-        own, index = environment.own()
+        environment = of_ray(everyone, place)
+        own, index = environment.own
         config = {
             "cluster": environment.addresses(),
             "task": {"type": own, "index": index},

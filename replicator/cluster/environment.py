@@ -1,7 +1,7 @@
 """Cluster environments: who is in the job, and which of its processes this one is.
 
-One class per way to learn it, after the ``ClusterEnvironment`` of Lightning Fabric.
-Free of TensorFlow, so that launchers can use it.
+One function per way to learn it; ``_FAMILIES`` lists them, with the variables that each
+needs. Free of TensorFlow, so that launchers can use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from replicator.cluster.configuration import (
     KINDS,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from replicator.cluster.address_exchange import Ranks
 
     Addresses = Mapping[str, tuple[str, ...]]
+    Members = tuple[tuple[str, int], ...]
 
 
 # Below the range from which kernels take ports for outgoing connections.
@@ -44,32 +45,34 @@ ROLES = "REPLICATOR_ROLES"
 """How many tasks of each kind, in the order of their ranks: ``worker:4,ps:1``."""
 
 
+@dataclasses.dataclass(kw_only=True, slots=True)
 class ClusterEnvironment:
     """What a process can find out about its job before it talks to anybody."""
 
-    NEEDED: ClassVar[tuple[str, ...]] = ()
-    """Variables that describe a job in this way, if they are all set."""
+    own: tuple[str, int]  # Kind and index of this process.
+    # ``name:port`` of every process, by kind; None where ranks agree on them.
+    known: Addresses | None = None
+    members: Members = ()  # Of those that agree: kind and index by rank.
+    ranks: Ranks | None = None
+    # Its index among the workers of its host, where that is known.
     local_rank: int | None = None
-    """Its index among the workers of its host, where that is known."""
-
-    def __init__(self, addresses: Addresses, own: tuple[str, int]) -> None:
-        self._addresses, self._own = addresses, own
+    family: str = ""  # Whose variables said so; empty if the caller knew.
 
     def addresses(self, *, is_trusted: bool = False) -> Addresses:
         """``name:port`` of every process, by kind; the chief is the first worker."""
-        del is_trusted  # it matters where processes connect to find them out
-        return self._addresses
+        if self.known is not None:
+            return self.known
+        from replicator.cluster import address_exchange
 
-    def own(self) -> tuple[str, int]:
-        """Kind and index of this process."""
-        return self._own
+        assert self.ranks is not None
+        by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
+        return _by_kind(self.members, by_rank)
 
     def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
         """The cluster, with everything checked."""
-        addresses = self.addresses(is_trusted=i_trust_this_network)
-        kind, index = self.own()
+        kind, index = self.own
         return ClusterConfig(
-            addresses=addresses,
+            addresses=self.addresses(is_trusted=i_trust_this_network),
             kind=kind,
             index=index,
             local_rank=self.local_rank,
@@ -103,15 +106,13 @@ class _Variables:
         return int(text)
 
 
-def _numbered(kinds: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def _numbered(kinds: Iterable[str]) -> Members:
     """Kind and index of each process, from the kinds by rank."""
     counts: dict[str, Any] = collections.defaultdict(itertools.count)
     return tuple((kind, next(counts[kind])) for kind in kinds)
 
 
-def members_of(
-    environ: Mapping[str, str], num_tasks: int
-) -> tuple[tuple[str, int], ...]:
+def members_of(environ: Mapping[str, str], num_tasks: int) -> Members:
     text = environ.get(ROLES, "") or f"worker:{num_tasks}"
     kinds: list[str] = []
     for part in text.split(","):
@@ -158,97 +159,90 @@ def _as_index(index: Any) -> int:
     return index
 
 
-class TfConfigEnvironment(ClusterEnvironment):
+def _of_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
     """TensorFlow's convention: the variable ``TF_CONFIG``, in JSON.
 
     It holds the addresses of all processes by kind (``chief``, ``worker``, ``ps``,
     ``evaluator``), and the kind and index of this one. A TFJob of Kubeflow lists no
     evaluators, which nobody connects to.
     """
-
-    NEEDED = ("TF_CONFIG",)
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        text = environ["TF_CONFIG"]
-        try:
-            config = json.loads(text)
-        except json.JSONDecodeError as error:
+    text = environ["TF_CONFIG"]
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterConfigError(
+            f"TF_CONFIG is not JSON ({error}): {text!r}; write it like '{EXAMPLE}'"
+        ) from error
+    if not isinstance(config, dict):
+        raise ClusterConfigError(
+            f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
+            f"'{EXAMPLE}'"
+        )
+    if "cluster" not in config and "sparseCluster" in config:
+        raise ClusterConfigError(
+            "TF_CONFIG has 'sparseCluster', but workers that update together need"
+            " the addresses of all, which are in 'cluster'; write"
+            " enableDynamicWorker: false in the TFJob, which then has that:"
+            f" {text!r}"
+        )
+    for part in ("cluster", "task"):
+        if not isinstance(config.get(part), dict) or not config[part]:
             raise ClusterConfigError(
-                f"TF_CONFIG is not JSON ({error}): {text!r}; write it like '{EXAMPLE}'"
-            ) from error
-        if not isinstance(config, dict):
-            raise ClusterConfigError(
-                f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
-                f"'{EXAMPLE}'"
+                f"TF_CONFIG has no {part!r} object: {text!r}; write it like '{EXAMPLE}'"
             )
-        if "cluster" not in config and "sparseCluster" in config:
+    own = config["task"]
+    for key in ("type", "index"):
+        if key not in own:
             raise ClusterConfigError(
-                "TF_CONFIG has 'sparseCluster', but workers that update together need"
-                " the addresses of all, which are in 'cluster'; write"
-                " enableDynamicWorker: false in the TFJob, which then has that:"
-                f" {text!r}"
+                f"TF_CONFIG['task'] has no {key!r}: {own!r}; it says which process "
+                "this one is, for example {'type': 'worker', 'index': 0}"
             )
-        for part in ("cluster", "task"):
-            if not isinstance(config.get(part), dict) or not config[part]:
-                raise ClusterConfigError(
-                    f"TF_CONFIG has no {part!r} object: {text!r}; write it like "
-                    f"'{EXAMPLE}'"
-                )
-        own = config["task"]
-        for key in ("type", "index"):
-            if key not in own:
-                raise ClusterConfigError(
-                    f"TF_CONFIG['task'] has no {key!r}: {own!r}; it says which process "
-                    "this one is, for example {'type': 'worker', 'index': 0}"
-                )
-        for kind, of_kind in config["cluster"].items():
-            if not isinstance(of_kind, list) or not of_kind:
-                raise ClusterConfigError(
-                    f"the cluster's {kind!r} must be a list of addresses, but is "
-                    f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
-                )
-        addresses = {kind: tuple(found) for kind, found in config["cluster"].items()}
-        super().__init__(addresses, (own["type"], _as_index(own["index"])))
+    for kind, of_kind in config["cluster"].items():
+        if not isinstance(of_kind, list) or not of_kind:
+            raise ClusterConfigError(
+                f"the cluster's {kind!r} must be a list of addresses, but is "
+                f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
+            )
+    addresses = {kind: tuple(found) for kind, found in config["cluster"].items()}
+    own_index = _as_index(own["index"])
+    return ClusterEnvironment(known=addresses, own=(own["type"], own_index))
 
 
-class KubernetesEnvironment(ClusterEnvironment):
+_HOW_POD = (
+    "'python -m harness launch render --launcher jobset' writes a manifest that sets it"
+)
+_DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+
+
+def _of_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
     """Kubernetes numbers the pods of an Indexed Job, and names them after the job.
 
     Kubernetes sets the index of this pod (``JOB_COMPLETION_INDEX``) and its host name
     (``HOSTNAME``), which ends in the index. It sets neither the number of pods nor the
     service that gives them names in DNS, so the manifest does. One pod is one worker.
     """
-
-    NEEDED = ("JOB_COMPLETION_INDEX",)
-    _HOW = (
-        "'python -m harness launch render --launcher jobset' writes a manifest that "
-        "sets it"
-    )
-    _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        given = _Variables(environ, self._HOW)
-        num_workers = given.integer("REPLICATOR_NUM_WORKERS", 1, MAX_TASKS)
-        own = given.integer("JOB_COMPLETION_INDEX", 0, num_workers - 1)
-        port = given.integer("REPLICATOR_PORT", 1, MAX_PORT, default="2222")
-        service = given.text("REPLICATOR_SERVICE")
-        if not re.fullmatch(self._NAME, service):
-            raise ClusterConfigError(
-                f"REPLICATOR_SERVICE={service!r} is not a name in DNS; it must be the "
-                "name of the headless service, of lower-case letters, digits and '-'"
-            )
-        members = members_of(environ, num_workers)
-        # With setHostnameAsFQDN the name has the domain behind it.
-        name = given.text("HOSTNAME").partition(".")[0]
-        pods, _, index = name.rpartition("-")
-        if index != str(own) or not pods:
-            raise ClusterConfigError(
-                f"HOSTNAME={name!r} does not end in '-{own}', as that of a pod with"
-                f" JOB_COMPLETION_INDEX={own} does; set neither of them, and use"
-                " completionMode: Indexed"
-            )
-        names = (f"{pods}-{index}.{service}:{port}" for index in range(num_workers))
-        super().__init__(_by_kind(members, names), members[own])
+    given = _Variables(environ, _HOW_POD)
+    num_workers = given.integer("REPLICATOR_NUM_WORKERS", 1, MAX_TASKS)
+    own = given.integer("JOB_COMPLETION_INDEX", 0, num_workers - 1)
+    port = given.integer("REPLICATOR_PORT", 1, MAX_PORT, default="2222")
+    service = given.text("REPLICATOR_SERVICE")
+    if not re.fullmatch(_DNS_NAME, service):
+        raise ClusterConfigError(
+            f"REPLICATOR_SERVICE={service!r} is not a name in DNS; it must be the "
+            "name of the headless service, of lower-case letters, digits and '-'"
+        )
+    members = members_of(environ, num_workers)
+    # With setHostnameAsFQDN the name has the domain behind it.
+    name = given.text("HOSTNAME").partition(".")[0]
+    pods, _, index = name.rpartition("-")
+    if index != str(own) or not pods:
+        raise ClusterConfigError(
+            f"HOSTNAME={name!r} does not end in '-{own}', as that of a pod with"
+            f" JOB_COMPLETION_INDEX={own} does; set neither of them, and use"
+            " completionMode: Indexed"
+        )
+    names = (f"{pods}-{index}.{service}:{port}" for index in range(num_workers))
+    return ClusterEnvironment(known=_by_kind(members, names), own=members[own])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,22 +257,20 @@ class RayMember:
     kind: str = "worker"
 
 
-class RayEnvironment(ClusterEnvironment):
+def of_ray(members: Sequence[RayMember], rank: int) -> ClusterEnvironment:
     """A gang of Ray actors, in the order of their bundles.
 
     It is not detected: only the program that made the placement group knows the gang.
     The local rank follows from Ray's machines.
     """
-
-    def __init__(self, members: Sequence[RayMember], rank: int) -> None:
-        numbered = _numbered(member.kind for member in members)
-        addresses = [join_address(member.host, member.port) for member in members]
-        super().__init__(_by_kind(numbered, addresses), numbered[rank])
-        self.local_rank = sum(
-            member.node_id == members[rank].node_id
-            and member.kind in ("chief", "worker")
-            for member in members[:rank]
-        )
+    numbered = _numbered(member.kind for member in members)
+    addresses = [join_address(member.host, member.port) for member in members]
+    local_rank = sum(
+        member.node_id == members[rank].node_id and member.kind in ("chief", "worker")
+        for member in members[:rank]
+    )
+    known = _by_kind(numbered, addresses)
+    return ClusterEnvironment(known=known, own=numbered[rank], local_rank=local_rank)
 
 
 _NODES = "SLURM_STEP_NODELIST"
@@ -289,7 +281,7 @@ MAX_NODES = 100_000
 """More are a mistake, and would fill the memory before anybody noticed."""
 
 
-class SlurmEnvironment(ClusterEnvironment):
+def _of_step(environ: Mapping[str, str]) -> ClusterEnvironment:
     """A step of Slurm; each task is one process, with or without GPUs.
 
     A process that ``srun`` did not start, such as a batch script, is in a job but not
@@ -299,40 +291,36 @@ class SlurmEnvironment(ClusterEnvironment):
     they are derived from the ids of job and step, the same in all tasks; that one is
     free is checked when the cluster is joined.
     """
-
-    NEEDED = (_NODES, "SLURM_PROCID")
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        given = _Variables(environ, "start this process with srun, which sets it")
-        nodes = expand_nodes(given.text(_NODES))
-        counts = expand_counts(given.text(_TASKS))
-        if len(counts) != len(nodes):
-            raise ClusterConfigError(
-                f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
-                f" but {_NODES}={environ[_NODES]!r} has {len(nodes)}; start this"
-                " process with srun, which sets both"
-            )
-        rank = given.integer("SLURM_PROCID", 0, _MOST_ID)
-        places = _places_of_tasks(counts, _block_size(environ))
-        if rank >= len(places):
-            raise ClusterConfigError(
-                f"SLURM_PROCID={rank} is out of range: {_TASKS}="
-                f"{environ[_TASKS]!r} makes {len(places)} tasks; start this"
-                " process with srun, which sets both"
-            )
-        reported = environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID")
-        node, local = map(str, places[rank])
-        if None not in reported and reported != (node, local):
-            raise ClusterConfigError(
-                f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
-                f" {reported[0]}, not task {local} of node {node} as with consecutive"
-                " ranks, so the nodes of the other tasks are unknown; use srun"
-                " --distribution=block"
-            )
-        members = members_of(environ, len(places))
-        ports = _ports(given, max(counts))
-        addresses = (f"{nodes[node]}:{ports[local]}" for node, local in places)
-        super().__init__(_by_kind(members, addresses), members[rank])
+    given = _Variables(environ, "start this process with srun, which sets it")
+    nodes = expand_nodes(given.text(_NODES))
+    counts = expand_counts(given.text(_TASKS))
+    if len(counts) != len(nodes):
+        raise ClusterConfigError(
+            f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
+            f" but {_NODES}={environ[_NODES]!r} has {len(nodes)}; start this"
+            " process with srun, which sets both"
+        )
+    rank = given.integer("SLURM_PROCID", 0, _MOST_ID)
+    places = _places_of_tasks(counts, _block_size(environ))
+    if rank >= len(places):
+        raise ClusterConfigError(
+            f"SLURM_PROCID={rank} is out of range: {_TASKS}="
+            f"{environ[_TASKS]!r} makes {len(places)} tasks; start this"
+            " process with srun, which sets both"
+        )
+    reported = environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID")
+    node, local = map(str, places[rank])
+    if None not in reported and reported != (node, local):
+        raise ClusterConfigError(
+            f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
+            f" {reported[0]}, not task {local} of node {node} as with consecutive"
+            " ranks, so the nodes of the other tasks are unknown; use srun"
+            " --distribution=block"
+        )
+    members = members_of(environ, len(places))
+    ports = _ports(given, max(counts))
+    addresses = (f"{nodes[node]}:{ports[local]}" for node, local in places)
+    return ClusterEnvironment(known=_by_kind(members, addresses), own=members[rank])
 
 
 def _places_of_tasks(
@@ -441,95 +429,88 @@ HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
 
 
-class RankEnvironment(ClusterEnvironment):
-    """Variables with the rank and the number of processes; subclasses name them."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Launcher:
+    """What sets variables with the rank and the number of processes."""
 
-    LOCAL_RANK: ClassVar[str]
-    HOW: ClassVar[str]
-    HOW_CHIEF: ClassVar[str] = ""
+    rank: str  # Names of the variables.
+    size: str
+    local_rank: str
+    how: str  # How a process comes to have them.
+    how_chief: str = ""  # How to tell it where rank 0 is.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        given = _Variables(environ, self.HOW)
-        rank_name, size_name = self.NEEDED[:2]
-        size = given.integer(size_name, 1, MAX_TASKS)
-        rank = given.integer(rank_name, 0, size - 1)
-        self._members = members_of(environ, size)
-        self._own = self._members[rank]
-        if environ.get(self.LOCAL_RANK):
-            self.local_rank = given.integer(self.LOCAL_RANK, 0, rank)
+    def __call__(self, environ: Mapping[str, str]) -> ClusterEnvironment:
+        given = _Variables(environ, self.how)
+        size = given.integer(self.size, 1, MAX_TASKS)
+        rank = given.integer(self.rank, 0, size - 1)
+        members = members_of(environ, size)
+        local_rank = None
+        if environ.get(self.local_rank):
+            local_rank = given.integer(self.local_rank, 0, rank)
         by_hand = {name: environ[name] for name in (HOST, PORT) if environ.get(name)}
+        by_default = _chief_of_mpirun(environ, size) if self is _OPEN_MPI else {}
         chief = _Variables(
-            {**self._default_chief(environ, size), **by_hand},
+            by_default | by_hand,
             f"set {HOST} and {PORT} in every process: the host and a free port of rank "
-            f"0{self.HOW_CHIEF}",
+            f"0{self.how_chief}",
         )
         # Not at the top: of the other environments, launchers wait for the import.
         from replicator.cluster.address_exchange import Ranks
 
-        self.ranks: Ranks = Ranks(
+        ranks = Ranks(
             rank=rank,
             world_size=size,
             chief_host=chief.text(HOST),
             chief_port=chief.integer(PORT, 1, MAX_PORT),
         )
+        return ClusterEnvironment(
+            own=members[rank], members=members, ranks=ranks, local_rank=local_rank
+        )
 
-    def _default_chief(self, environ: Mapping[str, str], size: int) -> dict[str, str]:
-        """``MASTER_ADDR`` and ``MASTER_PORT`` where the launcher implies them."""
-        del environ, size
+
+def _chief_of_mpirun(environ: Mapping[str, str], size: int) -> dict[str, str]:
+    """This host where all processes are on it; the port follows from the job."""
+    job = environ.get("PMIX_NAMESPACE")
+    if not job or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
         return {}
-
-    def addresses(self, *, is_trusted: bool = False) -> Addresses:
-        from replicator.cluster import address_exchange
-
-        by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
-        return _by_kind(self._members, by_rank)
+    port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
+    return {HOST: "127.0.0.1", PORT: str(port)}
 
 
-class PlainRankEnvironment(RankEnvironment):
-    """The variables that PyTorch made common, set by hand or by a launcher."""
-
-    NEEDED = ("RANK", "WORLD_SIZE")
-    LOCAL_RANK = "LOCAL_RANK"
-    HOW = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process"
-
-
-class OpenMpiEnvironment(RankEnvironment):
-    """A process that ``mpirun`` of OpenMPI started."""
-
-    NEEDED = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
-    HOW = "mpirun of OpenMPI sets it: do not change it"
-    HOW_CHIEF = ", as by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
-
-    def _default_chief(self, environ: Mapping[str, str], size: int) -> dict[str, str]:
-        """This host where all processes are on it; the port follows from the job."""
-        job = environ.get("PMIX_NAMESPACE")
-        if not job or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
-            return {}
-        port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
-        return {HOST: "127.0.0.1", PORT: str(port)}
-
-
-class HydraEnvironment(RankEnvironment):
-    """A process that ``mpiexec`` of MPICH or Intel MPI started (PMI)."""
-
-    NEEDED = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
-    LOCAL_RANK = "MPI_LOCALRANKID"
-    HOW = "mpiexec of MPICH sets it: do not change it"
-    HOW_CHIEF = ", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500"
-
-
+# The variables that PyTorch made common, set by hand or by a launcher.
+_PLAIN = _Launcher(
+    rank="RANK",
+    size="WORLD_SIZE",
+    local_rank="LOCAL_RANK",
+    how="set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process",
+)
+_OPEN_MPI = _Launcher(
+    rank="OMPI_COMM_WORLD_RANK",
+    size="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    how="mpirun of OpenMPI sets it: do not change it",
+    how_chief=", as by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500",
+)
+# ``mpiexec`` of MPICH or Intel MPI (PMI).
+_HYDRA = _Launcher(
+    rank="PMI_RANK",
+    size="PMI_SIZE",
+    local_rank="MPI_LOCALRANKID",
+    how="mpiexec of MPICH sets it: do not change it",
+    how_chief=", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500",
+)
+# By family, the variables that describe a job if they are all set, and who reads them.
 # In the order in which they are tried: what a user sets comes before what a scheduler
 # sets for every process. mpirun inside of an allocation comes before the scheduler,
 # whose variables then describe the helpers of mpirun.
-_DETECTED: tuple[Any, ...] = (
-    TfConfigEnvironment,
-    PlainRankEnvironment,
-    OpenMpiEnvironment,
-    HydraEnvironment,
-    SlurmEnvironment,
-    KubernetesEnvironment,
-)
+_FAMILIES: dict[str, tuple[tuple[str, ...], Any]] = {
+    "TF_CONFIG": (("TF_CONFIG",), _of_tf_config),
+    "ranks": ((_PLAIN.rank, _PLAIN.size), _PLAIN),
+    "OpenMPI": ((_OPEN_MPI.rank, _OPEN_MPI.size), _OPEN_MPI),
+    "Hydra": ((_HYDRA.rank, _HYDRA.size, _HYDRA.local_rank), _HYDRA),
+    "Slurm": ((_NODES, "SLURM_PROCID"), _of_step),
+    "Kubernetes": (("JOB_COMPLETION_INDEX",), _of_pod),
+}
 # What else describes a job; programs that start others look at many of Slurm's, and
 # programs of MPI at PMIx'.
 _ALSO_DESCRIBING = (
@@ -548,10 +529,10 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
       ClusterConfigError: There is none, or it is malformed.
     """
     variables = os.environ if environ is None else environ
-    for kind in _DETECTED:
-        if all(map(variables.get, kind.NEEDED)):
-            found: ClusterEnvironment = kind(variables)
-            return found
+    for family, (needed, read) in _FAMILIES.items():
+        if all(map(variables.get, needed)):
+            found: ClusterEnvironment = read(variables)
+            return dataclasses.replace(found, family=family)
     raise ClusterConfigError(
         "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
         f"not know its cluster; set it in every process, for example "
@@ -562,7 +543,8 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
 
 def forget(environ: MutableMapping[str, str]) -> None:
     """Removes what describes a job, so that a process of it is a program of its own."""
-    patterns = [*_ALSO_DESCRIBING, *(name for e in _DETECTED for name in e.NEEDED)]
+    needed = (name for names, _ in _FAMILIES.values() for name in names)
+    patterns = [*_ALSO_DESCRIBING, *needed]
     for name in list(environ):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             del environ[name]

@@ -9,7 +9,7 @@ from replicator.cluster import environment
 def main():
     config = environment.detect().config()
     answer = {
-        "kind": type(environment.detect()).__name__,
+        "kind": environment.detect().family,
         "worker_id": config.worker_id,
         "num_workers": config.num_workers,
         "local_worker_id": config.local_worker_id,

@@ -65,10 +65,10 @@ def test_slurm_comes_after_what_a_user_sets_and_before_pmix():
     pmix = {"PMIX_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
 
     assert "a:1" == read(TF_CONFIG=text).address
-    assert isinstance(environment.detect(step(**pmix)), environment.SlurmEnvironment)
+    assert "Slurm" == environment.detect(step(**pmix)).family
     # mpirun of OpenMPI inside of the allocation: the step is one of its helpers.
     inside = environment.detect(step(**pmix, **MPI))
-    assert isinstance(inside, environment.OpenMpiEnvironment)
+    assert "OpenMPI" == inside.family
 
 
 def test_a_batch_script_is_in_no_step():
