@@ -1,7 +1,7 @@
 """Pods of Kubernetes, and the launcher ``jobset``: a JobSet with a pod per worker.
 
 Kubernetes numbers the pods, and the service of the JobSet gives them names;
-``replicator.cluster.environment`` reads both in every pod. Each has a machine of its own.
+``replicator.cluster.environment`` reads both in every pod, which has its own machine.
 """
 
 from __future__ import annotations
