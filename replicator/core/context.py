@@ -70,7 +70,7 @@ class ReplicaContext(abc.ABC):
         """Carries out a collective, without its gradient.
 
         Args:
-          kind: What to do: a ``collectives.kind.Kind``, which says how.
+          kind: What to do: a ``collectives.kind.CollectiveKind``, which says how.
           tensors: Operands, dense.
           needed_if: A scalar bool, identical on every replica, or None for true. Where
             it is false, results are not used, and a backend need not communicate.
@@ -120,7 +120,7 @@ class ReplicaContext(abc.ABC):
           marker: Name of a node in the body of a vectorized loop.
 
         Returns:
-          A ``collectives.call.Collective``, or None if the node is not a marker.
+          A ``collectives.kind.Collective``, or None if the node is not a marker.
 
         Raises:
           CollectiveControlFlowError: The collective cannot be vectorized.

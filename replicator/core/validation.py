@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 
-# Does not import TensorFlow, which ``create`` imports only with the backend.
-
 # The largest values of TensorFlow's integer types; a Python int has no limit.
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -456,7 +456,7 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
 
 
 # Without it, a batch is copied to its replica's device when the step that reads it
-# begins. With it, a thread pads_last_step a buffer on every replica's device while
+# begins. With it, a thread fills a buffer on every replica's device while
 # earlier steps run. If replicas compute on the CPU device that their pipeline runs on,
 # nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
 
