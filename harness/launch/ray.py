@@ -202,7 +202,7 @@ def print_hosts(argv: Sequence[str]) -> int:
 
 _PR_SET_PDEATHSIG = 1
 _START_SEC = 60.0
-_END_SEC = 20.0
+_END_SEC = 5.0
 _POLL_SEC = 0.1
 _LOST = 1
 """Exit code of a gang of which Ray lost a host."""
@@ -281,9 +281,10 @@ def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
         [bundle] * gang.num_hosts, strategy="STRICT_SPREAD", name=gang.trial_dir.name
     )
     stack.callback(remove_placement_group, group)
-    if not _wait(ray, [group.ready()]):
-        return 0
     try:
+        while not group.wait(1):
+            if _is_closed():
+                return 0
         runs = _start_members(ray, gang, group, bundle, stack)
         codes = _wait(ray, runs)
     except ray.exceptions.RayTaskError as error:
@@ -311,9 +312,14 @@ def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
     return _LOST
 
 
+def _is_closed() -> bool:
+    """Whether the harness has closed the standard input, or gone."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
 def _wait(ray: Any, tasks: Sequence[Any]) -> list[Any] | None:
-    """Returns what tasks give; None where the harness has closed the input, or gone."""
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    """Returns what tasks give; None where the input was closed before."""
+    while not _is_closed():
         ended, others = ray.wait(tasks, num_returns=len(tasks), timeout=_POLL_SEC)
         # Those of a host that was lost are ready at once, and raise.
         found: list[Any] = ray.get(ended)
