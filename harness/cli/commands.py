@@ -29,7 +29,7 @@ from harness.errors import (
     UnfitMachineError,
 )
 from harness.launch import launchers
-from harness.launch.launchers import Job
+from harness.launch.launchers import Job, Launcher
 from harness.machine import allocation, gpu_watch, gpus, machine_state
 from harness.machine.machine_state import now_text
 from harness.options.option import declared
@@ -37,7 +37,7 @@ from harness.planning import defaults, design, estimate
 from harness.planning import plan as plan_module
 from harness.planning.checked import Machine
 from harness.planning.checked import check as check_request
-from harness.planning.request import varied
+from harness.planning.request import Axis, varied
 from harness.run import sweep as run
 from harness.run import trial_tree
 from harness.run.progress import describe_trial
@@ -46,7 +46,7 @@ from harness.sources import code_digest
 from harness.sources.code_digest import CodeWatch
 from harness.trial import gpu_probe
 from results.records import identity, program
-from results.records.models import Order, PlannedTrial
+from results.records.models import Order, Plan, PlannedTrial
 from results.store import atomic, manifest, untrusted
 from results.store import studies as studies_lib
 from results.store.lock import lock_study
@@ -61,11 +61,8 @@ if TYPE_CHECKING:
     from harness.cli.verb import Call
     from harness.cli.verbs.sweep_verb import RunRequest
     from harness.doctor.gpu import GpuState
-    from harness.launch.launchers import Launcher
     from harness.machine.gpus import Gpu
     from harness.planning.design import CheckedSweep
-    from harness.planning.request import Axis
-    from results.records.models import Plan
 
 
 HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.

@@ -24,18 +24,15 @@ from harness.run.rounds import relay_sec
 from results.errors import ResultsError, StudyLostError
 from results.figures import relay
 from results.judging.gate import is_decided
-from results.records.models import TrialStatus
-from results.study.cases import UNMATCHED, load_study
-from results.study.matching import Outcome
+from results.records.models import PlannedTrial, TrialStatus
+from results.study.cases import UNMATCHED, Study, load_study
+from results.study.matching import Match, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.run.trial_runner import RunSettings
-    from results.records.models import PlannedTrial
     from results.store.study_store import Store
-    from results.study.cases import Study
-    from results.study.matching import Match
 
     Conclude = Callable[[Store, Study, Sequence[PlannedTrial]], int]
 

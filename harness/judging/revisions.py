@@ -33,7 +33,7 @@ from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial.measure import COMPATIBLE, PROTOCOL
 from harness.trial.process_tree import on_stop_signals
-from results.records.models import SCHEMA_VERSION
+from results.records.models import SCHEMA_VERSION, TrialSpec
 from results.records.texts import tokens
 from results.store import untrusted
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from harness.command.identity import Repository
     from harness.command.program import ForeignProgram
     from harness.machine.gpus import Gpu
-    from results.records.models import TrialSpec
 
     Git = Callable[..., subprocess.CompletedProcess[str]]  # git in a repository
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pydantic
@@ -22,8 +22,6 @@ from harness.options import kinds
 from results.records.schema import DIALECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from harness.options.kinds import Kind
 
 SCHEMA_NAME: Final = "study.schema.json"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pydantic
 
 from harness import catalog
-from harness.catalog import SYNTHETIC
+from harness.catalog import SYNTHETIC, BackendInfo, PresetInfo, WorkloadInfo
 from harness.command import peers
 from harness.errors import PlanError
 from harness.machine import allocation as placement
@@ -26,7 +26,6 @@ from results.store.record_file import first_complaint
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.catalog import BackendInfo, PresetInfo, WorkloadInfo
     from harness.planning.request import SweepRequest
 
 

@@ -14,10 +14,10 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import catalog
-from harness.command.program import names_in
+from harness.command.program import ForeignProgram, names_in
 from harness.errors import PlanError
 from harness.planning import defaults
-from harness.planning.estimate import PlannedCase
+from harness.planning.estimate import PlannedCase, QualityRuns
 from results.records import program as program_lib
 from results.records.models import (
     Contrast,
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.catalog import BackendInfo, WorkloadInfo
-    from harness.command.program import ForeignProgram
-    from harness.planning.estimate import QualityRuns
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
     from results.records.models import PlannedTrial

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness import catalog
 from harness.errors import ParseError, PlanError
 from harness.options.kinds import seconds_of
-from harness.planning.request import NONE, WINDOW, is_evaluated
+from harness.planning.request import NONE, WINDOW, SweepRequest, is_evaluated
 from results.errors import ResultsError
 from results.records import identity
 from results.records.limits import MAX_BUDGET
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.catalog import PresetInfo
-    from harness.planning.request import SweepRequest
     from results.records.measuring import Measuring
     from results.records.models import PlannedTrial
 

@@ -20,7 +20,7 @@ from harness.planning import checked as checked_lib
 from harness.planning import design
 from harness.planning.checked import refusing_bounds
 from harness.sources import code_digest
-from harness.sources.code_digest import check_code
+from harness.sources.code_digest import SourceTree, check_code
 from results.records import identity
 from results.records.models import (
     Control,
@@ -34,15 +34,13 @@ from results.records.models import (
 from results.store import untrusted
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import PLAN_NAME, Store
-from results.study.cases import load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.planning.design import CheckedSweep
     from harness.planning.estimate import PlannedCase
-    from harness.sources.code_digest import SourceTree
-    from results.study.cases import Study
 
 
 # Studies: their names, where they are, and their plans.

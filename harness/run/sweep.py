@@ -21,9 +21,9 @@ from harness.errors import Interrupted, StudyError
 from harness.machine import environment
 from harness.planning import defaults
 from harness.run import trial_runner
-from harness.run.progress import PhaseWatch
+from harness.run.progress import PhaseWatch, Progress
 from harness.run.rounds import Generation, relay_sec, run_generation, steps_of_turns
-from harness.run.trial_runner import run_trial
+from harness.run.trial_runner import RunSettings, run_trial
 from harness.sources import code_digest
 from harness.trial import rank_file
 from harness.trial.process_tree import STOP_SIGNALS, on_stop_signals
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.planning.estimate import Durations
-    from harness.run.progress import Progress
-    from harness.run.trial_runner import RunSettings
     from harness.run.trial_tree import Session
     from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
-from harness.launch.launchers import Local
+from harness.launch.launchers import Launcher, Local
 from harness.machine import (
     allocation,
     disturbance,
@@ -30,12 +30,12 @@ from harness.machine import (
     gpus,
     machine_state,
 )
-from harness.machine.allocation import processes_of_trial
+from harness.machine.allocation import Processes, processes_of_trial
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
 from harness.run import aggregate, trial_tree
 from harness.run.aggregate import Conclusion
-from harness.run.trial_tree import ProcessTree
+from harness.run.trial_tree import ProcessTree, TrialExit
 from harness.trial import rank_file
 from results.records import machine_record
 from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
@@ -43,11 +43,8 @@ from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.launch.launchers import Launcher
-    from harness.machine.allocation import Processes
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
-    from harness.run.trial_tree import TrialExit
     from harness.sources.code_digest import SourceTree
     from results.records.machine_record import GpuUses
     from results.records.models import Environment, PlannedTrial, Turn

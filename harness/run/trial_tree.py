@@ -38,7 +38,7 @@ from harness.trial.rank_file import FirstExit
 from replicator.cluster.local_cluster import LineListener
 from results import plugins
 from results.records import protocol as client_protocol
-from results.records.models import Allocator
+from results.records.models import Allocator, Placement, TrialSpec, Turn
 from results.records.protocol import ProtocolError, TrialFile
 from results.store import atomic, study_store, untrusted
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from harness.launch.gang import RunningGang
     from harness.run.trial_runner import Prepared
-    from results.records.models import Placement, TrialSpec, Turn
     from results.store.study_store import Before
 
     EndElsewhere = Callable[[Path], None]

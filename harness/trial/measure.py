@@ -21,7 +21,7 @@ import re
 import time
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from harness.client.scaling_client import PROTOCOL, quiet_collector, turns
 from harness.machine import disturbance
@@ -32,7 +32,6 @@ from results.records.models import Allocator, BudgetUnit, Control, Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
     from results.records.models import Budget, TrialSpec

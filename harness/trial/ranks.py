@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.machine.allocation import processes_of_trial
+from harness.machine.allocation import Member, processes_of_trial
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, end_like
 from replicator.cluster.local_cluster import LocalCluster
@@ -25,7 +25,6 @@ from results.records.models import Environment, TrialSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.machine.allocation import Member
 
 _POLL_SEC = 0.05
 

@@ -30,13 +30,12 @@ from harness.machine.allocation import processes_of_trial
 from harness.machine.gpus import NO_GPU
 from harness.trial import gpu_probe, measure, process_tree
 from replicator.cluster import environment
-from results.records.models import Control, Environment, TrialSpec
+from results.records.models import Control, Environment, Placement, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from results.records.models import Placement
     from workloads.program import StepProgram
 
 

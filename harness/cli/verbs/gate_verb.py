@@ -37,7 +37,7 @@ from results.judging import power as power_module
 from results.judging.gate_metrics import Rule
 from results.records import measuring
 from results.records.measuring import GateDesign
-from results.records.models import Order
+from results.records.models import Order, Plan
 from results.statistics import group_sequential
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.judging.gate import Gate
-    from results.records.models import Plan
     from results.study.cases import Study
 
 

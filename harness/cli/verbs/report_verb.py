@@ -21,7 +21,7 @@ from harness.options.option import Options, option
 from harness.planning import plan as plan_module
 from reports import output_file
 from reports.exports import export_formats
-from reports.exports.export_formats import FORMATS, Output
+from reports.exports.export_formats import FORMATS, ExportFormat, Output
 from results.judging import gate_metrics
 from results.store import studies
 from results.store.study_store import Store
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.cli.verb import Call
-    from reports.exports.export_formats import Content, ExportFormat
+    from reports.exports.export_formats import Content
     from reports.site.comparison import Compared
 
 

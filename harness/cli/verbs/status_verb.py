@@ -21,19 +21,17 @@ from harness.run import rounds
 from harness.run.progress import describe_trial
 from results.errors import CorruptRecordError, MissingRecordError
 from results.figures import scaling
-from results.records.models import Order, PlannedTrial
+from results.records.models import Order, PlannedTrial, StatusRecord
 from results.records.texts import printable, tokens
 from results.store import lock, study_store
-from results.study.cases import load_study
+from results.study.cases import Study, load_study
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.cli.verb import Call
-    from results.records.models import StatusRecord
     from results.store.study_store import Reading, Store, Trial
-    from results.study.cases import Study
 
 
 WATCH_SEC: Final = 2.0
