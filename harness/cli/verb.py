@@ -272,17 +272,17 @@ def _renamed(
     args: Iterable[str], renamed: Mapping[str, tuple[str, str]]
 ) -> Iterator[str]:
     """Yields what recorded commands of earlier versions say as it is written now."""
-    own, suffix = True, ""
-    for word in args:
-        own = own and word != "--"
+    words = iter(args)
+    for word in words:
         name, equals, value = word.partition("=")
-        if suffix or not own or name not in renamed:
-            yield word + suffix * word[-1:].isdecimal()
-            suffix = ""
+        if name in renamed:
+            now, unit = renamed[name]
+            value = value if equals else next(words, "")
+            yield f"{now}={value}{unit * value[-1:].isdecimal()}"
             continue
-        now, suffix = renamed[name]
-        yield now + equals + value + (suffix * value[-1:].isdecimal())
-        suffix = suffix * (not equals)
+        yield word
+        if word == "--":
+            yield from words
 
 
 def _values_of(name: str, args: Sequence[str]) -> list[str]:

@@ -133,11 +133,8 @@ def _verify_gate(store: Store, check: Check) -> bool:
     )
     for name in {**stated, **derived}:
         kind = check_module.VERDICT if name.endswith("verdict") else _GATE
-        where, both = (
-            f"{gate_module.GATE_NAME} {name}",
-            (stated.get(name), derived.get(name)),
-        )
-        check.compare(kind, where, *both, _TOLERANCE)
+        both = stated.get(name), derived.get(name)
+        check.compare(kind, f"{gate_module.GATE_NAME} {name}", *both, _TOLERANCE)
     return False
 
 
