@@ -204,14 +204,8 @@ def _canary(core: int | None) -> float:
 
 
 @pytest.fixture
-def settings(one_core: CpuTopology) -> RunSettings:
-    return RunSettings(
-        timeout_sec=60.0,
-        topology=one_core,
-        worker_command=FAKE_WORKER,
-        canary=_canary,
-        void_reason=lambda _load, _num_retraces: "",
-    )
+def settings(one_core: CpuTopology, overrides: dict[str, Any]) -> RunSettings:
+    return RunSettings(timeout_sec=60.0, topology=one_core, **overrides)
 
 
 @pytest.fixture

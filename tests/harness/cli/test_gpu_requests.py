@@ -107,24 +107,16 @@ def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeyp
         shutil.copytree(failed_study, tmp_path / "runs")
     else:
         monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
-        options = ("--backends=in_graph", "--replicas=1,2", "--repeats=1")
-        options = (*options, "--budget=none", "--no-match")
-        sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--device=gpu")
-        sweep = (*sweep, *options, "--mode=weak", "--study=s")
-        code, _, err = harness(*sweep, overrides=gpu_overrides)
+        words = (*SWEEP, "--replicas=1,2", "--budget=none", "--no-match", "--study=s")
+        code, _, err = harness(*words, overrides=gpu_overrides)
         assert exit_codes.NOTHING_MEASURED == code, err
         monkeypatch.delenv("FAKE_BEHAVIOR")
         shutil.copytree(tmp_path / "runs", failed_study)
 
     def run(machine, **overrides):
         install_gpus(machine)
-        return harness(
-            "sweep",
-            "--study",
-            "s",
-            "--retry=failed",
-            overrides=gpu_overrides | overrides,
-        )
+        words = ("sweep", "--study", "s", "--retry=failed")
+        return harness(*words, overrides=gpu_overrides | overrides)
 
     return run
 
