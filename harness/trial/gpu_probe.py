@@ -38,11 +38,7 @@ class TensorFlowGpus:
     cudnn_version: str = ""  # Of cuDNN, that it was built with; "" without.
     # GPUs that it has machine code for (``sm_80``), or PTX (``compute_90``); empty
     # where it does not say.
-    architectures: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        # JSON has lists only.
-        object.__setattr__(self, "architectures", tuple(self.architectures))
+    architectures: Sequence[str] = ()
 
 
 class MissingGpuError(RuntimeError):
@@ -109,8 +105,7 @@ def complaint(seen: TensorFlowGpus, given: Sequence[str]) -> str:
 
 
 def check(seen: TensorFlowGpus, given: Sequence[str]) -> None:
-    text = complaint(seen, given)
-    if text:
+    if text := complaint(seen, given):
         raise MissingGpuError(text)
 
 
