@@ -74,10 +74,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
             order=Order.SEQUENTIAL,
             budget="none",
         ),
-        checked.Machine(
-            num_available_cores=2,
-            variables=starter.identity(),
-        ),
+        checked.Machine(num_available_cores=2, variables=starter.identity()),
     )
     planned, _ = plan.arrange(found)
     fields: dict[str, Any] = {
