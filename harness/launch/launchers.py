@@ -54,7 +54,7 @@ HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 """In the identity of a trial that may use several hosts: how many."""
 CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
 """Starts the processes of a cluster; the worker command and directory are appended."""
-MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.member")
+MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.gang")
 """The worker command and the directory are appended."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
 _CHECK_SEC = 60.0

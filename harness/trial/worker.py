@@ -4,7 +4,7 @@
 
 Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``. Exit
 code 0 when the observations are complete, 1 after a failure that is in the file. In a
-trial of several processes (``harness.trial.ranks`` or ``harness.launch.member`` starts
+trial of several processes (``harness.trial.ranks`` or ``harness.launch.gang`` starts
 them), the cluster environment says which one this is; one that is not measured serves
 the others. The controls of ``results.records.measuring.Control`` are made here.
 """

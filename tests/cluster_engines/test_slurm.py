@@ -235,7 +235,7 @@ def test_a_step_that_is_killed_is_a_failure_of_its_rank(slurm, start_job, shared
     wait_for_members(slurm)
     slurm.wait_for(lambda: not members_on(slurm, "n0"), "end of rank 0, which lost 1")
     started = time.monotonic()
-    slurm.kill("n1", "slurmstepd", "harness.launch.member")
+    slurm.kill("n1", "slurmstepd", "harness.launch.gang")
     slurm.wait_for_job(job, "FAILED", 60)
     failure = only_trial(shared).status.failure
 

@@ -24,7 +24,7 @@ BOUND_SEC = TIMEOUT_SEC + 45.0
 PHASES = (Phase.LAUNCH, Phase.BUILD, Phase.FIRST_STEP, Phase.WARMUP, Phase.MEASURE)
 SIGNALS = (*[signal.SIGKILL] * 4, *[signal.SIGSEGV] * 3, signal.SIGTERM, signal.SIGSTOP)
 """Hanging trials take their whole time limit, so they are few."""
-WORKER, FIRST, MEMBER = "harness.trial.worker", "first process", "harness.launch.member"
+WORKER, FIRST, MEMBER = "harness.trial.worker", "first process", "harness.launch.gang"
 _FIRST = ("harness.trial.ranks", "harness.launch.ray")
 _POLL_SEC = 0.02
 

@@ -21,7 +21,7 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch import gang, member
+from harness.launch import gang
 from harness.launch.gang import ClientEngine, Engine, Gang, RunningGang
 from harness.trial import rank_file
 from results.records.models import TrialStatus
@@ -59,9 +59,9 @@ def test_a_trial_of_two_hosts_and_what_its_failure_says(sweep, monkeypatch):
     assert TrialStatus.OK is trial.status.status, trial.status.failure
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
     monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:rank1_exit3")
-    code, _, trial, said = sweep("bad")
+    code, err, trial, said = sweep("bad")
 
-    assert exit_codes.NOTHING_MEASURED == code
+    assert exit_codes.NOTHING_MEASURED == code, err
     assert "exit code 3" in trial.status.failure.reason
     assert re.search(r"-- process 1 on \S+:\nlibfoo: cannot open shared object", said)
 
@@ -249,18 +249,18 @@ def test_reports_after_the_end_of_the_engine_count(start, monkeypatch):
 @pytest.mark.usefixtures("start")
 def test_a_member_that_cannot_run_says_why(tmp_path, own, folder, message):
     with pytest.raises(LaunchError, match=message) as caught:
-        member._own(tmp_path / folder, own)
+        gang._own(tmp_path / folder, own)
 
     assert "\n" not in str(caught.value)
 
 
 RUN = """
 import pathlib, socket, sys
-from harness.launch import member
+from harness.launch import gang
 here, there = socket.socketpair()
 folder = pathlib.Path(sys.argv[1])
 cores = [int(sys.argv[2])]
-code = member._run(sys.argv[3:], cores, folder / "log", folder, here)
+code = gang._run(sys.argv[3:], cores, folder / "log", folder, here)
 print(code)
 """
 WAITS_FOR_ITS_PARENT = """
