@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness.command import numbers
 from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
-from harness.command.output import MOST_COLUMNS, TerminalLine
+from harness.command.running import MOST_COLUMNS, CommandError, TerminalLine
 from harness.errors import PlanError
 from harness.trial.measure import exact_metric
 from results.records.limits import MAX_METRICS
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.command.numbers import Metric
-
-
-class CommandError(RuntimeError):
-    """The program did not do what was asked."""
 
 
 class ReadingError(ValueError):

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import numbers, program, running
-from harness.command.output import described
 from harness.command.reader import (
     POLL_SEC,
-    CommandError,
     CountReader,
     LineReader,
     MetricFile,
@@ -36,7 +34,7 @@ from harness.command.reader import (
     check_missed,
     check_positive,
 )
-from harness.command.running import Run
+from harness.command.running import CommandError, Run, described
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
 from harness.trial.rank_file import end_like, one_line, rank_path, signal_name

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.command import numbers
-from harness.command.output import TerminalLine, first_cause
 from harness.command.reader import LineReader
+from harness.command.running import TerminalLine, first_cause
 
 MOVES = ("back", "forward", "to", "blank")
 
