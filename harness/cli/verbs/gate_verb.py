@@ -190,14 +190,11 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
                 " gate has no quality runs; leave it out, or use --metric"
                 f" {'|'.join(learned)}"
             )
-    if (
-        request.repeats is not None
-        and request.repeats < group_sequential.FEWEST_GENERATIONS
-    ):
+    fewest = group_sequential.FEWEST_GENERATIONS
+    if request.repeats is not None and request.repeats < fewest:
         raise PlanError(
             f"--repeats {request.repeats} gives no verdict: one run says nothing"
-            " about the spread between processes; use"
-            f" {group_sequential.FEWEST_GENERATIONS} or more"
+            f" about the spread between processes; use {fewest} or more"
         )
     request = request.model_copy(update={"budget": "none"})
     takes_turns = request.program is None or request.program.record.is_client
@@ -292,36 +289,24 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
 
 
 def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
-    name = rule.metric.name
-    if request.repeats is not None or request.order is not None:
-        option, value = (
-            ("--repeats", request.repeats)
-            if request.repeats is not None
-            else ("--order", request.order.label if request.order else "")
-        )
-        raise PlanError(
-            f"{option} {value} has no effect with --metric {name}: quality runs are not"
-            " timed, and run one after the other; use --quality-repeats for the number"
-            " of seeds"
-        )
+    order = None if request.order is None else request.order.label
+    for name, value in (("--repeats", request.repeats), ("--order", order)):
+        if value is not None:
+            raise PlanError(
+                f"{name} {value} has no effect with --metric {rule.metric.name}:"
+                " quality runs are not timed, and run one after the other; use"
+                " --quality-repeats for the number of seeds"
+            )
     fewest = quality_gate.fewest_seeds(rule.alpha)
-    repeats = (
-        max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
-        if request.num_seeds is None
-        else request.num_seeds
-    )
+    usual = max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
+    repeats = request.num_seeds or usual
     if repeats < fewest:
         raise PlanError(
             f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
             f" about the spread between runs; use {fewest} or more"
         )
-    return request.model_copy(
-        update={
-            "order": Order.SEQUENTIAL,
-            "quality_repeats": repeats,
-            "is_quality_only": True,
-        }
-    )
+    update = {"order": Order.SEQUENTIAL, "quality_repeats": repeats}
+    return request.model_copy(update={**update, "is_quality_only": True})
 
 
 class _EqualCodeError(Exception):
@@ -395,31 +380,26 @@ def show_outlook(
         )
     planned: list[Plan] = []
     code = commands.sweep(request, call, check=planned.append)
-    minutes_in_all = (
-        defaults.MINUTES_OF_GATE if request.minutes is None else request.minutes
-    )
+    minutes_in_all = request.minutes or defaults.MINUTES_OF_GATE
     spread, source = USUAL_SPREAD, "usual on two shared cores"
     each = defaults.MINUTES / defaults.GENERATIONS
     if stored is not None:
         spread, source = _spread_of(stored)
         each = _minutes_per_generation(stored) or each
     number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
-    if number < group_sequential.FEWEST_GENERATIONS:
-        needed = group_sequential.FEWEST_GENERATIONS * each
+    fewest = group_sequential.FEWEST_GENERATIONS
+    if number < fewest:
         raise PlanError(
             f"--time-budget {minutes_in_all:g}min is time for {number} run(s) of"
-            f" {each:.1f} min, but a verdict needs"
-            f" {group_sequential.FEWEST_GENERATIONS} or more;"
-            f" use --time-budget {math.ceil(needed)}min or more"
+            f" {each:.1f} min, but a verdict needs {fewest} or more; use --time-budget"
+            f" {math.ceil(fewest * each)}min or more"
         )
+    power = power_module.design(
+        delta=rule.delta, alpha=rule.alpha, num_generations=request.repeats, most=number
+    )
     text = judgement.power_text(
         spread,
-        power_module.design(
-            delta=rule.delta,
-            alpha=rule.alpha,
-            num_generations=request.repeats,
-            most=number,
-        ),
+        power,
         source=source,
         num_cases=len({trial.case_id for trial in planned[0].trials}),
         minutes_per_generation=each,
