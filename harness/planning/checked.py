@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,11 +38,17 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
     below = per_replica * num_replicas
     above = below + num_replicas
     sizes = f"{below} or {above}" if below else f"{above}"
-    counts = _nearest_divisors(global_batch_size, num_replicas)
+    # Allowed counts, nearest first, whatever the global batch is.
+    fewer = range(min(num_replicas - 1, global_batch_size), 0, -1)
+    more = range(num_replicas + 1, min(global_batch_size, MAX_REPLICAS) + 1)
+    nearest = [
+        next((str(count) for count in counts if global_batch_size % count == 0), "")
+        for counts in (fewer, more)
+    ]
     raise PlanError(
         f"strong scaling: global batch {global_batch_size} is not divisible by"
-        f" {num_replicas} replicas (remainder {rest}); use"
-        f" --global-batch-size {sizes}, or {counts} replicas"
+        f" {num_replicas} replicas (remainder {rest}); use --global-batch-size {sizes},"
+        f" or {' or '.join(filter(None, nearest))} replicas"
     )
 
 
@@ -64,19 +71,8 @@ def check_unit(
         )
 
 
-def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:
-    # Allowed counts, nearest first, whatever the global batch is.
-    below = range(min(num_replicas - 1, global_batch_size), 0, -1)
-    above = range(num_replicas + 1, min(global_batch_size, MAX_REPLICAS) + 1)
-    nearest = [
-        next((count for count in counts if global_batch_size % count == 0), None)
-        for counts in (below, above)
-    ]
-    return " or ".join(str(count) for count in nearest if count is not None)
-
-
-MAX_DEFAULT_REPLICAS: Final = 8
-"""The largest default replica count, to keep the default sweep short."""
+DEFAULT_REPLICAS: Final = (1, 2, 4, 8)
+"""The default replica counts; few, to keep the default sweep short."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +88,7 @@ def choose_replicas(
     machine: Machine,
     preset: PresetInfo,
     unit: int,
-    devices_per_replica: int = 1,
+    devices_per_replica: int,
 ) -> tuple[tuple[int, ...], list[str]]:
     """Returns the replica counts, ascending, and a note where they were chosen."""
     is_gpu = request.device == "gpu"
@@ -111,19 +107,16 @@ def choose_replicas(
                 f" {num_devices}; use at most --replicas {num_devices}"
             )
         return replicas, []
-    limit = max(1, min(num_devices // devices_per_replica, MAX_DEFAULT_REPLICAS))
-    global_batch_size = None
+    limit, whole = max(1, num_devices // devices_per_replica), 0
     if ScalingMode.STRONG in request.modes:
-        global_batch_size = request.global_batch_size or (
-            request.per_replica_batch_size or preset.per_replica_batch_size
+        whole = request.global_batch_size or request.per_replica_batch_size or 0
+        whole = whole or preset.per_replica_batch_size
+    counts = [
+        *itertools.takewhile(
+            lambda count: count <= limit and whole % (count * unit) == 0,
+            DEFAULT_REPLICAS,
         )
-    counts = []
-    count = 1
-    while count <= limit and (
-        global_batch_size is None or global_batch_size % (count * unit) == 0
-    ):
-        counts.append(count)
-        count *= 2
+    ]
     name = "GPUs" if is_gpu else "cores"
     listed = ",".join(str(n) for n in counts)
     return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
@@ -140,14 +133,13 @@ def make_cases(
     notes = []
     for backend in backends:
         counts = [n for n in replicas if n <= (backend.max_replicas or n)]
-        is_any_left_out = len(counts) < len(replicas)
         if not counts:
             raise PlanError(
                 f"backend {backend.name!r} runs at most {backend.max_replicas}"
                 f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
                 f" to --replicas, or leave {backend.name!r} out"
             )
-        if is_any_left_out:
+        if len(counts) < len(replicas):
             notes.append(
                 f"backend {backend.name}: planned at"
                 f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
@@ -155,11 +147,10 @@ def make_cases(
             )
         for num_replicas in counts:
             for mode in modes:
-                if mode is ScalingMode.WEAK:
-                    per_replica = sizes[mode]
-                else:
-                    per_replica = divide(sizes[mode], num_replicas)
-                key = (backend.name, num_replicas, per_replica)
+                size = sizes[mode]
+                if mode is ScalingMode.STRONG:
+                    size = divide(size, num_replicas)
+                key = (backend.name, num_replicas, size)
                 modes_of.setdefault(key, []).append(mode)
     return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes
 

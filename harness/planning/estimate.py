@@ -275,35 +275,29 @@ def check_memory(
         if env is not None and env.gpus[:1] == (gpu,) and name != study:
             has_fitted = status.status is TrialStatus.OK
             earlier.setdefault(_program_of(of), []).append((name, of, has_fitted))
-    for trial in trials:
-        spec = trial.spec
-        same = earlier.get(_program_of(spec), [])
+    for spec in (trial.spec for trial in trials):
+        size, same = spec.per_replica_batch_size, earlier.get(_program_of(spec), [])
         failed = [
-            (name, of)
+            (name, of.num_replicas, of.per_replica_batch_size)
             for name, of, has_fitted in same
             if not has_fitted
             and of.num_replicas <= spec.num_replicas
-            and of.per_replica_batch_size <= spec.per_replica_batch_size
+            and of.per_replica_batch_size <= size
         ]
-        if not failed:
-            continue
-        name, of = failed[-1]
-        fitting = [
-            other.per_replica_batch_size
-            for _, other, has_fitted in same
-            if has_fitted
-            and other.num_replicas >= spec.num_replicas
-            and other.per_replica_batch_size < of.per_replica_batch_size
-        ]
-        known = f"use less than --per-replica-batch-size {of.per_replica_batch_size}"
-        if fitting:
-            known = f"{max(fitting)} fits: use --per-replica-batch-size {max(fitting)}"
-        raise PlanError(
-            f"{spec.num_replicas} x {spec.per_replica_batch_size} examples do not fit"
-            f" with backend {spec.backend!r}: {of.num_replicas} x"
-            f" {of.per_replica_batch_size} ran out of memory on {gpu} in study"
-            f" {name!r}; {known}, or --retry failed to try it again"
-        )
+        for name, number, least in failed[-1:]:
+            fitting = [
+                of.per_replica_batch_size
+                for _, of, has_fitted in same
+                if has_fitted and of.num_replicas >= spec.num_replicas
+            ]
+            most = max((of for of in fitting if of < least), default=0)
+            known = f"{most} fits: use" if most else "use less than"
+            raise PlanError(
+                f"{spec.num_replicas} x {size} examples do not fit with backend"
+                f" {spec.backend!r}: {number} x {least} ran out of memory on {gpu} in"
+                f" study {name!r}; {known} --per-replica-batch-size {most or least}, or"
+                " --retry failed to try it again"
+            )
 
 
 def _program_of(spec: TrialSpec) -> str:
@@ -387,9 +381,8 @@ def choose_quality_runs(
             f"--budget {text} may not end within --timeout {request.timeout_sec:g} s,"
             f" with start-up and evaluations; use --timeout {needed}s or more"
         )
-    mode = ScalingMode.STRONG
-    if mode not in request.modes:
-        mode = ScalingMode.WEAK
+    is_strong = ScalingMode.STRONG in request.modes
+    mode = ScalingMode.STRONG if is_strong else ScalingMode.WEAK
     # Peers take steps, and measure nothing of what they learn.
     learning = [name for name in request.backends if name not in catalog.PEERS]
     if not learning:
@@ -397,11 +390,8 @@ def choose_quality_runs(
     backends = learning if is_asked_for else learning[:1]
     chosen = [c for c in cases if mode in c.modes and c.backend in backends]
     where = ", ".join(f"{case.backend} x{case.num_replicas}" for case in chosen)
-    return QualityRuns(
-        budget=budget,
-        cases=tuple(chosen),
-        note=(
-            f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
-            f" {NONE} leaves them out"
-        ),
+    note = (
+        f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
+        f" {NONE} leaves them out"
     )
+    return QualityRuns(budget=budget, cases=tuple(chosen), note=note)
