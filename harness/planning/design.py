@@ -93,13 +93,11 @@ def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
 
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:
-    looks = request.gate.looks if request.gate is not None else ()
-    in_relay = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
-    default = {
-        Order.SEQUENTIAL: defaults.REPEATS,
-        Order.RELAY: looks[0] if looks else in_relay,
-    }[order]
-    repeats = default if request.repeats is None else request.repeats
+    usual = defaults.REPEATS
+    if order is Order.RELAY:
+        usual = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
+        usual = request.gate.looks[0] if request.gate and request.gate.looks else usual
+    repeats = request.repeats or usual
     if request.target is not None and repeats < FEWEST_TO_STOP:
         raise PlanError(
             f"--repeats {repeats} with --target {request.target:.2%}: an interleaved "
@@ -135,15 +133,7 @@ def with_revision(
 def make_measuring(
     request: SweepRequest, order: Order, trials: Sequence[PlannedTrial], num_cores: int
 ) -> Measuring:
-    primary = next(
-        (
-            Contrast(
-                first_case_id=first.case_id, second_case_id=other.case_id, text=text
-            )
-            for first, other, text in _contrasts(trials, num_cores)
-        ),
-        None,
-    )
+    primary = next(_contrasts(trials, num_cores), None)
     measuring = functools.partial(
         Measuring,
         order=order,
@@ -180,10 +170,13 @@ def make_measuring(
     )
 
 
-def _contrasts(
-    trials: Sequence[PlannedTrial], num_cores: int
-) -> Iterator[tuple[PlannedTrial, PlannedTrial, str]]:
-    """Yields both sides of contrasts, and what they are; the first one is primary."""
+def _contrast(first: PlannedTrial, second: PlannedTrial, text: str) -> Contrast:
+    ids = {"first_case_id": first.case_id, "second_case_id": second.case_id}
+    return Contrast(**ids, text=text)
+
+
+def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contrast]:
+    """Yields contrasts; the first one is primary."""
     both = [
         trial
         for trial in trials
@@ -208,7 +201,7 @@ def _contrasts(
         )
         revision = second.spec.revision
         text = f"{spec.backend} x{spec.num_replicas}: this tree / {revision}"
-        yield first, second, text
+        yield _contrast(first, second, text)
         return
     mode = own[0].modes[0]
     by_key = {
@@ -223,13 +216,13 @@ def _contrasts(
         pair = [by_key[of, size] for of in backends[:2] if (of, size) in by_key]
         if len(pair) > 1:
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
-            yield pair[0], pair[1], text
+            yield _contrast(*pair, text)
     for backend in backends:
         own = [by_key[backend, size] for size in sizes if (backend, size) in by_key]
         if len(own) > 1:
             most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
             text = f"{backend}, {mode.value} scaling, x{most} / x{fewest}"
-            yield own[0], own[-1], text
+            yield _contrast(own[0], own[-1], text)
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
