@@ -68,15 +68,9 @@ if TYPE_CHECKING:
 HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
 
 
-def submit(
-    request: RunRequest,
-    launcher: Launcher,
-    planned: Plan,
-    *,
-    study: str,
-    command: Sequence[str],
-) -> int:
+def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     """Submits a job that runs the sweep by the same command, and prints its id."""
+    study, command = planned.study, planned.command
     specs = [trial.spec for trial in planned.trials]
     per_worker = request.replicas_per_worker
     workers, gpus_per_worker = launcher.num_hosts, 0
@@ -246,7 +240,7 @@ def sweep(
     check(new)
     is_submitted = request.info.is_submitted()
     if is_submitted and not request.is_dry_run:
-        return submit(request, launcher, new, study=name, command=call.command)
+        return submit(request, launcher, new)
     if not is_submitted:  # a login node has no GPUs of the job
         _check_models(new.trials, launcher.num_hosts)
     measured = Store(root) if known is not None else None
@@ -367,19 +361,13 @@ def _print_plan(
     guess = estimate.estimate(asked_for, durations, plan.measuring)
     if request.is_json:
         data = plan.model_dump(mode="json")
-        data["num_missing"] = len(missing)
-        data["estimated_sec"] = guess.total_sec
-        data["estimated_most_sec"] = guess.most_sec
-        data["estimate_basis"] = guess.basis
-        if memory:
-            data["memory"] = memory
+        data |= {"num_missing": len(missing), "estimated_sec": guess.total_sec}
+        data |= {"estimated_most_sec": guess.most_sec, "estimate_basis": guess.basis}
+        data |= {"memory": memory} if memory else {}
         click.echo(json.dumps(data, indent=2))
         return exit_codes.OK
-    lines = [
-        f"{number:>4}  {trial.trial_id[:8]}  {describe_trial(trial)}"
-        for number, trial in enumerate(asked, start=1)
-    ]
-    click.echo("\n".join(lines))
+    for number, trial in enumerate(asked, start=1):
+        click.echo(f"{number:>4}  {trial.trial_id[:8]}  {describe_trial(trial)}")
     for num_replicas, table in memory.items():
         click.echo("\n".join([f"x{num_replicas}: {table[0]}", *table[1:]]))
     for note in notes:
