@@ -166,7 +166,17 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         ),
         versions=versions,
     )
-    prepared = Prepared(
+    is_client = spec.program is not None and spec.program.is_client
+    if is_client:
+        trial_tree.write_client(trial_dir, spec)
+    after: dict[str, object] = {}
+    if of_peer is not None:
+        peers.write_expected(trial_dir, spec, settings.exports[trial_id])
+        after["packages"] = peers.packages(source_root, of_peer)
+    after["canary_before_sec"] = settings.canary(place.cpusets[0][0])
+    env = env.model_copy(update=after)
+    store.write_env(trial_id, env)
+    return Prepared(
         trial=trial,
         trial_dir=trial_dir,
         processes=processes,
@@ -176,18 +186,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
-        is_client=spec.program is not None and spec.program.is_client,
+        is_client=is_client,
     )
-    if prepared.is_client:
-        trial_tree.write_client(trial_dir, spec)
-    after: dict[str, object] = {}
-    if of_peer is not None:
-        peers.write_expected(trial_dir, spec, settings.exports[trial_id])
-        after["packages"] = peers.packages(source_root, of_peer)
-    after["canary_before_sec"] = settings.canary(prepared.core)
-    env = env.model_copy(update=after)
-    store.write_env(trial_id, env)
-    return dataclasses.replace(prepared, env=env)
 
 
 def record(

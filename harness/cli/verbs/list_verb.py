@@ -174,10 +174,7 @@ def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
         catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
         "launchers": (launchers.LAUNCHERS, launchers.complain),
         trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
-        build.PLUGINS: (
-            [section.SLUG for section in SECTIONS],
-            build.complain,
-        ),
+        build.PLUGINS: ([of.SLUG for of in SECTIONS], build.complain),
         "formats": (export_formats.FORMATS, export_formats.complain),
     }
 
@@ -205,15 +202,8 @@ def _read_plugins() -> tuple[list[dict[str, Any]], list[str]]:
             if isinstance(table, dict):
                 table.setdefault(name, loaded)
             titles = ("description", "title", "TITLE", "summary", "output")
-            rows.append(
-                {
-                    "name": name,
-                    "title": next(
-                        str(getattr(loaded, of)) for of in titles if hasattr(loaded, of)
-                    ),
-                    "kind": plugins.KINDS[kind],
-                    "package": plugin.distribution,
-                    "object": plugin.target,
-                }
-            )
+            title = next(getattr(loaded, of) for of in titles if hasattr(loaded, of))
+            row = {"name": name, "title": str(title), "kind": plugins.KINDS[kind]}
+            row |= {"package": plugin.distribution, "object": plugin.target}
+            rows.append(row)
     return rows, problems
