@@ -138,17 +138,14 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
     for part in map(str.strip, text.split(",")):
         in_text = "" if part == text else f" in {text!r}"
         found = _COUNT_RANGE.fullmatch(part)
-        if found is None:
-            counts.add(_parse_count(part, in_text, what))
-            continue
-        first = _parse_count(found["first"], f" in {text!r}", what)
-        last = _parse_count(found["last"], f" in {text!r}", what)
+        ends = (found["first"], found["last"]) if found else (part, part)
+        first, last = (_parse_count(of, text, what) for of in ends)
         if last < first:
             raise ParseError(
                 f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
                 f" write {last}..{first}"
             )
-        if found["factor"] is None:
+        if found is None or found["factor"] is None:
             counts.update(range(first, last + 1))
             continue
         factor = _read(found["factor"])
@@ -163,7 +160,8 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def _parse_count(digits: str, in_text: str, what: str) -> int:
+def _parse_count(digits: str, text: str, what: str) -> int:
+    in_text = "" if digits == text else f" in {text!r}"
     if re.fullmatch(r"[+-]?\d+", digits) is None:
         raise ParseError(f"{what}: {digits!r}{in_text} is not an integer; {_ALLOWED}")
     count = _read(digits)
