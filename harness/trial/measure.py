@@ -274,18 +274,13 @@ class Steps:
         return sum(self.step_time_sec[1:])
 
     def used(self, unit: BudgetUnit) -> tuple[float, float]:
+        if unit is BudgetUnit.STEPS:
+            return self.num_steps, 1
+        if unit is BudgetUnit.EXAMPLES:
+            return self.num_examples, self._program.global_batch_size
         recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
-        return {
-            BudgetUnit.SECONDS: (
-                self.train_time_sec,
-                sum(recent) / len(recent) if recent else math.inf,
-            ),
-            BudgetUnit.STEPS: (self.num_steps, 1),
-            BudgetUnit.EXAMPLES: (
-                self.num_examples,
-                self._program.global_batch_size,
-            ),
-        }[unit]
+        step_sec = sum(recent) / len(recent) if recent else math.inf
+        return self.train_time_sec, step_sec
 
     def blocks(self, num_steps: int) -> list[int]:
         """Returns the sizes of the blocks in which steps are started together."""
