@@ -274,6 +274,7 @@ class Steps:
         return sum(self.step_time_sec[1:])
 
     def used(self, unit: BudgetUnit) -> tuple[float, float]:
+        """Returns the part of a budget that was used, and that a step will use."""
         if unit is BudgetUnit.STEPS:
             return self.num_steps, 1
         if unit is BudgetUnit.EXAMPLES:

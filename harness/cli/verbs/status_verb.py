@@ -108,24 +108,20 @@ def _describe(
         trial = found.get(planned.trial_id)
         record = trial.status if trial is not None else None
         counts[_state(record, is_running=is_running, has_begun=trial is not None)] += 1
-        if record is not None and record.failure is not None:
-            failures.append(
-                {
-                    "trial_id": planned.trial_id,
-                    "trial": describe_trial(planned),
-                    "status": record.status.value,
-                    "phase": record.failure.phase.value,
-                    "reason": record.failure.reason,
-                }
-            )
-            shown += [
-                (
-                    f"  {planned.trial_id[:8]}  {describe_trial(planned)}:"
-                    f" {record.status.label} in {record.failure.phase.value}:"
-                    f" {record.failure.reason}"
-                ),
-                *(f"    {printable(tokens(line))}" for line in record.failure.place),
-            ]
+        failure = None if record is None else record.failure
+        if record is None or failure is None:
+            continue
+        facts = {
+            "trial_id": planned.trial_id,
+            "trial": describe_trial(planned),
+            "status": record.status.value,
+            "phase": failure.phase.value,
+            "reason": failure.reason,
+        }
+        failures.append(facts)
+        how = f"{record.status.label} in {facts['phase']}: {failure.reason}"
+        shown.append(f"  {planned.trial_id[:8]}  {facts['trial']}: {how}")
+        shown += [f"    {printable(tokens(line))}" for line in failure.place]
     data = {
         "study": name,
         "num_trials": len(trials),
