@@ -216,7 +216,7 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
         pair = [by_key[of, size] for of in backends[:2] if (of, size) in by_key]
         if len(pair) > 1:
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
-            yield _contrast(*pair, text)
+            yield _contrast(pair[0], pair[1], text)
     for backend in backends:
         own = [by_key[backend, size] for size in sizes if (backend, size) in by_key]
         if len(own) > 1:
