@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.site.card import Card
-    from results.figures.history import Observation, Series
+    from results.figures.history import Observation
     from results.judging.gate_metrics import Metric
     from results.records.models import Plan
+    from results.statistics.estimates import Estimate
     from results.store.study_store import Store
     from results.study.cases import Study
 
@@ -226,85 +227,55 @@ def _index(
     return f"{found}\n"
 
 
-class CaseHistory(NamedTuple):
-    """One case over time."""
-
-    title: str  # Workload, preset and case.
-    drawing: Markup  # Its values over studies, in the colours of machine classes.
-    last: str  # The latest value.
-    # Of the table: date, study, commit, throughput, interval, machine.
-    rows: list[tuple[str, ...]]
-    machines: list[tuple[str, str]]  # The machine classes: letter and words.
-
-
-class Histories(NamedTuple):
-    """The history of all cases."""
-
-    cases: list[CaseHistory]  # Those with two or more studies, most studies first.
-    num_single: int  # How many cases have one study only.
-    num_left_out: int  # How many cases have no chart because there are too many.
-    reasons: tuple[str, ...]  # Why cases have no place in any series, one line each.
-
-
-def histories(studies: Iterable[Study]) -> Histories:
+def histories(studies: Iterable[Study]) -> dict[str, Any]:
     """Returns the history of every case that two or more studies have."""
-    found = history(studies)
-    by_case = formats.grouped((series.case_key, series) for series in found.series)
-
-    def num_studies(segments: Sequence[Series]) -> int:
-        return sum(len(of.observations) for of in segments)
-
-    several = [of for of in by_case.values() if num_studies(of) >= _FEWEST]
-    several.sort(key=num_studies, reverse=True)
-    shown = several[:MOST_CHARTS]
-    return Histories(
-        cases=[_case(segments) for segments in shown],
-        num_single=len(by_case) - len(several),
-        num_left_out=len(several) - len(shown),
-        reasons=found.left_out,
-    )
+    found, left_out = history(studies)
+    by_case = formats.grouped((of.case_key, of) for of in found)
+    several = [of for of in by_case.values() if len(of) >= _FEWEST]
+    several.sort(key=len, reverse=True)
+    return {
+        "cases": [*map(_case, several[:MOST_CHARTS])],
+        "num_single": len(by_case) - len(several),
+        "num_left_out": max(0, len(several) - MOST_CHARTS),
+        "reasons": left_out,
+    }
 
 
-def _case(segments: Sequence[Series]) -> CaseHistory:
-    """Joins the segments of one case: one per machine class, in order of time."""
-    ordered = sorted(segments, key=lambda of: of.observations[0].date)
-    seen = sorted(
-        (
-            (observation, place)
-            for place, series in enumerate(ordered)
-            for observation in series.observations
+def _case(seen: Sequence[Observation]) -> dict[str, Any]:
+    """Returns the chart and the table of one case; a colour is a machine class."""
+    names = {of.machine: of.machine_name for of in seen}
+    places = {machine: place for place, machine in enumerate(names)}
+    return {
+        "title": f"{seen[0].workload} {seen[0].preset}, {seen[0].label}",
+        "drawing": bars.sparkline(
+            [
+                (of.value, (of.low, of.high), places[one.machine] % _NUM_COLORS)
+                for one in seen
+                for of in (one.throughput,)
+            ]
         ),
-        key=lambda pair: (pair[0].date, pair[0].study),
-    )
-    figures = [(of.throughput, place % _NUM_COLORS) for of, place in seen]
-    return CaseHistory(
-        title=f"{ordered[0].workload} {ordered[0].preset}, {ordered[0].case}",
-        drawing=bars.sparkline(
-            [(of.value, (of.low, of.high), color) for of, color in figures]
-        ),
-        last=_figure(seen[-1][0]),
-        rows=[
+        "last": _figure(seen[-1].throughput),
+        "rows": [
             (
-                formats.minute(of.date),
-                of.study,
-                of.commit or formats.ABSENT,
+                formats.minute(one.date),
+                one.study,
+                one.commit or formats.ABSENT,
                 _figure(of),
-                formats.interval(
-                    of.throughput.low, of.throughput.high, formats.significant
-                ),
-                f"M{place + 1}",
+                formats.interval(of.low, of.high, formats.significant),
+                f"M{places[one.machine] + 1}",
             )
-            for of, place in seen
+            for one in seen
+            for of in (one.throughput,)
         ],
-        machines=[
-            (f"M{place + 1}", f"{series.machine_name} ({series.machine[:8]})")
-            for place, series in enumerate(ordered)
+        "machines": [
+            (f"M{places[machine] + 1}", f"{name} ({machine[:8]})")
+            for machine, name in names.items()
         ],
-    )
+    }
 
 
-def _figure(seen: Observation) -> str:
-    return f"{formats.significant(seen.throughput.value)} {seen.throughput.unit}"
+def _figure(found: Estimate) -> str:
+    return f"{formats.significant(found.value)} {found.unit}"
 
 
 # The page of a varied study: for each value, what was learned and how fast. Each value

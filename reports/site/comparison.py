@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from reports.charts import bars
 from reports.page import page
@@ -15,14 +15,13 @@ from reports.site.card import NO_MACHINE
 from reports.words import formats, judgement, names
 from results import errors
 from results.figures import scaling
-from results.judging import quality_gate
+from results.judging import gate_metrics
 from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from results.judging.gate_metrics import Metric
-    from results.judging.quality_gate import RatioTable, Row
+    from results.judging.gate_metrics import Metric, Ratio
     from results.study.case_pairs import StudyDifference
     from results.study.cases import Case, Study
 
@@ -43,8 +42,10 @@ class Compared:
 
     first: Study  # A, whose figures are the numerators.
     second: Study  # B.
-    table: RatioTable  # The ratios A / B of the cases that both have.
-    differences: tuple[StudyDifference, ...]  # In what they differ.
+    metric: Metric  # What is compared.
+    rows: tuple[Ratio, ...]  # A / B of the cases that both have, in planned order.
+    settings: tuple[str, ...]  # In which cases differ, one line each.
+    differences: tuple[StudyDifference, ...]  # In what the studies differ.
     # Why nothing may be concluded from the ratios; empty if it may.
     reasons: tuple[str, ...]
     only_first: tuple[str, ...]  # Cases that only A measured.
@@ -66,8 +67,13 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
             f"both studies are {first.plan.study!r} with the same trials, which has no"
             " difference; name two studies"
         )
-    table = quality_gate.of_studies(first, second, metric)
     both = case_pairs.pairs(first, second)
+    rows = gate_metrics.ratios(both, metric)
+    if not rows:
+        raise errors.ResultsError(
+            f"no case was measured in both {first.plan.study!r} and"
+            f" {second.plan.study!r}; see 'status' of both"
+        )
     only_first, only_second = (
         tuple(
             case.label
@@ -76,12 +82,15 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
         )
         for side, study in enumerate((first, second))
     )
+    settings = (text for pair in both for text in case_pairs.settings(*pair))
     return Compared(
         first=first,
         second=second,
-        table=table,
+        metric=metric,
+        rows=tuple(rows),
+        settings=tuple(dict.fromkeys(settings)),
         differences=case_pairs.study_differences(first, second),
-        reasons=table.differences,
+        reasons=case_pairs.why_not_comparable(first, second),
         only_first=only_first,
         only_second=only_second,
     )
@@ -94,9 +103,9 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
             "These two studies are not comparable, so the ratios below are shown and "
             f"judge nothing: {'; '.join(compared.reasons)}."
         )
-    ratios = [row.ratio for row in compared.table.rows]
+    ratios = [row.estimate for row in compared.rows]
     cases = formats.count(len(ratios), "shared case")
-    what = compared.table.metric.name.replace("_", " ")
+    what = compared.metric.name.replace("_", " ")
     apart = [ratio.value for ratio in ratios if ratio.excludes(1.0)]
     parts: list[str] = []
     for is_more, word in ((True, "higher"), (False, "lower")):
@@ -116,8 +125,8 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
 
 def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
-    rows = compared.table.rows
-    reach = bars.reach(row.ratio for row in rows)
+    rows = compared.rows
+    reach = bars.reach(row.estimate for row in rows)
     sides = {FIRST: compared.first, SECOND: compared.second}
     html = page.render(
         "comparison",
@@ -128,7 +137,7 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
         rows=[_row(row, reach) for row in rows],
         reach=(f"{1 / reach:.2g}", f"{reach:g}"),
         advice=ADVICE,
-        notes=[note for note in _notes(compared.table) if note != ADVICE],
+        notes=[note for note in _notes(compared) if note != ADVICE],
         links=links,
         sides=[
             {
@@ -156,14 +165,14 @@ def _rate(case: Case) -> str:
     return formats.ABSENT if found is None else formats.significant(found.value)
 
 
-def _row(row: Row, reach: float) -> dict[str, object]:
-    estimate, p_value = row.ratio, row.p_value
+def _row(row: Ratio, reach: float) -> dict[str, object]:
+    estimate, p_value = row.estimate, row.p_value
     is_apart = estimate.excludes(1.0)
     text = f"advice: {'not ' * (not is_apart)}apart"
     if p_value is None:
         text = "no test: one side has a single run"
     return {
-        "name": row.name,
+        "name": row.first.label,
         "ratio": estimate,
         "rates": [_rate(row.first), _rate(row.second)],
         "bar": bars.of_ratio(estimate, reach, is_marked=is_apart),
@@ -173,29 +182,30 @@ def _row(row: Row, reach: float) -> dict[str, object]:
     }
 
 
-def _notes(table: RatioTable) -> list[str]:
+def _notes(compared: Compared) -> list[str]:
     """Returns what a reader of the ratios has to know, one line each."""
     notes = [judgement.WEAKER, ADVICE]
-    if table.differences:
-        notes.append(f"not comparable, shown only: {'; '.join(table.differences)}")
-    notes += [f"setting compared: {setting}" for setting in table.settings]
-    if table.without_test:
-        names = "; ".join(row.name for row in table.without_test)
-        notes.append(f"one run, which tests nothing: {names}")
+    if compared.reasons:
+        notes.append(f"not comparable, shown only: {'; '.join(compared.reasons)}")
+    notes += [f"setting compared: {setting}" for setting in compared.settings]
+    untested = [row.first.label for row in compared.rows if row.p_value is None]
+    if untested:
+        notes.append(f"one run, which tests nothing: {'; '.join(untested)}")
+    sides = f"{compared.first.plan.study} / {compared.second.plan.study}"
     notes.append(
-        f"ratios of {table.metric.name}, {table.first} / {table.second}, each with its"
-        " own 95 % interval"
+        f"ratios of {compared.metric.name}, {sides}, each with its own 95 % interval"
     )
     return notes
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    ratio, p_value = row.ratio, row.p_value
+def _cells(row: Ratio) -> tuple[str, ...]:
+    ratio, p_value = row.estimate, row.p_value
     interval = "-"
     if ratio.has_interval:
         interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
     p_text = "-" if p_value is None else formats.p_value(p_value)
-    return row.name, f"{ratio.value:.3f}", interval, str(ratio.n), p_text, "advice"
+    number = str(ratio.n)
+    return row.first.label, f"{ratio.value:.3f}", interval, number, p_text, "advice"
 
 
 def _only(compared: Compared) -> list[str]:
@@ -210,9 +220,9 @@ def as_text(compared: Compared) -> str:
     lines += [f"  {found.group}: {found.text}" for found in compared.differences]
     if not compared.differences:
         lines.append("  nothing that is recorded")
-    rows = [*map(_cells, compared.table.rows)]
+    rows = [*map(_cells, compared.rows)]
     lines += [*_only(compared), "", *formats.aligned(_COLUMNS, rows)]
-    return "\n".join([*lines, *_notes(compared.table)])
+    return "\n".join([*lines, *_notes(compared)])
 
 
 def as_markdown(compared: Compared) -> str:
@@ -234,32 +244,14 @@ def as_markdown(compared: Compared) -> str:
     if num_more:
         lines += [f"{num_more} more differences are in the page.", ""]
     lines += [f"- {formats.escaped(text)}" for text in _only(compared)]
-    rows = [*map(_cells, compared.table.rows)]
+    rows = [*map(_cells, compared.rows)]
     lines += [*formats.markdown_table(_COLUMNS, rows), ""]
-    lines += [f"- {formats.escaped(note)}" for note in _notes(compared.table)]
+    lines += [f"- {formats.escaped(note)}" for note in _notes(compared)]
     return "\n".join(lines)
 
 
 def as_json(compared: Compared) -> str:
     """Writes a comparison as data."""
-    table = compared.table
-    ratios: dict[str, Any] = {
-        "first": table.first,
-        "second": table.second,
-        "metric": table.metric.name,
-        "is_weaker": True,
-        "differences": list(table.differences),
-        "settings": list(table.settings),
-        "rows": [
-            {
-                "case": row.name,
-                "ratio": judgement.estimate_data(row.ratio),
-                "p_value": row.p_value,
-                "differs": False,  # advice
-            }
-            for row in table.rows
-        ],
-    }
     return json.dumps(
         {
             "headline": headline(compared),
@@ -268,7 +260,23 @@ def as_json(compared: Compared) -> str:
             "differs": [dataclasses.asdict(of) for of in compared.differences],
             "only_first": list(compared.only_first),
             "only_second": list(compared.only_second),
-            "comparison": ratios,
+            "comparison": {
+                "first": compared.first.plan.study,
+                "second": compared.second.plan.study,
+                "metric": compared.metric.name,
+                "is_weaker": True,
+                "differences": list(compared.reasons),
+                "settings": list(compared.settings),
+                "rows": [
+                    {
+                        "case": row.first.label,
+                        "ratio": judgement.estimate_data(row.estimate),
+                        "p_value": row.p_value,
+                        "differs": False,  # advice
+                    }
+                    for row in compared.rows
+                ],
+            },
         },
         indent=2,
     )

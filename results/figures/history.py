@@ -1,14 +1,12 @@
 """Studies of the same case over time.
 
-A *series* has one case (all that a spec says, except its code, repetition, seed and
-number of steps) on one machine class (``machine_class``): figures of different machines
-are never compared.
+A case is all that a spec says, except its code, repetition, seed and number of steps.
+Figures of different machines are never compared: each is of a machine class.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from results.figures import scaling
 from results.records import identity
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from results.study.cases import Case, Study
 
 _OWN_PACKAGE = "replicator-harness"
-_NOT_SERIES = {
+_NOT_CASE = {
     "schema_version",
     "code_digest",
     "repetition_index",
@@ -31,36 +29,19 @@ _NOT_SERIES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """One case of one study."""
 
-    study: str  # Name of the study.
-    date: str  # Start of its first trial, RFC 3339, UTC.
-    commit: str  # As ``MachineState.commit_text``; empty if unknown.
-    throughput: Estimate  # With its interval.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """One case on one machine class, over time."""
-
-    workload: str  # Its name.
-    preset: str  # Its preset.
-    case: str  # Backend, replicas and batch, in words.
+    workload: str
+    preset: str
+    label: str  # Backend, replicas and batch, in words.
     case_key: str  # Digest of all that the case is; equal on all machines.
+    date: str  # Start of its first trial, RFC 3339, UTC.
+    study: str  # Name of the study.
     machine: str  # The machine class, a digest.
     machine_name: str  # CPU, cores and GPUs, in words.
-    observations: tuple[Observation, ...]  # In order of time.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class History:
-    """All series of some studies."""
-
-    series: tuple[Series, ...]  # By workload, preset, case and machine.
-    # Cases without a place in a series, and why, one line each.
-    left_out: tuple[str, ...]
+    commit: str  # As ``MachineState.commit_text``; empty if unknown.
+    throughput: Estimate  # With its interval.
 
 
 def machine_class(env: Environment) -> str:
@@ -88,39 +69,25 @@ def machine_class(env: Environment) -> str:
     )
 
 
-def history(studies: Iterable[Study]) -> History:
-    """Returns the series of some studies, in any order."""
-    found: dict[tuple[str, ...], list[Observation]] = {}
-    names: dict[tuple[str, ...], str] = {}
-    left_out: list[str] = []
+def history(studies: Iterable[Study]) -> tuple[list[Observation], list[str]]:
+    """Returns the cases of some studies, and why others have no place, a line each.
+
+    By case, and in order of time.
+    """
+    found, left_out = [], []
     for study in studies:
         for case in study.cases:
             machines = {machine_class(env) for env in case.environments}
-            reason = f"its trials ran on {len(machines)} machine classes"
-            if not case.ok_entries or len(machines) != 1:
-                reason = reason if case.ok_entries else "no trial is ok"
-                left_out.append(f"{study.plan.study}, {case.label}: {reason}")
+            if case.ok_entries and len(machines) == 1:
+                found.append(_observe(study, case, *machines))
                 continue
-            spec, case_key = case.spec, identity.digest(case.spec_without(_NOT_SERIES))
-            key = (spec.workload, spec.preset, case.label, case_key, *machines)
-            found.setdefault(key, []).append(_observe(study, case))
-            names[key] = case.environments[0].machine_name
-    series = [
-        Series(
-            workload=key[0],
-            preset=key[1],
-            case=key[2],
-            case_key=key[3],
-            machine=key[4],
-            machine_name=names[key],
-            observations=tuple(sorted(of, key=lambda one: (one.date, one.study))),
-        )
-        for key, of in sorted(found.items())
-    ]
-    return History(series=tuple(series), left_out=tuple(left_out))
+            reason = f"its trials ran on {len(machines)} machine classes"
+            reason = reason if case.ok_entries else "no trial is ok"
+            left_out.append(f"{study.plan.study}, {case.label}: {reason}")
+    return sorted(found, key=lambda of: of[:7]), left_out
 
 
-def _observe(study: Study, case: Case) -> Observation:
+def _observe(study: Study, case: Case, machine: str) -> Observation:
     throughput = scaling.of_trials(case, "throughput").estimate
     assert throughput is not None
     starts = [
@@ -133,8 +100,14 @@ def _observe(study: Study, case: Case) -> Observation:
         for env in case.environments
     }
     return Observation(
-        study=study.plan.study,
+        workload=case.spec.workload,
+        preset=case.spec.preset,
+        label=case.label,
+        case_key=identity.digest(case.spec_without(_NOT_CASE)),
         date=min(starts),
+        study=study.plan.study,
+        machine=machine,
+        machine_name=case.environments[0].machine_name,
         commit=commits.pop() if len(commits) == 1 else "several",
         throughput=throughput,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
-    from results.statistics.estimates import Mean
+    from results.statistics.estimates import Estimate, Mean
     from results.study.cases import Case, Entry
 
 
@@ -167,6 +167,39 @@ def mean_of_two_studies(
         for of, logs in ((case, here), (other, there))
     )
     return estimates.two_groups(here, there).widened(factor)
+
+
+class Ratio(NamedTuple):
+    """What a case has over the same case of another study."""
+
+    first: Case
+    second: Case
+    estimate: Estimate  # With its own 95 % interval.
+    # Two-sided, of the ratio 1, adjusted for all cases; None where there is one run.
+    p_value: float | None
+
+
+def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
+    """Returns the ratios of cases of two studies: advice, since days vary."""
+    means = []
+    for case, other in pairs:
+        here, there = logs(case, metric), logs(other, metric)
+        if here and there:
+            means.append((case, other, mean_of_two_studies(case, here, other, there)))
+    tested = {place: mean.p_value() for place, (*_, mean) in enumerate(means)}
+    p_values = generations.holm(tested)
+    method = group_sequential.OF_TWO_STUDIES
+    return [
+        Ratio(
+            case,
+            other,
+            estimates.from_logs(
+                mean.estimate(method, otherwise=generations.NO_GENERATIONS)
+            ),
+            p_values.get(place),
+        )
+        for place, (case, other, mean) in enumerate(means)
+    ]
 
 
 def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:

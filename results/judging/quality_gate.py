@@ -31,21 +31,17 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from results import errors
 from results.figures import learning_gains
-from results.judging import gate_metrics
-from results.statistics import estimates, generations, group_sequential
+from results.statistics import group_sequential
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
-from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.judging.gate_metrics import Metric, Rule
     from results.records.models import QualityMetric
-    from results.statistics.estimates import Mean
-    from results.study.cases import Case, Key, Study
+    from results.study.cases import Case, Key
 
 
 FAILED = 0.5
@@ -206,77 +202,3 @@ def _why_not(
             " meaning; train longer"
         )
     return ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One ratio of a comparison."""
-
-    name: str  # What both sides have in common.
-    first: Case  # Case of the numerator.
-    second: Case  # Case of the denominator.
-    ratio: Estimate  # With its own 95 % interval.
-    # Two-sided, of the ratio 1, adjusted for all rows; None where there is one run.
-    p_value: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RatioTable:
-    """Ratios first / second of two studies: advice, since days and machines vary."""
-
-    first: str  # Name of the numerators.
-    second: str  # Name of the denominators.
-    metric: Metric  # What is compared.
-    rows: tuple[Row, ...]  # In planned order.
-    # In what the sides differ, one line each; the names aside.
-    settings: tuple[str, ...] = ()
-    # What differs although it must not, one line each.
-    differences: tuple[str, ...] = ()
-
-    @property
-    def without_test(self) -> tuple[Row, ...]:
-        """Rows with fewer than two generations: they test nothing."""
-        return tuple(row for row in self.rows if row.p_value is None)
-
-
-def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
-    """Compares the cases that two studies share."""
-    means: dict[str, Mean] = {}
-    sides: dict[str, tuple[Case, Case]] = {}
-    settings: list[str] = []
-    for case, other in case_pairs.pairs(first, second):
-        settings += case_pairs.settings(case, other)
-        here = gate_metrics.logs(case, metric)
-        there = gate_metrics.logs(other, metric)
-        if here and there:
-            sides[case.label] = (case, other)
-            mean = gate_metrics.mean_of_two_studies(case, here, other, there)
-            means[case.label] = mean
-    if not means:
-        raise errors.ResultsError(
-            f"no case was measured in both {first.plan.study!r} and"
-            f" {second.plan.study!r}; see 'status' of both"
-        )
-    p_values = generations.holm({name: mean.p_value() for name, mean in means.items()})
-    rows = []
-    for name, mean in means.items():
-        ratio = mean.estimate(
-            group_sequential.OF_TWO_STUDIES, otherwise=generations.NO_GENERATIONS
-        )
-        rows.append(
-            Row(
-                name=name,
-                first=sides[name][0],
-                second=sides[name][1],
-                ratio=estimates.from_logs(ratio),
-                p_value=p_values.get(name),
-            )
-        )
-    return RatioTable(
-        first=first.plan.study,
-        second=second.plan.study,
-        metric=metric,
-        rows=tuple(rows),
-        settings=tuple(dict.fromkeys(settings)),
-        differences=case_pairs.why_not_comparable(first, second),
-    )

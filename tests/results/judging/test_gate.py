@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from changed_study import with_environments, with_turns
 
+from reports.site.comparison import compare_studies
 from reports.words import judgement
 from results import load_study
 from results.errors import ResultsError
-from results.judging import gate, gate_metrics, judged_case, paired_gate, quality_gate
+from results.judging import gate, gate_metrics, judged_case, paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
 
@@ -259,20 +260,16 @@ def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
 
 def test_two_studies_are_two_groups(relay):
     pair = {"backends": ("in_graph", "tf_mirrored"), "num_rounds": 10}
-    found = quality_gate.of_studies(
-        relay("x", repeats=4, **pair),
-        relay("y", repeats=5, noise=0.009, **pair),
-        gate_metrics.THROUGHPUT,
-    )
+    first = relay("x", repeats=4, **pair)
+    second = relay("y", repeats=5, noise=0.009, **pair)
+    found = compare_studies(first, second, gate_metrics.THROUGHPUT)
 
-    assert () == found.differences
+    assert () == found.reasons
     in_sequence = relay("z", repeats=4, **pair | {"num_rounds": 0})
-    other = quality_gate.of_studies(
-        relay("x", repeats=4, **pair), in_sequence, gate_metrics.THROUGHPUT
-    )
+    other = compare_studies(first, in_sequence, gate_metrics.THROUGHPUT)
     assert "order: interleaved / sequential" in other.settings
     for row in found.rows:
-        ratio = row.ratio
+        ratio = row.estimate
         assert "not measured in the same rounds" in ratio.method
         assert 4 == ratio.n
         assert ratio.low < 1 < ratio.high
