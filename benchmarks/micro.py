@@ -33,7 +33,7 @@ from results.figures.relay import TurnCounts
 from results.judging.gate import Gate
 from results.judging.gate_metrics import Metric
 from results.judging.judged_case import JudgedCase
-from results.records.record_base import Seconds
+from results.records.record_base import Line, Seconds
 from results.statistics import estimates, group_sequential
 from results.store.record_file import first_complaint
 
@@ -119,7 +119,7 @@ class Machine(pydantic.BaseModel):
 class Benchmark(pydantic.BaseModel):
     """One benchmark in one process."""
 
-    name: str = Field(validation_alias="fullname")
+    name: Line = Field(validation_alias="fullname")
     generation: int = Field(
         default=0, validation_alias=AliasPath("extra_info", GENERATION)
     )
@@ -220,7 +220,7 @@ def compare(change: Path, baseline: Path, delta: str, alpha: str, form: str) -> 
         delta=parse_percentage(delta, what="--delta"),
         alpha=parse_percentage(alpha, what="--alpha"),
     )
-    print(getattr(judgement, f"gate_{form}")(found))
+    print(judgement.WRITERS[form](judgement.record_of(found)))
     for name in new.logs:
         if name not in old.logs:
             print(f"new, not judged: {name}", file=sys.stderr)

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from reports.words import formats, judgement, marks, names, next_step, trust
 from reports.words.marks import Level
-from results import errors
 from results.figures import scaling
-from results.judging import gate as gate_lib
-from results.judging import judged_case, paired_gate
 from results.records.models import TrialStatus
-from results.statistics.group_sequential import Verdict
-from results.study.cases import MISSING, UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,165 +22,12 @@ if TYPE_CHECKING:
     from reports.view import View
     from reports.words.marks import Mark
     from results.figures.scaling import Comparison, Point
-    from results.records.models import GateCase, GateRecord
     from results.statistics.estimates import Estimate
-    from results.study.cases import Study
 
 
 MOST_ROWS = 8
 """Of more cases, the first table has those of most replicas, and another has all."""
-_MOST_COUNTS = 3
 _LONGEST_REASON = 20  # words
-_LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
-_AFTER_GATE = {
-    "pass": "nothing: the change does not slow this down",
-    "improve": "nothing: the change makes this faster",
-    "regress": "mend the change, or find its commit with `git bisect run`",
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GateView:
-    """The study of a gate."""
-
-    # What it concluded; None where it has not, or that cannot be read.
-    record: GateRecord | None
-    why_none: str  # Why there is no record; empty if there is.
-    head: str  # Commits of the tree that was judged.
-    # Commits of the tree that it was compared with; of a stored study its name.
-    base: str
-    rule: str  # What matters, and how often such a gate errs.
-
-    @property
-    def verdict(self) -> str:
-        """One word, or two."""
-        if self.record is None:
-            return gate_lib.NO_VERDICT
-        return "advice: " * self.record.is_advice + self.record.verdict
-
-    @property
-    def level(self) -> Level:
-        """Good only where the gate lets the change pass."""
-        if self.record is None or self.record.is_advice:
-            return Level.CAUTION
-        level = _LEVELS.get(self.record.verdict, Level.CAUTION)
-        is_passed = level is not Level.OK or self.record.is_pass
-        return level if is_passed else Level.CAUTION
-
-    @property
-    def following(self) -> str:
-        """What to do after it."""
-        word = (
-            None if self.level is Level.CAUTION else self.record and self.record.verdict
-        )
-        return _AFTER_GATE.get(word or "", "repeat the gate with more --time-budget")
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in a sentence, with the worst change and its interval."""
-        record = self.record
-        if record is None:
-            return f"The gate on {self.head} gave no verdict: {self.why_none}."
-        counts = [case for case in record.cases if case.after is not None]
-        more = _counted(counts)
-        if record.unfit:
-            return f"No verdict on {record.metric}: {record.unfit}.{more}"
-        known = [
-            case
-            for case in record.cases
-            if case.after is None and case.slowdown is not None
-        ]
-        if not known:
-            what = f"{record.metric} of {self.head} against {self.base}"
-            return f"{what}: no case could be judged.{more}"
-        worst = max(known, key=lambda case: case.slowdown or 0.0)
-        return (
-            f"{self.head} is at worst {change(worst)} {record.worse} than {self.base}"
-            f" ({record.metric} of {worst.name}); the regression threshold is"
-            f" {formats.percent(record.delta)}.{more}"
-        )
-
-
-def _counted(counts: Sequence[GateCase]) -> str:
-    """Says what rose, beginning with what is judged and rose the most."""
-
-    def is_shown_only(case: GateCase) -> bool:
-        return case.verdict == judged_case.ROSE
-
-    rose = [
-        case
-        for case in counts
-        if case.verdict == Verdict.REGRESS.value or is_shown_only(case)
-    ]
-    # From 0 there is no share.
-    rose.sort(key=lambda case: (is_shown_only(case), -(case.slowdown or math.inf)))
-    said = "".join(
-        f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly"
-        f"{' (not judged)' * is_shown_only(case)}."
-        for case in rose[:_MOST_COUNTS]
-    )
-    num_more = len(rose) - _MOST_COUNTS
-    return said + f" So did {formats.count(num_more, 'more count')}." * (num_more > 0)
-
-
-def change(case: GateCase) -> str:
-    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
-    if case.before is not None and case.after is not None:
-        sides = case.before, case.after
-        share = f"{judged_case.share_text(*sides)}, "
-        is_share = case.before not in (0, case.after)
-        return share * is_share + judged_case.exact_text(*sides)
-    return formats.with_interval(
-        case.slowdown, case.low, case.high, formats.signed_percent
-    )
-
-
-def of_view(view: View) -> GateView | None:
-    """Returns what the gate of a study concluded; None of a study without one."""
-    study = view.study
-    is_verb = gate_lib.VERB in study.plan.command[:5]
-    if not is_verb and not any(entry.spec.revision for entry in study.planned):
-        return None
-    record, why_none = None, "it has not concluded, or was stopped before"
-    try:
-        record = gate_lib.read_gate(view.store)
-    except (errors.CorruptRecordError, errors.NewerSchemaError) as error:
-        why_none = f"its record cannot be read: {error}"
-    has_ended = all(e.state not in (MISSING, UNFINISHED) for e in study.planned)
-    if record is not None or has_ended:
-        record = derived(study) or record
-    others = sorted(next_step.commits_of(study.other_revisions))
-    base = ", ".join(others) or "its baseline"
-    if record is not None and not others:
-        base = record.baseline
-    return GateView(
-        record=record,
-        why_none="" if record is not None else why_none,
-        head=", ".join(sorted(next_step.commits_of(study.cases))) or "this tree",
-        base=base,
-        rule="" if record is None else _rule(study, record),
-    )
-
-
-def derived(study: Study) -> GateRecord | None:
-    """Returns what the plan and the trials of a gate of two revisions say.
-
-    None of other studies, and against a stored study, which is elsewhere.
-    """
-    found = gate_lib.of_plan(study)
-    return None if found is None else judgement.record_of(found)
-
-
-def _rule(study: Study, record: GateRecord) -> str:
-    num_cases = sum(case.after is None for case in record.cases)
-    design, rates = study.plan.measuring.gate, None
-    if study.other_revisions and num_cases:
-        has_looks = design is not None and design.looks
-        number = None if has_looks else study.plan.repeats
-        rates = paired_gate.of_gate(num_cases, number, record.alpha)
-    return judgement.rule_text(
-        record.worse, record.delta, record.alpha, rates, is_advice=record.is_advice
-    )
 
 
 class Row(NamedTuple):
@@ -243,7 +84,7 @@ class Brief:
 
 def judge(view: View) -> Brief:
     """Returns the verdict on a study."""
-    gate = of_view(view)
+    gate = judgement.of_view(view)
     if gate is not None:
         return Brief(
             verdict=gate.verdict.upper(),

@@ -1,30 +1,35 @@
-"""A gate as text, Markdown, JSON, JUnit XML, or notes for GitHub."""
+"""A gate in words: as text, Markdown, JSON, JUnit XML, notes for GitHub, and its page.
+
+``record_of`` words a gate once, in the record that ``gate.json`` holds; terminal, page
+and files only write that record.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
-from reports.words import formats
+from reports.words import formats, next_step
+from reports.words.marks import Level
 from reports.words.trust import load_text
+from results import errors
 from results.judging import gate as gate_lib
-from results.judging import power
-from results.judging.judged_case import exact_text, share_text
+from results.judging import judged_case, power
 from results.records import measuring
 from results.statistics.group_sequential import Verdict
+from results.study.cases import MISSING, UNFINISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from reports.view import View
     from results.judging.gate import Gate
-    from results.judging.judged_case import JudgedCase
-    from results.judging.paired_gate import Rates
-    from results.records.models import GateRecord
+    from results.records.models import GateCase, GateRecord
     from results.statistics.estimates import Estimate
     from results.statistics.group_sequential import Design
+    from results.study.cases import Study
 
 
 EXACT: Final = (
@@ -44,19 +49,6 @@ QUALITY: Final = (
 )
 EFFECTS: Final = (0.0, 0.02, 0.05, 0.08, 0.10)
 """True slowdowns in the tables of what a gate finds, beside delta."""
-_EPSILON = 5e-5  # below the last digit that is shown
-
-
-def change_text(ratio: float) -> str:
-    """Writes a ratio of costs as a change: 1.03 is ``+3.0 %``."""
-    change = 100 * (ratio - 1)
-    return f"{0.0 if abs(change) < 100 * _EPSILON else change:+.1f} %"
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "-"
-    return f"[{change_text(estimate.low)}, {change_text(estimate.high)}]"
 
 
 def estimate_data(estimate: Estimate) -> dict[str, Any]:
@@ -65,15 +57,19 @@ def estimate_data(estimate: Estimate) -> dict[str, Any]:
     return {name: getattr(estimate, name) for name in names}
 
 
-def rule_text(
-    worse: str, delta: float, alpha: float, rates: Rates | None, *, is_advice: bool
-) -> str:
+def _change(found: Estimate) -> str:
+    """Writes a ratio of costs as a change with its interval: +3.0 % [+1.0, +5.0]."""
+    return formats.estimate(found, lambda ratio: formats.signed_percent(ratio - 1))
+
+
+def _rule(gate: Gate) -> str:
     """Says what matters, and how often it passes: of such a gate, simulated."""
-    rule = f"{worse} by {delta:.1%} matters"
-    if is_advice:  # what varies between days is in no error rate
+    rule = f"{gate.metric.worse} by {gate.delta:.1%} matters"
+    rates = None if gate.paired is None else gate.paired.rates
+    if gate.is_advice:  # what varies between days is in no error rate
         return rule
     if rates is None:
-        return f"{rule}, and passes with probability {alpha:.1%} at most"
+        return f"{rule}, and passes with probability {gate.alpha:.1%} at most"
     return (
         f"{rule}, and passes with probability {rates.passes:.1%} at most"
         f" ({rates.passes_dependent:.1%} where runs depend on each other); equal"
@@ -96,34 +92,44 @@ def headline(gate: Gate) -> str:
         return f"UNFIT: {what}: no verdict, because {gate.why_unfit}"
     if not gate.num_ok and not gate.has_risen:
         return f"NO VERDICT: {what}: nothing was measured"
-    found = formats.grouped((_word(case), case) for case in gate.all_cases)
+    found = formats.grouped((case.verdict, case) for case in gate.case_records)
     counts = ", ".join(f"{len(cases)} {word}" for word, cases in found.items())
-    rates = None if gate.paired is None else gate.paired.rates
-    rule = rule_text(
-        gate.metric.worse, gate.delta, gate.alpha, rates, is_advice=gate.is_advice
-    )
+    rule = _rule(gate)
     if gate.why_unfit:
         rule += f"; the machine gave no verdict: {gate.why_unfit}"
     advice = "ADVICE, NO VERDICT: " * gate.is_advice
-    return f"{advice}{_verdict_word(gate.verdict).upper()}: {what}: {counts} ({rule})"
-
-
-def _verdict_word(verdict: Verdict | None) -> str:
-    return gate_lib.NO_VERDICT if verdict is None else verdict.value
-
-
-def _word(case: JudgedCase) -> str:
-    return _verdict_word(case.verdict) if case.count is None else case.count.word
+    return f"{advice}{gate.verdict_word.upper()}: {what}: {counts} ({rule})"
 
 
 def record_of(gate: Gate) -> GateRecord:
     """Returns what a gate concluded, as a record."""
-    return gate.record(headline=headline(gate), notes=_notes_of_record(gate))
+    return gate.record(headline=headline(gate), notes=_notes(gate))
 
 
-def _notes_of_record(gate: Gate) -> Iterator[str]:
+def _notes(gate: Gate) -> Iterator[str]:
+    """Yields what a reader of the verdict has to know, beside cases and failures."""
+    if gate.metric.is_quality:
+        yield QUALITY
+    if gate.is_weaker:
+        yield WEAKER_QUALITY if gate.metric.is_quality else WEAKER
+    if gate.differences:
+        listed = "; ".join(gate.differences)
+        yield f"not comparable, shown only and never a pass: {listed}"
+    ratio = None if gate.twin is None else gate.twin.strict or gate.twin.ratio
+    if ratio is not None and ratio.has_interval:
+        yield (
+            f"A/A control (one case measured twice): {ratio.value:.3f}"
+            f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
+            " include 1"
+        )
     yield from _notes_of_counts(gate)
     yield from _notes_of_looks(gate)
+    if gate.turns.num_turns:
+        yield f"discarded blocks: {gate.turns.num_void} of {gate.turns.num_turns}"
+    load = gate.load
+    if load is not None and (load.num_busy or load.num_unknown):
+        why = ", and what is unknown does not pass" * bool(load.num_unknown)
+        yield f"caution: {load_text(load)}{why}"
 
 
 def _notes_of_counts(gate: Gate) -> Iterator[str]:
@@ -180,140 +186,124 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     if gate.sustained is not None:
         yield (
             f"a check of the blocks: steps in a row take"
-            f" {change_text(gate.sustained.value)} {_interval(gate.sustained)} longer"
-            f" (n = {gate.sustained.n}), over all cases of both sides"
+            f" {_change(gate.sustained)} longer (n = {gate.sustained.n}), over all"
+            " cases of both sides"
         )
     # Where a case is slower as a whole, its processes stand out for that reason.
     is_slower = any(case.verdict is Verdict.REGRESS for case in gate.cases)
     if paired.has_slow_processes and not is_slower:
+        least = formats.signed_percent(paired.stands_out - 1)
         yield (
-            f"single processes are {worse}: in {paired.num_slower}"
-            " runs those of this tree stand out by more than"
-            f" {change_text(paired.stands_out)}, and in {paired.num_faster} those of"
+            f"single processes are {worse}: in {paired.num_slower} runs those of this"
+            f" tree stand out by more than {least}, and in {paired.num_faster} those of"
             f" the baseline (sign test, p = {paired.p_value:.2g})"
         )
     for case in gate.cases:
         for name, other in case.others.items():
             yield (
                 f"{case.name}: {name}: {other.verdict.value}: {worse} by"
-                f" {change_text(other.slowdown.value)} {_interval(other.slowdown)};"
-                f" {other.delta:.0%} matters"
+                f" {_change(other.slowdown)}; {other.delta:.0%} matters"
             )
 
 
-def _notes(gate: Gate) -> Iterator[str]:
-    if gate.metric.is_quality:
-        yield QUALITY
-    if gate.is_weaker:
-        yield WEAKER_QUALITY if gate.metric.is_quality else WEAKER
-    if gate.differences:
-        listed = "; ".join(gate.differences)
-        yield f"not comparable, shown only and never a pass: {listed}"
-    yield from (f"{case.name}: {case.reason}" for case in gate.all_cases if case.reason)
-    ratio = None if gate.twin is None else gate.twin.strict or gate.twin.ratio
-    if ratio is not None and ratio.has_interval:
-        yield (
-            f"A/A control (one case measured twice): {ratio.value:.3f}"
-            f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
-            " include 1"
-        )
-    yield from _notes_of_record(gate)
-    if gate.turns.num_turns:
-        yield f"discarded blocks: {gate.turns.num_void} of {gate.turns.num_turns}"
-    load = gate.load
-    if load is not None and (load.num_busy or load.num_unknown):
-        why = ", and what is unknown does not pass" * bool(load.num_unknown)
-        yield f"caution: {load_text(load)}{why}"
-    yield from (f"failed: {failure}" for failure in gate.failures)
+def change(case: GateCase) -> str:
+    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
+    if case.before is not None and case.after is not None:
+        sides = case.before, case.after
+        share = f"{judged_case.share_text(*sides)}, "
+        is_share = case.before not in (0, case.after)
+        return share * is_share + judged_case.exact_text(*sides)
+    return formats.with_interval(
+        case.slowdown, case.low, case.high, formats.signed_percent
+    )
 
 
-def _columns(gate: Gate) -> tuple[str, ...]:
-    confidence = f"interval, at least {1 - 2 * gate.alpha:.0%}"
-    return ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
+def _table(record: GateRecord) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the names of the columns, and the cells of each case."""
+    confidence = f"interval, at least {1 - 2 * record.alpha:.0%}"
+    columns = "case", f"{record.worse} by, {confidence}", "n", "verdict"
+    return columns, [
+        (case.name, change(case), str(case.n or formats.ABSENT), case.verdict)
+        for case in record.cases
+    ]
 
 
-def _row(case: JudgedCase) -> tuple[str, str, str, str, str]:
-    count = case.count
-    cells = "-", "-", "-"
-    if count is not None:
-        sides = count.before, count.after
-        cells = share_text(*sides), exact_text(*sides), str(count.n)
-    elif case.judgement is not None:
-        of = case.judgement.slowdown
-        cells = change_text(of.value), _interval(of), str(of.n)
-    return (case.name, *cells, _word(case))
+def _remarks(record: GateRecord) -> Iterator[str]:
+    yield from (f"{of.name}: {of.reason}" for of in record.cases if of.reason)
+    yield from record.notes
+    yield from (f"failed: {failure}" for failure in record.failures)
 
 
-def gate_text(gate: Gate) -> str:
+def gate_text(record: GateRecord) -> str:
     """Writes a gate for a terminal."""
-    table = formats.aligned(_columns(gate), [*map(_row, gate.all_cases)])
-    return "\n".join([*table, *_notes(gate), headline(gate)])
+    table = formats.aligned(*_table(record))
+    return "\n".join([*table, *_remarks(record), record.headline])
 
 
-def gate_markdown(gate: Gate) -> str:
+def gate_markdown(record: GateRecord) -> str:
     """Writes a gate for a pull request."""
-    notes = [f"- {formats.escaped(note)}" for note in _notes(gate)]
-    table = formats.markdown_table(_columns(gate), [*map(_row, gate.all_cases)])
-    return "\n".join([f"**{formats.escaped(headline(gate))}**", "", *table, "", *notes])
+    head = f"**{formats.escaped(record.headline)}**"
+    remarks = [f"- {formats.escaped(remark)}" for remark in _remarks(record)]
+    table = formats.markdown_table(*_table(record))
+    return "\n".join([head, "", *table, "", *remarks])
 
 
-def gate_github(gate: Gate) -> str:
+def _sentence(record: GateRecord, case: GateCase) -> str:
+    by = "" if case.after is not None else f"{record.worse} by "
+    return f"{case.name}: {case.verdict}: {by}{change(case)}, n {case.n}"
+
+
+_FINE: Final = ("pass", "improve", judged_case.ROSE, judged_case.FELL)
+
+
+def gate_github(record: GateRecord) -> str:
     """Writes a gate as annotations of GitHub's workflow commands."""
     found = [
-        (case.verdict, f"{gate.metric.name}: {_sentence(gate, case)}")
-        for case in gate.all_cases
+        (case.verdict, f"{record.metric}: {_sentence(record, case)}")
+        for case in record.cases
     ]
-    found += [(None, failure) for failure in gate.failures]
-    is_decided = gate.has_risen or not (gate.failures or gate.is_advice)
-    found.append((gate.verdict if is_decided else None, headline(gate)))
+    found += [("", failure) for failure in record.failures]
+    is_open = record.exit_code != 1 and (record.failures or record.is_advice)
+    found.append(("" if is_open else record.verdict, record.headline))
     lines = []
     for verdict, text in found:
-        is_passed = verdict is not None and verdict.is_pass
-        level = "notice" if is_passed else "warning"
-        level = "error" if verdict is Verdict.REGRESS else level
+        level = "notice" if verdict in _FINE else "warning"
+        level = "error" if verdict == Verdict.REGRESS.value else level
         escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
         lines.append(f"::{level} title=performance gate::{escaped}")
     return "\n".join(lines)
 
 
-def _sentence(gate: Gate, case: JudgedCase) -> str:
-    name, change, interval, number, verdict = _row(case)
-    if case.count is not None:
-        return f"{name}: {verdict}: {interval} ({change}), n {number}"
-    return f"{name}: {verdict}: {gate.metric.worse} by {change} {interval}, n {number}"
-
-
-def gate_junit(gate: Gate) -> str:
+def gate_junit(record: GateRecord) -> str:
     """Writes a gate as JUnit XML, in agreement with its exit code.
 
     A regression is a failure, what could not be measured an error, and a verdict that
     is inconclusive is skipped, with its reason. The suite has a failure if and only if
     the exit code is 1.
     """
-    suite = ET.Element("testsuite", name=f"gate {gate.metric.name}")
+    suite = ET.Element("testsuite", name=f"gate {record.metric}")
 
     def add(name: str, outcome: str, text: str, *, is_exact: bool = False) -> None:
         element = ET.SubElement(
-            suite, "testcase", classname=f"gate.{gate.metric.name}", name=name
+            suite, "testcase", classname=f"gate.{record.metric}", name=name
         )
         if outcome:
             ET.SubElement(element, outcome, message=text)
         elif is_exact:  # what was counted is said of a case that passes too
             ET.SubElement(element, "system-out").text = text
 
-    for case in gate.all_cases:
-        said = "" if case.verdict is None else _sentence(gate, case)
+    for case in record.cases:
+        is_exact = case.after is not None
+        is_open = case.verdict == gate_lib.NO_VERDICT
+        said = "" if is_open else _sentence(record, case)
         text = "; ".join(part for part in (said, case.reason) if part)
-        is_exact = case.count is not None
-        outcome = _outcome(gate, case.verdict, is_exact=is_exact)
+        outcome = _outcome(record, case, is_exact=is_exact)
         add(case.name, outcome, text, is_exact=is_exact)
-    is_measured = gate.has_risen or not (gate.failures or gate.why_unfit)
-    whole = _outcome(gate, gate.verdict, is_exact=gate.has_risen)
-    if gate.verdict is None or not is_measured:
-        whole = "error"
-    add("all", whole, headline(gate))
-    ET.SubElement(suite, "system-out").text = "\n".join(_notes(gate))
-    suite.set("tests", str(len(gate.all_cases) + 1))
+    of_codes = {0: "", 1: "failure", 3: "skipped"}
+    add("all", of_codes.get(record.exit_code, "error"), record.headline)
+    remarks = [*_remarks(record)]
+    ET.SubElement(suite, "system-out").text = "\n".join(remarks)
+    suite.set("tests", str(len(record.cases) + 1))
     for total, outcome in (
         ("failures", "failure"),
         ("errors", "error"),
@@ -323,65 +313,157 @@ def gate_junit(gate: Gate) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _outcome(gate: Gate, verdict: Verdict | None, *, is_exact: bool) -> str:
-    """Returns the element of JUnit for a verdict; empty for a test that passes."""
-    is_disturbed = bool(gate.failures or gate.why_unfit)
-    if gate.is_advice or (is_disturbed and not (is_exact and gate.has_risen)):
+def _outcome(record: GateRecord, case: GateCase, *, is_exact: bool) -> str:
+    """Returns the element of JUnit for a case; empty for a test that passes."""
+    # Of a disturbed machine, a count that rose is the only regression.
+    is_disturbed = bool(record.failures or record.unfit)
+    has_risen = is_exact and record.exit_code == 1
+    if record.is_advice or (is_disturbed and not has_risen):
         return "skipped"
-    if verdict is Verdict.REGRESS:
+    if case.verdict == Verdict.REGRESS.value:
         return "failure"
-    return "" if verdict is not None and verdict.is_pass else "skipped"
+    return "" if case.verdict in _FINE else "skipped"
 
 
-def gate_json(gate: Gate) -> str:
-    """Writes a gate as data."""
-    return json.dumps(
-        {
-            "verdict": None if gate.verdict is None else gate.verdict.value,
-            "unfit": gate.why_unfit,
-            "metric": gate.metric.name,
-            "baseline": gate.baseline,
-            "delta": gate.delta,
-            "alpha": gate.alpha,
-            "is_weaker": gate.is_weaker,
-            "is_advice": gate.is_advice,
-            "equal_code": list(gate.equal_code),
-            "looks": None if gate.paired is None else dataclasses.asdict(gate.paired),
-            "differences": list(gate.differences),
-            "cases": [_case_data(case) for case in gate.all_cases],
-            "twin": None if gate.twin is None else estimate_data(gate.twin.ratio),
-            "num_turns": gate.turns.num_turns,
-            "num_void_turns": gate.turns.num_void,
-            "failures": list(gate.failures),
-        },
-        indent=2,
+def gate_json(record: GateRecord) -> str:
+    """Writes a gate as data: its record, as ``gate.json`` has it."""
+    return record.model_dump_json(indent=2)
+
+
+WRITERS: Final[dict[str, Callable[[GateRecord], str]]] = {
+    "text": gate_text,
+    "junit": gate_junit,
+    "github": gate_github,
+    "markdown": gate_markdown,
+    "json": gate_json,
+}
+
+
+_MOST_COUNTS: Final = 3
+_LEVELS: Final = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
+_AFTER: Final = {
+    "pass": "nothing: the change does not slow this down",
+    "improve": "nothing: the change makes this faster",
+    "regress": "mend the change, or find its commit with `git bisect run`",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GateView:
+    """The study of a gate."""
+
+    # What it concluded; None where it has not, or that cannot be read.
+    record: GateRecord | None
+    why_none: str  # Why there is no record; empty if there is.
+    head: str  # Commits of the tree that was judged.
+    # Commits of the tree that it was compared with; of a stored study its name.
+    base: str
+
+    @property
+    def verdict(self) -> str:
+        """One word, or two."""
+        if self.record is None:
+            return gate_lib.NO_VERDICT
+        return "advice: " * self.record.is_advice + self.record.verdict
+
+    @property
+    def level(self) -> Level:
+        """Good only where the gate lets the change pass."""
+        if self.record is None or self.record.is_advice:
+            return Level.CAUTION
+        level = _LEVELS.get(self.record.verdict, Level.CAUTION)
+        is_passed = level is not Level.OK or self.record.is_pass
+        return level if is_passed else Level.CAUTION
+
+    @property
+    def following(self) -> str:
+        """What to do after it."""
+        word = (
+            None if self.level is Level.CAUTION else self.record and self.record.verdict
+        )
+        return _AFTER.get(word or "", "repeat the gate with more --time-budget")
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence, with the worst change and its interval."""
+        record = self.record
+        if record is None:
+            return f"The gate on {self.head} gave no verdict: {self.why_none}."
+        counts = [case for case in record.cases if case.after is not None]
+        more = _counted(counts)
+        if record.unfit:
+            return f"No verdict on {record.metric}: {record.unfit}.{more}"
+        known = [
+            case
+            for case in record.cases
+            if case.after is None and case.slowdown is not None
+        ]
+        if not known:
+            what = f"{record.metric} of {self.head} against {self.base}"
+            return f"{what}: no case could be judged.{more}"
+        worst = max(known, key=lambda case: case.slowdown or 0.0)
+        return (
+            f"{self.head} is at worst {change(worst)} {record.worse} than {self.base}"
+            f" ({record.metric} of {worst.name}); the regression threshold is"
+            f" {formats.percent(record.delta)}.{more}"
+        )
+
+
+def _counted(counts: Sequence[GateCase]) -> str:
+    """Says what rose, beginning with what is judged and rose the most."""
+
+    def is_shown_only(case: GateCase) -> bool:
+        return case.verdict == judged_case.ROSE
+
+    rose = [
+        case
+        for case in counts
+        if case.verdict == Verdict.REGRESS.value or is_shown_only(case)
+    ]
+    # From 0 there is no share.
+    rose.sort(key=lambda case: (is_shown_only(case), -(case.slowdown or math.inf)))
+    said = "".join(
+        f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly"
+        f"{' (not judged)' * is_shown_only(case)}."
+        for case in rose[:_MOST_COUNTS]
+    )
+    num_more = len(rose) - _MOST_COUNTS
+    return said + f" So did {formats.count(num_more, 'more count')}." * (num_more > 0)
+
+
+def of_view(view: View) -> GateView | None:
+    """Returns what the gate of a study concluded; None of a study without one."""
+    study = view.study
+    is_verb = gate_lib.VERB in study.plan.command[:5]
+    if not is_verb and not any(entry.spec.revision for entry in study.planned):
+        return None
+    record, why_none = None, "it has not concluded, or was stopped before"
+    try:
+        record = gate_lib.read_gate(view.store)
+    except (errors.CorruptRecordError, errors.NewerSchemaError) as error:
+        why_none = f"its record cannot be read: {error}"
+    has_ended = all(e.state not in (MISSING, UNFINISHED) for e in study.planned)
+    if record is not None or has_ended:
+        record = derived(study) or record
+    others = sorted(next_step.commits_of(study.other_revisions))
+    base = ", ".join(others) or "its baseline"
+    if record is not None and not others:
+        base = record.baseline
+    return GateView(
+        record=record,
+        why_none="" if record is not None else why_none,
+        head=", ".join(sorted(next_step.commits_of(study.cases))) or "this tree",
+        base=base,
     )
 
 
-def _case_data(case: JudgedCase) -> dict[str, Any]:
-    judgement = case.judgement
-    what: dict[str, Any] = {"benchmark": case.name}
-    if case.case is not None:
-        what = {
-            "backend": case.case.spec.backend,
-            "num_replicas": case.case.spec.num_replicas,
-            "modes": [mode.value for mode in case.case.modes],
-        }
-    return {
-        **what,
-        "verdict": None if case.verdict is None else case.verdict.value,
-        "slowdown": None if judgement is None else estimate_data(judgement.slowdown),
-        "others": {
-            name: {
-                "verdict": of.verdict.value,
-                "delta": of.delta,
-                "slowdown": estimate_data(of.slowdown),
-            }
-            for name, of in case.others.items()
-        },
-        "count": None if case.count is None else dataclasses.asdict(case.count),
-        "reason": case.reason,
-    }
+def derived(study: Study) -> GateRecord | None:
+    """Returns what the plan and the trials of a gate of two revisions say.
+
+    None of other studies, and against a stored study, which is elsewhere.
+    """
+    found = gate_lib.of_plan(study)
+    return None if found is None else record_of(found)
 
 
 def power_text(

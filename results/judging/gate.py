@@ -164,10 +164,20 @@ class Gate:
             return _UNFIT
         return _CODES[Verdict.INCONCLUSIVE if self.is_advice else self.verdict]
 
+    @property
+    def verdict_word(self) -> str:
+        """The verdict, or that there is none."""
+        return NO_VERDICT if self.verdict is None else self.verdict.value
+
+    @property
+    def case_records(self) -> tuple[GateCase, ...]:
+        """All cases as records, in the order of ``all_cases``."""
+        return tuple(map(_record_of, self.all_cases))
+
     def record(self, *, headline: str, notes: Iterable[str] = ()) -> GateRecord:
         """Returns what it concluded, as a record."""
         return GateRecord(
-            verdict=NO_VERDICT if self.verdict is None else self.verdict.value,
+            verdict=self.verdict_word,
             is_pass=self.exit_code == 0,
             headline=headline,
             metric=self.metric.name,
@@ -180,7 +190,7 @@ class Gate:
             is_weaker=self.is_weaker,
             is_advice=self.is_advice,
             notes=tuple(notes),
-            cases=tuple(map(_record_of, self.all_cases)),
+            cases=self.case_records,
             failures=tuple(failure[:MAX_LINE] for failure in self.failures),
         )
 

@@ -94,7 +94,7 @@ def test_generations_are_fresh_processes_in_one_file(
     [
         (1.0, QUIET, exit_codes.OK, r"^PASS: time_per_call"),
         (0.8, QUIET, exit_codes.OK, r"^IMPROVE: "),
-        (1.2, QUIET, exit_codes.REGRESSION, r"\+20\.0 % +\[\+\d+.* regress"),
+        (1.2, QUIET, exit_codes.REGRESSION, r"\+20\.0\s%\s+\[\+\d+.* regress"),
         (1.0, NOISY, exit_codes.INCONCLUSIVE, r"^INCONCLUSIVE: "),
     ],
 )
@@ -120,7 +120,7 @@ def test_the_worst_verdict_is_that_of_the_whole(compare):
     assert exit_codes.REGRESSION == code
     assert "regress" == judged["verdict"]
     assert ["pass", "regress"] == [case["verdict"] for case in judged["cases"]]
-    assert "bench.py::test_a" == judged["cases"][0]["benchmark"]
+    assert "bench.py::test_a" == judged["cases"][0]["name"]
     for form, text in {
         "junit": '<failure message="bench.py::test_b',
         "github": "::error title=performance gate::",

@@ -44,8 +44,6 @@ from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from harness.cli.verb import Call
     from results.judging.gate import Gate
     from results.study.cases import Study
@@ -446,24 +444,15 @@ def _spread_of(study: Study) -> tuple[float, str]:
     return statistics.stdev(logs), f"{primary.text}; {len(logs)} runs of {name}"
 
 
-_WRITE_GATE: dict[str, Callable[[Gate], str]] = {
-    "text": judgement.gate_text,
-    "junit": judgement.gate_junit,
-    "github": judgement.gate_github,
-    "markdown": judgement.gate_markdown,
-    "json": judgement.gate_json,
-}
-
-
 def _files_of(request: GateRequest) -> dict[Path, str]:
     """Returns the formats of the files that the result is written into."""
     found = {}
     for text in request.files:
         form, equals, name = text.partition("=")
-        if form not in _WRITE_GATE or not equals or not name:
+        if form not in judgement.WRITERS or not equals or not name:
             raise PlanError(
                 f"--write {text!r} is not FORMAT=FILE; use one of"
-                f" {', '.join(_WRITE_GATE)}, such as --write junit=gate.xml"
+                f" {', '.join(judgement.WRITERS)}, such as --write junit=gate.xml"
             )
         path = Path(name)
         if not path.absolute().parent.is_dir() or path.is_dir():
@@ -546,14 +535,15 @@ def _against_study(
 
 
 def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
+    record = judgement.record_of(found)
     if store is not None:
         from reports.page import build
 
-        gate_module.write_gate(store, judgement.record_of(found))
+        gate_module.write_gate(store, record)
         build.write_report(store, store.report_path)
     for path, form in _files_of(request).items():
-        atomic.write_text(path, _WRITE_GATE[form](found) + "\n")
-    click.echo(_WRITE_GATE[request.form](found))
+        atomic.write_text(path, judgement.WRITERS[form](record) + "\n")
+    click.echo(judgement.WRITERS[request.form](record))
     if store is not None:
         running.note(f"report of this tree: {store.report_path}")
     return found.exit_code

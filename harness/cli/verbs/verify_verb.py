@@ -113,7 +113,7 @@ def exit_code(check: Check) -> int:
 
 def _verify_gate(store: Store, check: Check) -> bool:
     """Compares the record of a gate with the plan and the trials, field by field."""
-    from reports.words import brief
+    from reports.words import judgement
 
     if store.read_plan().measuring.gate is None:
         return False
@@ -124,7 +124,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
         return False
     if stored is None:
         return False
-    made = brief.derived(load_study(store))
+    made = judgement.derived(load_study(store))
     if made is None:
         return True
     stated, derived = (

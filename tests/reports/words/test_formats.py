@@ -15,7 +15,7 @@ from reports import output_file
 from reports.charts import style
 from reports.page.sections import learning
 from reports.view import view_store
-from reports.words import formats, judgement, names
+from reports.words import formats, names
 from results import Estimate
 from results.records.models import QualityMetric
 
@@ -43,8 +43,8 @@ from results.records.models import QualityMetric
         (formats.percent(-0.006), "-1 %"),
         (formats.ratio(-1e-3), "0.00"),
         # Small changes have no sign of their own.
-        (judgement.change_text(0.99999), "+0.0 %"),
-        (judgement.change_text(0.95), "-5.0 %"),
+        (formats.signed_percent(-1e-5), "0.0 %"),
+        (formats.signed_percent(-0.05), "-5.0 %"),
         # No p-value is zero.
         (formats.p_value(0.0004), "< 0.001"),
         (formats.p_value(0.0), "< 0.001"),

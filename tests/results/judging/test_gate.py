@@ -135,7 +135,7 @@ def test_too_few_generations_regress_and_never_pass(relay, factor, repeats):
     """What slows one in five may be in none of them; notes say how many it takes."""
     judged = of_revisions(relay(revisions={BASE: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
-    text = judgement.gate_text(judged)
+    text = judgement.gate_text(judgement.record_of(judged))
 
     assert expected is judged.verdict
     assert f"{repeats} runs cannot pass" in text
@@ -155,7 +155,8 @@ def test_load_that_was_not_recorded_is_not_quiet(relay):
         assert verdict is judged.verdict
         for write in WRITERS:
             assert re.search(
-                r"caution: .*load was not recorded in \d+ of \d+ blocks", write(judged)
+                r"caution: .*load was not recorded in \d+ of \d+ blocks",
+                write(judgement.record_of(judged)),
             )
 
 
@@ -166,7 +167,7 @@ def test_other_work_beside_a_gate_in_sequence_is_said(relay):
     judged = of_revisions(busy, "peak_memory")
 
     said = rf"caution: others used up to 26\s% of CPU time in {len(busy.entries)} of"
-    assert all(re.search(said, write(judged)) for write in WRITERS)
+    assert all(re.search(said, write(judgement.record_of(judged))) for write in WRITERS)
 
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):

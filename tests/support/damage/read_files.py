@@ -8,7 +8,7 @@ from harness.command.reader import ReadingError
 from harness.machine import gpus
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
-from reports.words import brief
+from reports.words import judgement
 from results.errors import ResultsError
 from results.judging import gate as gate_module
 from results.records.models import StatusRecord
@@ -35,12 +35,10 @@ def of_gate(path):
     """Says what a gate concluded, as its page does."""
     with contextlib.suppress(ResultsError):
         if record := gate_module.read_gate(Store(path.parent)):
-            view = brief.GateView(
-                record=record, why_none="", head="a", base="b", rule=""
-            )
+            view = judgement.GateView(record=record, why_none="", head="a", base="b")
             assert view.sentence
             assert view.level
-            assert all(map(brief.change, record.cases))
+            assert all(map(judgement.change, record.cases))
 
 
 def of_trial(path):

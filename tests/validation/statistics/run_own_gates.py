@@ -85,7 +85,7 @@ def judge(root, kind, number, repeats):
     if not done.stdout:
         raise SystemExit(f"error: a gate ended with code {done.returncode}")
     found = json.loads(done.stdout)
-    if found["verdict"]:
+    if found["verdict"] != "no verdict":
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
     return found
@@ -95,10 +95,10 @@ def line(kind, number, found):
     """Returns a gate in words: which, its verdict, and the change with its interval."""
     (case,) = found["cases"]
     change, of = found.get("unfit") or "no interval", case["slowdown"]
-    if of is not None and of["low"] is not None:
-        low, high = of["low"] - 1, of["high"] - 1
-        change = f"{of['value'] - 1:+.1%} [{low:+.1%}, {high:+.1%}], n = {of['n']}"
-    return f"{kind} {number}: {found['verdict'] or 'no verdict'}: {change}\n"
+    if of is not None and case["low"] is not None:
+        low, high = case["low"], case["high"]
+        change = f"{of:+.1%} [{low:+.1%}, {high:+.1%}], n = {case['n']}"
+    return f"{kind} {number}: {found['verdict']}: {change}\n"
 
 
 def summary(verdicts):
