@@ -19,7 +19,7 @@ import rich.text
 
 from reports import output_file
 from reports.view import view_store
-from reports.words import brief, formats, marks, next_step, trust
+from reports.words import brief, caveats, formats, next_step
 from results.errors import ResultsError
 from results.figures import frame
 from results.figures.summary import summarize
@@ -40,7 +40,7 @@ REPORT_VERSION: Final = 2
 MOST_LINES: Final = 40
 """Of the Markdown: what a reviewer sees without scrolling past it."""
 _MOST_ROWS: Final = 18
-_MOST_LIMITS: Final = 6
+_MOST_LIMITS: Final = 8
 
 
 def as_json(store: Store) -> str:
@@ -62,10 +62,10 @@ def verdict_data(view: View) -> dict[str, Any]:
         "level": shown.level.value,
         "next_step": shown.next_step,
         "marks": [
-            {"name": mark.name, "level": mark.level.value, "reason": mark.reason}
-            for mark in marks.of_view(view)
+            {"name": of.name, "level": of.level.value, "reason": of.reason}
+            for of in caveats.of_view(view)
         ],
-        "limits": list(trust.limits(view)),
+        "limits": list(caveats.limits(view)),
     }
 
 
@@ -104,7 +104,10 @@ def as_markdown(store: Store) -> str:
             more = formats.count(num_more, "more case")
             lines.append(f"{more}: `{next_step.export(view.study.plan, 'csv')}`.")
         lines += ["", formats.escaped(judged.note), ""]
-    limits = [f"- {formats.escaped(text)}" for text in trust.limits(view)]
+    limits = [
+        f"- {formats.escaped(text)}"
+        for text in (*_caveats(view), *caveats.limits(view))
+    ]
     lines += limits[:_MOST_LIMITS]
     if len(limits) > _MOST_LIMITS:
         lines.append(
@@ -112,6 +115,15 @@ def as_markdown(store: Store) -> str:
         )
     assert len(lines) <= MOST_LINES
     return "\n".join(lines).rstrip()
+
+
+def _caveats(view: View) -> list[str]:
+    """Returns the grade of the evidence, and the caveats that limit trust."""
+    return [
+        f"{of.name}, {of.level.value}: {of.reason}"
+        for of in caveats.of_view(view)
+        if of.level is not caveats.Level.OK or of.name == "Evidence"
+    ]
 
 
 def _most_useful(rows: Sequence[Row]) -> list[Row]:
@@ -191,12 +203,9 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         show(judged.note, "dim")
     for sentence in judged.sentences[1:]:
         show(sentence)
-    grade = trust.grade(view.study)
-    show("" if grade is None else f"Evidence: {grade.text}.")
     show(f"{judged.trust}." if judged.trust else "")
-    for mark in marks.of_view(view):
-        if mark.level is not marks.Level.OK and mark.name != "Evidence":
-            show(f"{mark.name}, {mark.level.value}: {mark.reason}")
+    for text in _caveats(view):
+        show(text)
     show(f"Next: {judged.next_step}." if judged.following else "")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from reports.charts import bars
 from reports.view import view_store
 from reports.words import brief as brief_lib
-from reports.words import formats, names, trust
+from reports.words import evidence, formats, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ def make_card(view: View, slug: str) -> Card:
 
 
 def _grade(view: View, brief: Brief) -> str:
-    grade = trust.grade(view.study)
+    grade = evidence.grade(view.study)
     letter = "" if grade is None else grade.letter
     level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
     return ", ".join(part for part in (letter, level) if part)

@@ -1,1 +1,1 @@
-"""What is said of a study: verdict, findings, trust, and how numbers are written."""
+"""What is said of a study: verdict, findings, caveats, and how numbers are written."""

@@ -11,8 +11,8 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.words import formats, judgement, marks, names, next_step, trust
-from reports.words.marks import Level
+from reports.words import caveats, evidence, formats, judgement, names, next_step
+from reports.words.caveats import Level
 from results.figures import scaling
 from results.records.models import TrialStatus
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from reports.words.marks import Mark
+    from reports.words.caveats import Caveat
     from results.figures.scaling import Comparison, Point
     from results.statistics.estimates import Estimate
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 class Brief:
     """The verdict of the first screen."""
 
-    level: Level  # The worst of the marks.
+    level: Level  # The worst of the caveats.
     # What was found; the first answers the title.
     sentences: tuple[str, ...]
     verdict: str = ""  # Of a gate: its first word.
@@ -98,13 +98,13 @@ def judge(view: View) -> Brief:
             sentences=(_nothing_measured(view),),
             following=next_step.after_failures(view),
         )
-    found = marks.of_view(view)
-    level = marks.worst(found)
+    found = caveats.of_view(view)
+    level = caveats.worst(found)
     points, compared = of_leader(view)
-    caveats = [
-        trust.busy(view),
-        trust.evidence_caveat(view.study),
-        trust.why_implausible(view),
+    doubts = [
+        caveats.busy(view),
+        evidence.caveat(view.study),
+        caveats.why_implausible(view),
     ]
     note, following, trusted = _when(view), "", ""
     rows = table(view, view.points)
@@ -112,14 +112,14 @@ def judge(view: View) -> Brief:
         sentences = [
             _answer(view, points[0], compared),
             next_step.loss_sentence(view, points),
-            *caveats,
+            *doubts,
         ]
         note = f"{_note(view, points)} {note}"
         following = next_step.choose(view, level, points, compared)
         trusted = _trust_words(found, level)
     else:
         alone = "Throughput was measured, of one case: there is no ratio."
-        sentences = [alone, *caveats]
+        sentences = [alone, *doubts]
         following = next_step.with_a_baseline(view)
     return Brief(
         level=level,
@@ -237,11 +237,11 @@ def _when(view: View) -> str:
     return f"Rates are this machine's from {begin} to {end} UTC."
 
 
-def _trust_words(found: Sequence[Mark], level: Level) -> str:
+def _trust_words(found: Sequence[Caveat], level: Level) -> str:
     if level is Level.OK:
         return "Reliable"
     words = "Not reliable" if level is Level.BAD else "Caution"
-    names = ", ".join(mark.name.lower() for mark in found if mark.level is level)
+    names = ", ".join(of.name.lower() for of in found if of.level is level)
     return f"{words}: {names}"
 
 
@@ -376,7 +376,7 @@ def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
     It is the fastest backend of the first mode. Nothing of a gate that the machine
     disturbed too much.
     """
-    scaled = [] if trust.why_unfit(view) else _scaled(view)
+    scaled = [] if caveats.is_unfit(view) else _scaled(view)
     if not scaled:
         return [], []
     leader = max(

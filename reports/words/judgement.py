@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports.words import formats, next_step
-from reports.words.marks import Level
-from reports.words.trust import load_text
+from reports.words.caveats import Level, blocks_text, load_text
 from results import errors
 from results.judging import gate as gate_lib
 from results.judging import judged_case, power
@@ -125,7 +124,7 @@ def _notes(gate: Gate) -> Iterator[str]:
     yield from _notes_of_counts(gate)
     yield from _notes_of_looks(gate)
     if gate.turns.num_turns:
-        yield f"discarded blocks: {gate.turns.num_void} of {gate.turns.num_turns}"
+        yield f"blocks: {blocks_text(gate.turns)}"
     load = gate.load
     if load is not None and (load.num_busy or load.num_unknown):
         why = ", and what is unknown does not pass" * bool(load.num_unknown)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from reports.words import formats, marks
-from reports.words.marks import Level
+from reports.words import caveats, formats
+from reports.words.caveats import Level
 from results.judging import power
 from results.records.models import Control, ScalingMode, TrialStatus
 from results.statistics import estimates
@@ -217,11 +217,11 @@ def choose(
     plan = view.study.plan
     known = [p.efficiency for p in points if p.efficiency is not None]
     is_known = any(of.is_conclusive and of.has_interval for of in known)
-    found = {mark.name: mark.level for mark in marks.of_view(view)}
+    found = {of.name: of.level for of in caveats.of_view(view)}
     quiet, drift = found.get("Quiet machine"), found.get("Drift")
     is_loud = level is Level.BAD and Level.BAD in (quiet, drift)
     is_coarse = Level.CAUTION is quiet is found.get("Resolution")
-    repeated = with_repetitions(plan, marks.ENOUGH_REPETITIONS)
+    repeated = with_repetitions(plan, caveats.ENOUGH_REPETITIONS)
     # The figures that tell neither backends nor an efficiency apart.
     target = plan.measuring.efficiency_target
     open_figures = [item.ratio for item in compared if item.ratio and not item.holds]

@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.page import page
-from reports.words import formats, trust
+from reports.words import caveats, formats
 from results.figures import scaling
 from results.records.machine_record import joules_per_example
 
@@ -79,7 +79,7 @@ def _machine(view: View, fingerprint: str, entries: list[Entry]) -> dict[str, An
     return shares | {
         "fingerprint": fingerprint,
         "env": records[0],
-        "drift": trust.of_entries(view, entries),
+        "drift": caveats.drift_of(view, entries),
         # Trials have different numbers of them.
         "gpus": max((env.gpus for env in records), key=len),
         "gpu_uses": _while_measured(records),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from reports import output_file
 from reports.charts import bars, over_replicas, rows, style, svg
 from reports.page import page
-from reports.words import brief, formats, judgement, marks, names, next_step, trust
+from reports.words import brief, caveats, formats, judgement, names, next_step
 from results.figures import relay, scaling
 from results.statistics import estimates
 
@@ -38,14 +38,14 @@ def _curves(view: View) -> list[over_replicas.Curve]:
 
 def render_verdict(view: View) -> Markup:
     """Renders the answer, the table, one chart, cautions and what is next."""
-    gate, found = judgement.of_view(view), marks.of_view(view)
+    gate, found = judgement.of_view(view), caveats.of_view(view)
     judged = brief.judge(view)
     shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
     # The grade of a program's evidence is shown however good it is.
     always = "Evidence" if view.study.program is not None else ""
-    shown["worst"] = marks.worst(found).value
+    shown["worst"] = caveats.worst(found).value
     shown["fine"] = [
-        mark for mark in found if mark.level is marks.Level.OK and mark.name != always
+        of for of in found if of.level is caveats.Level.OK and of.name != always
     ]
     shown["cautions"] = [mark for mark in found if mark not in shown["fine"]]
     if gate is not None:
@@ -359,7 +359,7 @@ def render_method(view: View) -> Markup:
     return page.render(
         "method",
         view=view,
-        limits=[*trust.limits(view)],
+        limits=[*caveats.limits(view)],
         most_limits=MOST_LIMITS,
         command=next_step.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
@@ -367,8 +367,7 @@ def render_method(view: View) -> Markup:
         csv=output_file.csv_link(view.frame, "scaling"),
         names=names,
         is_relay=view.is_relay,
-        marks=marks,
-        load=relay,
+        caveats=caveats,
         relay=relay,
         statistics=estimates,
     )

@@ -11,7 +11,7 @@ from synthetic import make_store, relay_shape
 
 from harness.machine.disturbance import void_reason
 from reports.view import view_store
-from reports.words import trust
+from reports.words import caveats
 from results import load_study
 from results.figures import relay
 from results.figures.history import history, machine_class
@@ -132,15 +132,12 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
 
     num_void, num_turns = repeated.num_void, repeated.num_turns
     assert (num_turns - num_void, 0) == (2 * 4 * 6, repeated.num_lost)
-    said = trust.void_turns(repeated)
-    assert said.startswith(
-        f"{num_void} of {num_turns} blocks are discarded: in {num_void}"
-    )
-    assert said.endswith(
-        "Such a block is repeated up to twice; each then had a valid one."
-    )
+    said = caveats.blocks_text(repeated)
+    start = f"{num_void} of {num_turns} blocks discarded, {num_void} since other proc"
+    assert said.startswith(start)
+    assert "no valid attempt" not in said
     assert (48, 24, 24) == (lost.num_turns, lost.num_void, lost.num_lost)
-    assert trust.void_turns(lost).endswith("; 24 blocks had no valid attempt.")
+    assert caveats.blocks_text(lost).endswith("; 24 blocks had no valid attempt")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,7 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
 def test_what_a_first_step_takes_more_is_found(tmp_path, steps_per_turn, said):
     shape = relay_shape(controls=(), first_step=1.08, steps_per_turn=steps_per_turn)
     view = view_store(make_store(tmp_path, shape))
-    text = plain(" ".join(s for s in trust.sentences(view) if "step" in s))
+    text = plain(" ".join(caveats.first_steps(view)))
 
     assert bool(said) == bool(text)
     for words in said:

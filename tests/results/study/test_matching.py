@@ -11,7 +11,7 @@ from plain_text import visible
 from reports.exports import exports
 from reports.page import build
 from reports.view import view_store
-from reports.words import trust
+from reports.words import caveats
 from results.figures import scaling, summary
 from results.records import identity
 from results.records.models import (
@@ -109,7 +109,7 @@ def test_what_matches_one_replica_counts(store):
 
     assert [Outcome.MATCHES] * 2 == [match.outcome for match in study.matches]
     assert all(point.throughput is not None for point in scaling.points(study))
-    (sentence,) = trust.matches(view_store(store))
+    (sentence,) = caveats.matches(view_store(store))
     assert re.match(
         r"in_graph x2, tf_mirrored x2 match one replica on the first 3 steps: losses "
         r"differ by at most 1e-05, what the steps change by at most 0, relatively\.",
@@ -196,7 +196,7 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     assert {matching.OLD_PLAN} == {match.reason for match in old.matches}
     assert not any(match.has_failed for match in old.matches)
     assert all(entry.state != UNMATCHED for entry in old.planned)
-    (sentence,) = trust.matches(view_store(store))
+    (sentence,) = caveats.matches(view_store(store))
     assert sentence == (
         "Not checked against one replica: in_graph x2, tf_mirrored x2: an earlier "
         "version planned this study."

@@ -10,8 +10,8 @@ from plain_text import plain
 
 from reports.page.sections import coverage, overview
 from reports.view import view_store
-from reports.words import brief, formats, marks
-from reports.words.marks import Level
+from reports.words import brief, caveats, formats
+from reports.words.caveats import Level
 from results.figures import relay as relay_counts
 from results.figures import scaling
 
@@ -24,7 +24,7 @@ def _text(view):
 
 def _mark(view, name):
     """The level of a mark, and its reason."""
-    (found,) = [mark for mark in marks.of_view(view) if mark.name == name]
+    (found,) = [of for of in caveats.of_view(view) if of.name == name]
     return found.level, plain(found.reason)
 
 
@@ -33,7 +33,7 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay):
     level, reason = _mark(relay, "Quiet machine")
     study = with_turns(relay.study, lambda _: QUIET)
     quiet = dataclasses.replace(relay, study=study)
-    found = {mark.name: mark.level for mark in marks.of_view(quiet)}
+    found = {of.name: of.level for of in caveats.of_view(quiet)}
 
     assert level is Level.CAUTION
     assert "load was not recorded in" in reason
@@ -41,7 +41,7 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay):
     for name in ("Sample", "Quiet machine", "Failures", "Cores"):
         assert found[name] is Level.OK, name
     assert re.search(
-        rf"one, measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\]$",
+        rf", measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\] \(n = 4; con",
         _mark(quiet, "Design")[1],
     )
 
@@ -180,7 +180,7 @@ def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
 def test_void_turns_are_counted(make):
     view = view_store(make(num_rounds=12, repeats=4, void_share=0.04))
     counts = relay_counts.count_turns(view.study)
-    told = f"{counts.num_void} of {counts.num_turns} blocks discarded; load was not"
+    told = f"{counts.num_void} of {counts.num_turns} blocks discarded, "
 
     assert counts.num_void > 0
     assert _mark(view, "Quiet machine")[1].startswith(told)
@@ -205,7 +205,7 @@ def test_failures_and_oversubscription_are_marked(broken):
     )
 
     assert Level.CAUTION is failed is cores
-    assert re.fullmatch(r"\d+ of \d+ trials gave no number", why_failed)
+    assert re.fullmatch(r"\d+ of \d+ trials gave no number \(.+\)", why_failed)
     assert "oversubscribed at 4 replicas" in why_cores
 
 
