@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
 
-REPORT_VERSION: Final = 2
 MOST_LINES: Final = 40
 """Of the Markdown: what a reviewer sees without scrolling past it."""
 _MOST_ROWS: Final = 18
@@ -46,11 +45,7 @@ _MOST_LIMITS: Final = 8
 def as_json(store: Store) -> str:
     """Returns the figures of a study and its verdict; see docs/schema."""
     view = view_store(store)
-    data = {
-        "report_version": REPORT_VERSION,
-        "verdict": verdict_data(view),
-        **summarize(view.study),
-    }
+    data = summarize(view.study, view.frame) | {"verdict": verdict_data(view)}
     return json.dumps(data, indent=2)
 
 

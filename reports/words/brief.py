@@ -159,8 +159,7 @@ def _row(view: View, point: Point) -> Row:
         efficiency = formats.estimate(point.efficiency, formats.percent)
         efficiency += _target(view, point.efficiency)
     shown = point.efficiency or point.throughput
-    reserved = "" if shown is None else _reservation(view, shown)
-    parts = (efficiency, reserved, "oversubscribed" * point.is_oversubscribed)
+    parts = (efficiency, *point.caveats(shown))
     batch = point.case.spec.per_replica_batch_size
     return Row(
         point=point,
@@ -177,9 +176,7 @@ def _row(view: View, point: Point) -> Row:
 
 def _target(view: View, efficiency: Estimate) -> str:
     target = view.study.plan.measuring.efficiency_target
-    if scaling.is_implausible(efficiency):
-        return ", not plausible"
-    if target is None:
+    if target is None or scaling.is_implausible(efficiency):
         return ""
     if not efficiency.excludes(target):
         return f", {formats.percent(target)} inconclusive"
@@ -195,16 +192,6 @@ def _ratio(view: View, point: Point) -> str:
     ratio = item.ratio if leads else inverse(item.ratio)
     open_ = "" if item.holds or item.is_oversubscribed else ", no difference shown"
     return formats.estimate(ratio, formats.times) + open_
-
-
-def _reservation(view: View, estimate: Estimate) -> str:
-    if not estimate.has_interval:
-        return f"one {view.repetition}: no interval"
-    if estimate.is_disturbed:
-        return "beside load: no evidence"
-    if not estimate.is_conclusive:
-        return "these processes only"
-    return ""
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
@@ -279,7 +266,7 @@ def _answer(view: View, point: Point, compared: Sequence[Comparison]) -> str:
         low, high = shown(point.efficiency.low), shown(point.efficiency.high)
         share = f"{shown(point.efficiency.value)} of ideal"
         share += f", between {low.rstrip(f'%{formats.THIN_SPACE}')} and {high}"
-    reserved = _reservation(view, point.efficiency)
+    reserved = point.efficiency.caveat
     share += f"; {reserved}" * bool(reserved)
     assert point.baseline is not None
     base = point.baseline.spec

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics as plain_statistics
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
 
-from results.figures import lost_time, scaling, trial_metrics
+from results.figures import learning_gains, lost_time, scaling, trial_metrics
+from results.plugins import PluginError
 from results.records.machine_record import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
@@ -36,7 +38,7 @@ _TYPES: Final = {
     "global_batch_size": "Int64",
     **dict.fromkeys(("value", "low", "high"), "float64"),
     "n": "Int64",
-    **dict.fromkeys(("unit", "method", "protocol"), "object"),
+    **dict.fromkeys(("unit", "method", "caveats", "protocol"), "object"),
     **dict.fromkeys(("is_baseline", "is_oversubscribed"), "bool"),
     "trial_id": "object",
     **dict.fromkeys(("repetition_index", "num_steps", "num_examples"), "Int64"),
@@ -64,6 +66,7 @@ def new_row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> R
         "per_replica_batch_size": spec.per_replica_batch_size,
         "global_batch_size": spec.global_batch_size,
         "unit": "",
+        "caveats": "",
         "is_baseline": False,
         "is_oversubscribed": case.is_oversubscribed,
     }
@@ -75,12 +78,8 @@ def modes_text(modes: Sequence[ScalingMode]) -> str:
     return " and ".join(mode.value for mode in modes)
 
 
-QUANTITIES: Final = ("throughput", "speedup", "efficiency")
-"""What is drawn over the number of replicas."""
-
-
 def points_frame(source: Store | Study) -> pd.DataFrame:
-    """Returns every number that the figures of the report draw, one per row.
+    """Returns every number of the report, one per row.
 
     Quality runs, controls, other revisions and trials that are not ok are in no row of
     the figures that they are no part of, so that a mean of rows is never a mean of
@@ -89,17 +88,24 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
     ==========  =============================================  =======================
     figure      quantity                                       kind
     ==========  =============================================  =======================
-    scaling     throughput, speedup, efficiency                estimate, repetition,
-                                                               ceiling, crossed_out
+    scaling     throughput, speedup, efficiency,               estimate, repetition,
+                efficiency_of_best                             ceiling, crossed_out
     forest      ratio of throughput: backend / other_backend   estimate
+    cases       start, memory, FLOP utilisation, of plugins    estimate
     waterfall   parts of a step in s, then the whole           part, whole
+    shares      the parts as shares of the step                part
+    input       what the input pipelines take alone            estimate
     learning    the name of a quality metric                   evaluation
+    gains       what more replicas change in learning          estimate
     steps       step_time                                      step
+    missing     a quantity without a value                     missing
     ==========  =============================================  =======================
 
     An estimate has ``low`` and ``high``, the ends of its 95 % interval, where there is
-    one. A ceiling is the throughput of as many programs that never communicate. A case
-    that differs from one replica is crossed out: it has a reason and no value.
+    one, and ``caveats`` says where it is no evidence. A ceiling is the throughput of as
+    many programs that never communicate. A case that differs from one replica is
+    crossed out: it has a reason as its ``method``, as what is missing has, and no
+    value.
 
     Args:
       source: A store, or the study that was read from it.
@@ -113,6 +119,20 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
     return frame_of(study, points, scaling.compare_backends(study), losses)
 
 
+def records(frame: pd.DataFrame) -> list[Row]:
+    """Returns the figures as plain data; what a row does not have is left out."""
+    shown = frame[frame["kind"] != "step"].astype(object)
+    rows = shown.where(shown.notna(), None).to_dict("records")
+    return [
+        {
+            str(name): value
+            for name, value in row.items()
+            if value is not None and value is not False and value != ""
+        }
+        for row in rows
+    ]
+
+
 def frame_of(
     study: Study,
     points: Sequence[Point],
@@ -124,8 +144,10 @@ def frame_of(
         *_scaling_rows(points),
         *_ceilings(study, points),
         *_ratio_rows(comparisons),
+        *_case_rows(points),
         *_part_rows(losses),
         *_learning_rows(study),
+        *_gain_rows(study),
     ]
     plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(_TYPES)
     return pd.concat([plain, *_steps(study)], ignore_index=True)
@@ -133,22 +155,31 @@ def frame_of(
 
 def _of(estimate: Estimate) -> Row:
     names = "value", "low", "high", "n", "unit", "method"
-    return {name: getattr(estimate, name) for name in names}
+    row = {name: getattr(estimate, name) for name in names}
+    return row | {"caveats": estimate.caveat}
 
 
 def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
-        figures = scaling.ratios(point)
-        for quantity in QUANTITIES:
+        for quantity in scaling.RATIOS:
             common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
+            found, fixed = getattr(point, quantity), point.fixed(quantity)
+            caveats = "; ".join(point.caveats(found))
+            why, kind = {"method": point.missing_reason}, "estimate"
             if point.is_crossed_out:
-                more = common | {"method": point.missing_reason}
-                yield new_row("scaling", quantity, "crossed_out", point.case, **more)
-            figure = figures[quantity]
-            if figure.value is not None:
-                fixed = {"value": figure.fixed, "method": "1 by definition"}
-                more = common | (_of(figure.estimate) if figure.estimate else fixed)
-                yield new_row("scaling", quantity, "estimate", point.case, **more)
+                yield new_row(
+                    "scaling", quantity, "crossed_out", point.case, **common, **why
+                )
+            elif found is not None:
+                more = common | _of(found) | {"caveats": caveats}
+                yield new_row("scaling", quantity, kind, point.case, **more)
+            elif fixed is not None:
+                more = common | {"value": fixed, "method": "1 by definition"}
+                yield new_row("scaling", quantity, kind, point.case, **more)
+            else:
+                yield new_row(
+                    "missing", quantity, "missing", point.case, **common, **why
+                )
             unit = ""
             if point.throughput is not None and quantity == "throughput":
                 unit = point.throughput.unit
@@ -167,6 +198,8 @@ def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]
     if quantity == "throughput":
         return [(entry, rate(entry)) for entry in point.case.ok_entries]
     if point.is_baseline or point.baseline is None or point.speedup is None:
+        return []
+    if quantity not in ("speedup", "efficiency"):
         return []
     if point.speedup.method == estimates.TWO_GROUPS:
         return []
@@ -215,23 +248,53 @@ def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
 def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
     for item in comparisons:
         if item.ratio is not None:
+            caveats = [item.ratio.caveat, "oversubscribed" * item.is_oversubscribed]
+            if not (item.holds or item.is_oversubscribed):
+                caveats.append(f"no difference shown among {item.num_compared} ratios")
             more = _of(item.ratio) | {
                 "mode": modes_text(item.modes),
                 "other_backend": item.second.spec.backend,
                 "is_oversubscribed": item.is_oversubscribed,
+                "caveats": "; ".join(text for text in caveats if text),
             }
             yield new_row("forest", "ratio", "estimate", item.first, **more)
+
+
+def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
+    plugins = trial_metrics.names()
+    for case in {point.case.case_id: point.case for point in points}.values():
+        for name in (*scaling.OF_CASES, *plugins):
+            try:
+                found = scaling.of_trials(case, name)
+            except PluginError as error:  # the study is as good as without it
+                found = scaling.Cell(estimate=None, why_not=str(error))
+            if found.estimate is not None:
+                yield new_row("cases", name, "estimate", case, **_of(found.estimate))
+            elif name in plugins:
+                yield new_row("missing", name, "missing", case, method=found.why_not)
 
 
 def _part_rows(losses: Sequence[Explained]) -> Iterator[Row]:
     for item in losses:
         if item.lost is None:
+            yield new_row("missing", "step", "missing", item.case, method=item.reason)
             continue
         for part in (*item.lost.parts, item.lost.step):
-            if part.time is not None:
-                kind = "whole" if part is item.lost.step else "part"
-                more = _of(part.time)
-                yield new_row("waterfall", part.name, kind, item.case, **more)
+            if part.time is None:
+                why = part.reason
+                yield new_row("missing", part.name, "missing", item.case, method=why)
+                continue
+            kind = "whole" if part is item.lost.step else "part"
+            more = _of(part.time) | {"caveats": part.reason or part.time.caveat}
+            yield new_row("waterfall", part.name, kind, item.case, **more)
+            if part.share is not None and kind == "part":
+                more = _of(part.share)
+                yield new_row("shares", part.name, kind, item.case, **more)
+        if (bound := item.lost.input_bound) is not None:
+            for name, of in (("input", bound.input_sec), ("share", bound.fraction)):
+                verdict = bound.verdict + "; explains the loss" * bound.explains_loss
+                more = _of(of) | {"caveats": verdict}
+                yield new_row("input", name, "estimate", item.case, **more)
 
 
 _OF_METRIC: Final = ("value", "low", "high", "unit", "method", "protocol")
@@ -251,6 +314,24 @@ def _learning_rows(study: Study) -> Iterator[Row]:
                     more |= of_point | _trial(entry) | {"n": metric.num_examples}
                     kind = "evaluation"
                     yield new_row("learning", metric.name, kind, case, **more)
+
+
+def _gain_rows(study: Study) -> Iterator[Row]:
+    for gains in learning_gains.of_study(study):
+        least = "at least" if gains.is_higher_better else "at most"
+        target = f"{gains.metric} of {least} {gains.target:g}"
+        for gain in gains.cases:
+            if gain.better is not None:
+                more = _of(gain.better) | {"protocol": gains.metric}
+                yield new_row("gains", "better", "estimate", gain.case, **more)
+            for name, time in (("seconds", gain.seconds), ("examples", gain.examples)):
+                reached = f"reached by {time.num_reached} of {time.median.n} runs"
+                more = _of(time.median) | {"protocol": target, "caveats": reached}
+                for end in ("value", "low", "high"):
+                    # What lies beyond what was measured is no number.
+                    is_known = more[end] is not None and math.isfinite(more[end])
+                    more[end] = more[end] if is_known else None
+                yield new_row("gains", name, "estimate", gain.case, **more)
 
 
 def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:

@@ -127,21 +127,6 @@ class Part:
     # it was not measured.
     share: Estimate | None = None
 
-    @property
-    def value_sec(self) -> float | None:
-        """The mean, or None."""
-        return None if self.time is None else self.time.value
-
-    @property
-    def low_sec(self) -> float | None:
-        """The lower end of its interval, or None."""
-        return None if self.time is None else self.time.low
-
-    @property
-    def high_sec(self) -> float | None:
-        """The upper end of its interval, or None."""
-        return None if self.time is None else self.time.high
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputBound:
@@ -149,7 +134,6 @@ class InputBound:
 
     input_sec: Estimate  # Seconds per step of the pipelines alone.
     fraction: Estimate  # Of the step of the case.
-    excess_sec: Estimate  # What they take longer than the step of one replica.
     verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
     # Whether it is input-bound, and the pipelines alone take longer than the step of
     # one replica.
@@ -162,7 +146,6 @@ class LostTime:
 
     step: Part  # The case; its value is the sum of the values of all parts.
     parts: tuple[Part, ...]  # In the order of their names.
-    num_left_out: int  # Generations of the case in which one of them is missing.
     lost: Part  # The step less that of one replica.
     # The part that is most of it; empty if the measurement does not tell.
     main_loss: str
@@ -175,16 +158,6 @@ class LostTime:
         """The time of the step, in seconds."""
         assert self.step.time is not None
         return self.step.time
-
-    @property
-    def num_generations(self) -> int:
-        """Generations in which the case and all given controls ran."""
-        return self.whole.n
-
-    @property
-    def method(self) -> str:
-        """How intervals were computed, or why there are none."""
-        return self.whole.method
 
     def part(self, name: str) -> Part:
         """Returns the part of a name."""
@@ -202,18 +175,6 @@ class Explained:
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
     reason: str  # Why there are no parts; empty if there are.
     mode: ScalingMode = ScalingMode.WEAK  # Weak wherever controls explain it.
-
-    @property
-    def trial_ids(self) -> tuple[str, ...]:
-        """Trials behind the parts."""
-        return tuple(entry.trial_id for case in self.cases for entry in case.ok_entries)
-
-    @property
-    def num_measured(self) -> int:
-        """Parts that have a value."""
-        if self.lost is None:
-            return 0
-        return sum(part.value_sec is not None for part in self.lost.parts)
 
 
 def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
@@ -253,13 +214,12 @@ def judge_input_bound(
         verdict = "input-bound"
     elif fraction.high is not None and fraction.high < FRACTION:
         verdict = "not input-bound"
-    excess = input_only - baseline
     return InputBound(
         input_sec=over_generations(input_only, "s"),
         fraction=fraction,
-        excess_sec=over_generations(excess, "s"),
         verdict=verdict,
-        explains_loss=verdict == "input-bound" and _is_above_zero(excess),
+        explains_loss=verdict == "input-bound"
+        and _is_above_zero(input_only - baseline),
     )
 
 
@@ -321,8 +281,7 @@ def decompose(**measured: StepTimes) -> LostTime:
     values, reasons = _differences(times)
     if reasons:
         reasons[UNEXPLAINED] = f"includes {', '.join(reasons)}: not measured"
-    num_left_out = len(measured["case"]) - len(common)
-    lost = _split(times["case"], PARTS, values, reasons, num_left_out)
+    lost = _split(times["case"], PARTS, values, reasons)
     if "input_only" not in times:
         return lost
     bound = judge_input_bound(times["case"], times["baseline"], times["input_only"])
@@ -364,7 +323,6 @@ def _split(
     names: Sequence[str],
     values: Mapping[str, np.ndarray],
     reasons: Mapping[str, str],
-    num_left_out: int,
 ) -> LostTime:
     """Splits a step into its measured parts, and what is left as unexplained."""
     values = {**values, UNEXPLAINED: step - sum(values.values())}
@@ -383,7 +341,6 @@ def _split(
     return LostTime(
         step=part("step", step),
         parts=tuple(part(name, values.get(name)) for name in names),
-        num_left_out=num_left_out,
         lost=part("lost", lost),
         main_loss=name_of(losses, lost),
     )
@@ -449,10 +406,9 @@ def _explain(cases: Mapping[str, Case]) -> Explained:
     }
     times: dict[str, dict[Hashable, float]] = {name: {} for name in cases}
     imbalance: dict[Hashable, float] = {}
-    for key, entry in entries["case"].items():
+    for key in entries["case"]:
         there = {name: of[key] for name, of in entries.items() if key in of}
-        # A generation that lacks a case or its rounds stays: it is counted as left out.
-        means = _means(there) or _means({"case": entry})
+        means = _means(there) if len(there) == len(cases) else {}
         for name, of_processes in means.items():
             times[name][key] = max(of_processes)
             if name == "solo":
@@ -461,14 +417,11 @@ def _explain(cases: Mapping[str, Case]) -> Explained:
             imbalance[key] = max(means["nosync"]) - min(means["nosync"])
     if imbalance:
         times["imbalance"] = imbalance
-    is_any_complete = any(
-        all(key in times[name] for name in cases) for key in times["case"]
-    )
     return Explained(
         case=cases["case"],
         cases=tuple(cases.values()),
-        lost=decompose(**times) if is_any_complete else None,
-        reason="" if is_any_complete else NO_COMMON_ROUND,
+        lost=decompose(**times) if times["case"] else None,
+        reason="" if times["case"] else NO_COMMON_ROUND,
     )
 
 
@@ -531,8 +484,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
             else:
                 reasons[name] = NOT_RECORDED
         step = np.array([here["time"] for here, _ in steps])
-        num_left_out = len(case.ok_entries) - len(steps)
-        lost = _split(step, RECORDED_PARTS, values, reasons, num_left_out)
+        lost = _split(step, RECORDED_PARTS, values, reasons)
     cases = (case, baseline)
     return Explained(case=case, cases=cases, lost=lost, reason=reason, mode=mode)
 

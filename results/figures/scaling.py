@@ -85,23 +85,20 @@ class Point:
         """Whether its replicas do not match one, so that it has no figures."""
         return bool(self.case.why_unmatched)
 
-    @property
-    def trial_ids(self) -> tuple[str, ...]:
-        """Trials behind the throughput."""
-        return tuple(entry.trial_id for entry in self.case.shown_entries)
+    def fixed(self, quantity: str) -> float | None:
+        """The value of a baseline's ratio by definition; None of others."""
+        if not self.is_baseline or self.throughput is None:
+            return None
+        if quantity == "efficiency_of_best":
+            return 1.0 if self.best_baseline is self.case else None
+        return {"speedup": float(self.num_replicas), "efficiency": 1.0}.get(quantity)
 
-    @property
-    def ratio_trial_ids(self) -> tuple[str, ...]:
-        """Trials behind speedup and efficiencies: the baselines' too."""
-        others = []
-        if not (self.is_baseline or self.speedup is None):
-            others.append(self.baseline)
-        if self.efficiency_of_best is not None:
-            others.append(self.best_baseline)
-        entries = {
-            entry.trial_id for case in others if case for entry in case.shown_entries
-        }
-        return self.trial_ids + tuple(sorted(entries - set(self.trial_ids)))
+    def caveats(self, found: Estimate | None) -> list[str]:
+        """What one of its figures is worth, in words; nothing if it is evidence."""
+        plausible = "not plausible" * is_implausible(self.efficiency)
+        beyond = "oversubscribed" * self.is_oversubscribed
+        texts = (plausible, found.caveat if found else "", beyond)
+        return [text for text in texts if text]
 
 
 def throughput_of(entry: Entry) -> float:
@@ -359,8 +356,7 @@ def _point(
     )
 
 
-# Every output is a projection of the cells of a study: page, text, Markdown, JSON,
-# frames, event files, logs, and the files of other programs.
+# Every output is a projection of these figures and of the tidy frame (``frame.py``).
 
 RATIOS: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
 """Quantities of a point, in the order of every output."""
@@ -383,16 +379,8 @@ class Cell:
     """One cell."""
 
     estimate: Estimate | None  # Value, interval, n and unit; None without any.
-    # Its value where that is fixed by definition, as a baseline's; else None.
-    fixed: float | None = None
     why_not: str = ""  # Why there is no estimate; empty if there is one.
-    # What each trial that is ok has, in order; empty of ratios.
-    values: tuple[float, ...] = ()
-
-    @property
-    def value(self) -> float | None:
-        """The value, measured or fixed."""
-        return self.fixed if self.estimate is None else self.estimate.value
+    values: tuple[float, ...] = ()  # What each trial that is ok has, in order.
 
 
 def of_trial(entry: Entry, quantity: str) -> float | None:
@@ -426,28 +414,6 @@ def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
     return functools.partial(trial_metrics.positive_value_of, own), own.unit
 
 
-def of_point(point: Point) -> dict[str, Cell]:
-    """Returns the row of a case in one scaling mode: its figures by quantity."""
-    return ratios(point) | {name: of_trials(point.case, name) for name in OF_CASES}
-
-
-def ratios(point: Point) -> dict[str, Cell]:
-    """Returns the part of the row that depends on the scaling mode."""
-    fixed: dict[str, float] = {}
-    if point.is_baseline and point.throughput is not None:
-        fixed = {"speedup": float(point.num_replicas), "efficiency": 1.0}
-        if point.best_baseline is point.case:
-            fixed["efficiency_of_best"] = 1.0
-    return {
-        name: Cell(
-            estimate=(found := getattr(point, name)),
-            fixed=fixed.get(name) if found is None else None,
-            why_not="" if found else point.missing_reason,
-        )
-        for name in RATIOS
-    }
-
-
 # Each ratio has its own 95 % interval. Of six equal backends, one of their fifteen
 # ratios excludes 1 in most studies. So a difference is claimed only where it holds
 # among all ratios of the study, by Holm's procedure
@@ -466,12 +432,6 @@ class Comparison:
     # Ratios of the study that are tested together, this one included.
     num_compared: int = 1
     holds: bool = False  # Whether the ratio differs from 1 among all of them.
-
-    @property
-    def trial_ids(self) -> tuple[str, ...]:
-        """Trials behind the ratio."""
-        entries = (*self.first.shown_entries, *self.second.shown_entries)
-        return tuple(entry.trial_id for entry in entries)
 
 
 def compare_backends(study: Study) -> tuple[Comparison, ...]:

@@ -51,6 +51,15 @@ class Estimate:
         """Whether there are enough repetitions for an interval."""
         return self.low is not None
 
+    @property
+    def caveat(self) -> str:
+        """Why it is no evidence, or has no interval; empty if it is evidence."""
+        if not self.has_interval:
+            return "one run: no interval"
+        if self.is_disturbed:
+            return "beside load: no evidence"
+        return "" if self.is_conclusive else "these processes only"
+
     def excludes(self, value: float) -> bool:
         """Whether there is an interval that may be judged, and not around ``value``."""
         if not self.is_conclusive or self.low is None or self.high is None:

@@ -72,7 +72,9 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
         for match in summary["matches"]
     ], done.stderr
     assert {(1, "weak"), (2, "weak"), (1, "strong"), (2, "strong")} == {
-        (point["num_replicas"], point["mode"]) for point in summary["points"]
+        (row["num_replicas"], row["mode"])
+        for row in summary["figures"]
+        if row["quantity"] == "throughput"
     }
     for trial in trials:
         result = trial.result

@@ -213,18 +213,16 @@ def input_texts(view: View) -> list[str]:
 def _bar_of(item: Explained, lost: LostTime) -> rows.Row:
     shown = []
     for part in lost.parts:
-        if part.value_sec is not None:
-            name = f"{item.case.label}: {PARTS[part.name][0]}"
-            ends = part.low_sec, part.high_sec
+        if (time := part.time) is not None:
             tip = svg.of_value(
-                name,
-                part.value_sec,
+                f"{item.case.label}: {PARTS[part.name][0]}",
+                time.value,
                 _ms,
-                interval=ends,
-                n=lost.num_generations,
+                interval=(time.low, time.high),
+                n=time.n,
                 unit="ms per step",
             )
-            shown.append((part.name, 1000 * part.value_sec, tip))
+            shown.append((part.name, 1000 * time.value, tip))
     whole = f"{_ms(lost.whole.value)} ms"
     return rows.of_case(item.case, parts=tuple(shown), text=whole)
 
@@ -248,9 +246,9 @@ def _time_figure(view: View) -> Markup | None:
     described = (
         f"{item.case.label}: {_ms(lost.whole.value)} ms, of which "
         + ", ".join(
-            f"{PARTS[part.name][0]} {_ms(part.value_sec)}"
+            f"{PARTS[part.name][0]} {_ms(part.time.value)}"
             for part in lost.parts
-            if part.value_sec is not None
+            if part.time is not None
         )
         for item, lost in split
     )

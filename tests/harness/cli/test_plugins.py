@@ -195,16 +195,20 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness
     assert "section 'figures-1' of shown_pack 1.2" in out
 
     _, out, _ = harness("report", "s", "--format", "json")
-    figures = json.loads(out)["figures_of_plugins"]
-    by_case = {(f["metric"], f["backend"], f["num_replicas"]): f for f in figures}
+    figures = [
+        row
+        for row in json.loads(out)["figures"]
+        if row["quantity"] in ("ranks", "neither")
+    ]
+    by_case = {(f["quantity"], f["backend"], f["num_replicas"]): f for f in figures}
     assert 8 == len(figures) == len(by_case)
-    ranks = by_case["ranks", "in_graph", 2]["figure"]
+    ranks = by_case["ranks", "in_graph", 2]
     assert (1.0, 2, 1.0, 1.0) == tuple(
         ranks[name] for name in ("value", "n", "low", "high")
     )
     without = by_case["neither", "in_graph", 2]
-    assert without["figure"] is None
-    assert "not in every trial a number above zero" == without["missing_reason"]
+    assert "missing" == without["kind"]
+    assert "not in every trial a number above zero" == without["method"]
     export = ("report", "s", "--format=github-action-benchmark", "--metric=ranks")
     assert "ranks" in json.loads(harness(*export)[1])[0]["name"]
 

@@ -124,9 +124,11 @@ def test_a_study_is_measured_verified_and_shown(run, repository, study):
         assert (exit_codes.OK, True) == (code, bool(out)), err
     code, out, _ = run("report", study, "--format=json")
     (efficiency,) = {
-        round(point["efficiency"]["value"], 2)
-        for point in json.loads(out)["points"]
-        if point["efficiency"] is not None
+        round(row["value"], 2)
+        for row in json.loads(out)["figures"]
+        if row["quantity"] == "efficiency"
+        and row["kind"] == "estimate"
+        and "is_baseline" not in row
     }
     assert 2**-0.1 == pytest.approx(efficiency, abs=0.03)
 
@@ -376,8 +378,9 @@ def test_variants_are_cases_of_one_study_with_their_ratio(harness, tmp_path):
     assert {"fast", "slow"} == kinds
     summary = json.loads(harness("report", "s", "--format=json")[1])
     ratios = [
-        (item["first"], item["second"], round(item["ratio"]["value"], 6))
-        for item in summary["comparisons"]
+        (row["backend"], row["other_backend"], round(row["value"], 6))
+        for row in summary["figures"]
+        if row["figure"] == "forest"
     ]
     assert {("kind=fast", "kind=slow", 2.0)} == set(ratios)
     assert exit_codes.OK == harness("verify", "s")[0]

@@ -273,9 +273,9 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
     code, out, err = sweep("--json")
     missing = {
-        (point["backend"], point["num_replicas"])
-        for point in json.loads(out)["points"]
-        if point["throughput"] is None
+        (row["backend"], row["num_replicas"])
+        for row in json.loads(out)["figures"]
+        if (row["quantity"], row["kind"]) == ("throughput", "crossed_out")
     }
 
     assert exit_codes.SOME_TRIALS_FAILED == code

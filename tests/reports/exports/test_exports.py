@@ -25,8 +25,8 @@ def test_json_has_verdict_and_figures(name, request):
 
     jsonschema.validate(data, SCHEMA)
     assert data["verdict"]["headline"]
-    assert {2} == {data["report_version"]}
-    for field in ("verdict", "points", "coverage"):
+    assert 3 == data["report_version"]
+    for field in ("verdict", "figures", "coverage"):
         rest = {key: value for key, value in data.items() if key != field}
         with pytest.raises(jsonschema.ValidationError, match=field):
             jsonschema.validate(rest, SCHEMA)

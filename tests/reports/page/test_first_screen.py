@@ -223,7 +223,7 @@ def test_without_intervals_the_note_says_so(make):
 
     assert judged.note.startswith("1 repetition: no intervals. Rates are ")
     assert "[" not in judged.text
-    assert all("one repetition: no interval" in row.efficiency for row in judged.rows)
+    assert all("one run: no interval" in row.efficiency for row in judged.rows)
 
 
 def test_of_one_generation_intervals_are_for_its_processes_only(make):
@@ -234,7 +234,7 @@ def test_of_one_generation_intervals_are_for_its_processes_only(make):
 
 def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
     """It has two, and both are used; one replica leaves one."""
-    points = [p for p in relay.points_of(STRONG, "in_graph") if p.trial_ids]
+    points = [p for p in relay.points_of(STRONG, "in_graph") if p.case.shown_entries]
 
     assert next_step._wider(relay, points) == "measure on a machine with more cores"
     assert (

@@ -17,7 +17,7 @@ from results.records.models import Control
 
 
 def data_of(store):
-    return json.loads(json.dumps(summary.summary(store), allow_nan=False))
+    return json.loads(json.dumps(summary.summary(store), allow_nan=False))["figures"]
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +72,16 @@ def test_cases_that_cannot_be_compared_say_so(make):
     assert "is not compared: no round of any run has a valid block of" in shown
 
 
-def test_the_json_has_all_parts_and_their_trials(store):
-    found = data_of(store)
-    first = found["lost_time"][0]
+def test_the_json_has_all_parts_or_why_one_is_missing(store):
+    rows = [row for row in data_of(store) if row["num_replicas"] == 2]
+    own = [row for row in rows if row["backend"] == "in_graph"]
+    parts = {row["quantity"]: row for row in own if row["figure"] == "waterfall"}
+    missing = {row["quantity"]: row for row in own if row["figure"] == "missing"}
 
-    assert ["in_graph", 2] == [first["backend"], first["num_replicas"]]
-    assert list(PARTS) == [part["name"] for part in first["lost_time"]["parts"]]
-    assert 4 == first["lost_time"]["num_generations"]
-    # The case, one replica, nosync, solo, and synthetic twice, in four generations.
-    assert 6 * 4 == len(first["trial_ids"])
-    assert {"efficiency_of_best"} <= found["points"][0].keys()
+    assert {*PARTS, "step"} <= {*parts, *missing}
+    assert 4 == parts["step"]["n"]
+    assert "the replicas share a process" in missing["imbalance"]["method"]
+    assert "efficiency_of_best" in {row["quantity"] for row in rows}
 
 
 NUMBER = r"\d+\s% \[\d+,\s\d+\]"
@@ -97,19 +97,19 @@ NUMBER = r"\d+\s% \[\d+,\s\d+\]"
                 rf"is input-bound: its input pipelines alone take .* ms, {NUMBER} of"
                 r" the step; faster replicas would wait for their batches\.$"
             ),
-            ("input-bound", True),
+            "input-bound; explains the loss",
         ),
         (
             0.010,
             4,
             r"is not input-bound: .*its batches arrive before they are needed\.$",
-            ("not input-bound", False),
+            "not input-bound",
         ),
         (
             0.063,
             1,
             r"is inconclusive: .*whether it is input-bound is inconclusive\.$",
-            ("inconclusive", False),
+            "inconclusive",
         ),
     ],
     ids=["bound", "not bound", "one run"],
@@ -121,18 +121,14 @@ def test_what_the_pipelines_take_alone_is_judged(
     controls = (*ALL_CONTROLS, Control.INPUT_ONLY)
     store = make(relay_shape(lost=lost, controls=controls, repeats=repeats))
     view = view_store(store)
-    (item,) = data_of(store)["lost_time"]
-    bound = item["lost_time"]["input_bound"]
+    bound, share = (row for row in data_of(store) if row["figure"] == "input")
     (last,) = overview.input_texts(view)
 
     assert re.search(line, last), last
-    assert judged == (bound["verdict"], bound["explains_loss"])
-    assert pytest.approx(pipelines, rel=0.1) == bound["input_sec"]["value"]
-    # The case, one replica, nosync, solo, synthetic twice, and the pipelines alone.
-    assert 7 * repeats == len(item["trial_ids"])
+    assert judged == bound["caveats"]
+    assert pytest.approx(pipelines, rel=0.1) == bound["value"]
     assert last in overview.render_time(view)
-    if judged[1]:
-        assert bound["fraction"]["low"] < bound["fraction"]["value"]
+    assert ("low" in share) == (repeats > 1)
 
 
 PEAK = 2e9
@@ -149,11 +145,16 @@ def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
             total = PEAK * len(entry.result.ranks)
             expected = scaling.throughput_of(entry) * FLOPS_PER_EXAMPLE / total
             assert scaling.flop_utilisation_of(entry) == pytest.approx(expected)
-    for point in summary.summary(store)["points"]:
-        part, rate = point["flop_utilisation"], point["throughput"]
+    rows = {
+        (row["quantity"], row["num_replicas"]): row
+        for row in data_of(store)
+        if row["kind"] == "estimate"
+    }
+    for number in (1, 2):
+        part, rate = rows["flop_utilisation", number], rows["throughput", number]
         assert part["n"] == rate["n"] == 4
         for name in ("value", "low", "high"):
-            expected = rate[name] * FLOPS_PER_EXAMPLE / (PEAK * point["num_replicas"])
+            expected = rate[name] * FLOPS_PER_EXAMPLE / (PEAK * number)
             assert part[name] == pytest.approx(expected, rel=1e-6)
     assert "Model FLOP utilisation Of the 2.00 GFLOP/s per replica" in shown
     for number in (1, 2):
@@ -163,4 +164,4 @@ def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
 
 def test_nothing_is_said_where_a_peak_is_missing(store):
     assert "FLOP utilisation" not in overview.render_time(view_store(store))
-    assert {None} == {p["flop_utilisation"] for p in summary.summary(store)["points"]}
+    assert "flop_utilisation" not in {row["quantity"] for row in data_of(store)}

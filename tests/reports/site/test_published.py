@@ -90,9 +90,12 @@ def test_the_readme_has_the_ratios_of_the_published_study():
     mirrored = "`tf.distribute.MirroredStrategy`"
     titles = {"tf_mirrored": mirrored, "torch_ddp": "PyTorch DDP", "jax": "JAX"}
 
-    for found in json.loads(done.stdout)["comparisons"]:
-        is_shown = found["modes"] == ["weak"] and found["num_replicas"] == 2
-        if is_shown and found["first"] == "in_graph" and found["second"] in titles:
-            ratio = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**found["ratio"])
-            assert f"| {titles.pop(found['second'])} | {ratio} |" in readme
+    for row in json.loads(done.stdout)["figures"]:
+        is_shown = row["figure"] == "forest" and row["mode"] == "weak"
+        is_shown = (
+            is_shown and row["num_replicas"] == 2 and row["backend"] == "in_graph"
+        )
+        if is_shown and row["other_backend"] in titles:
+            ratio = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**row)
+            assert f"| {titles.pop(row['other_backend'])} | {ratio} |" in readme
     assert {} == titles

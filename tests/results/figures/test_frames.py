@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 import results
-from results.figures import frame, scaling, summary
+from results.figures import frame, scaling
 from results.records import schema
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -61,19 +61,20 @@ def test_steps_frame_drops_nothing(broken):
 
 
 def test_summary_is_plain_data_with_units_and_intervals(broken):
-    figures = results.summary(broken)
-    points = [point for point in figures["points"] if point["throughput"]]
+    data = results.summary(broken)
+    rates = [
+        row
+        for row in data["figures"]
+        if (row["quantity"], row["kind"]) == ("throughput", "estimate")
+    ]
 
-    assert figures == json.loads(json.dumps(figures))
-    assert {"images/s"} == {point["throughput"]["unit"] for point in points}
-    assert all(
-        {"value", "low", "high", "n", "unit", "method", "confidence"}
-        | {"is_conclusive", "is_disturbed"}
-        == set(point["throughput"])
-        for point in points
-    )
-    assert figures["coverage"]["ok"] == 28
-    assert len(figures["failures"]) == 5
+    assert data == json.loads(json.dumps(data, allow_nan=False))
+    assert {"images/s"} == {row["unit"] for row in rates}
+    for row in rates:
+        assert {"value", "n", "unit", "method"} <= row.keys()
+        assert ("low" in row) == ("no interval" not in row.get("caveats", ""))
+    assert data["coverage"]["ok"] == 28
+    assert len(data["failures"]) == 5
 
 
 def test_published_schemas_are_fresh(tmp_path, capsys):
@@ -127,25 +128,26 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(
     exec(code, {"__name__": "__main__"})
 
     printed = capsys.readouterr().out
-    expected = results.summary(store)["points"]
+    expected = scaling.points(results.load_study(store))
     assert len(expected) == 8
-    assert {3} == {point["throughput"]["n"] for point in expected}
+    assert {3} == {point.throughput.n for point in expected}
     for point in expected:
-        assert f"{point['throughput']['value']:.6f}" in printed
+        assert f"{point.throughput.value:.6f}" in printed
 
 
 def test_every_figure_of_the_report_has_rows(store, points):
     """A mean over rows of one quantity is never a mean of different things."""
     runs = {
-        trial_id
-        for run in results.summary(store)["quality_runs"]
-        for trial_id in run["trial_ids"]
+        entry.trial_id
+        for case in results.load_study(store).quality_runs
+        for entry in case.entries
     }
     of_runs = points[points.trial_id.isin(runs)]
     steps = points[points.figure == "steps"]
     trials = results.trials_frame(store)
 
-    assert {"scaling", "forest", "learning", "steps"} == set(points.figure)
+    figures = {"scaling", "forest", "cases", "learning", "gains", "steps"}
+    assert figures == set(points.figure)
     assert list(frame.POINT_COLUMNS) == list(points.columns)
     assert {"warmup", "measure"} == set(steps.phase)
     assert (steps[steps.phase == "measure"].groupby("trial_id").size() == 16).all()
@@ -160,13 +162,15 @@ def test_every_figure_of_the_report_has_rows(store, points):
 
 def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(store):
     curves = results.curves_frame(store)
-    runs = results.summary(store)["quality_runs"]
+    runs = results.load_study(store).quality_runs
 
     assert 12 * 5 == len(curves)
     assert [60, 120, 180, 240, 300] == sorted(curves.num_steps.unique())
     assert (curves.low <= curves.value).all()
     assert set(curves.groupby("trial_id").value.last()) == {
-        of["value"] for run in runs for of in run["reached"]
+        entry.result.curve[-1].quality[0].value
+        for case in runs
+        for entry in case.ok_entries
     }
 
 
@@ -180,45 +184,28 @@ def study(tmp_path_factory, synthetic):
     return results.load_study(store)
 
 
-def test_a_cell_of_the_table_has_an_estimate_or_a_reason(study):
-    """Ratios of a baseline are no estimates; the best baseline is all of itself."""
-    points = scaling.points(study)
-    rows = [(point, scaling.of_point(point)) for point in points]
-    cells = [cell for _, row in rows for cell in row.values()]
-    first = rows[0][1]
-    best = [
-        row["efficiency_of_best"]
-        for point, row in rows
-        if point.is_baseline and point.mode.value == "weak"
-    ]
+def test_a_figure_of_the_table_has_a_row_with_its_interval_or_a_reason(study):
+    """Ratios of a baseline are 1 by definition; the best baseline is all of itself."""
+    points = results.points_frame(study)
+    rows = points[points["kind"].isin(["estimate", "missing"])].set_index(
+        ["quantity", "backend", "mode", "num_replicas"]
+    )
 
-    assert len(cells) == 7 * len(points)
-    assert [] == [cell for cell in cells if cell.estimate is None and not cell.why_not]
-    assert any(cell.why_not == "no trial of this case is ok" for cell in cells)
-    assert (1.0, 1.0) == (first["speedup"].value, first["efficiency"].value)
-    assert first["speedup"].estimate is None
-    assert "this is the baseline" == first["speedup"].why_not
-    assert {1.0, None} == {cell.fixed for cell in best}
-    assert all((cell.fixed is None) == (cell.estimate is not None) for cell in best)
-
-
-def test_frame_and_summary_have_the_numbers_of_the_table(study):
-    drawn = results.points_frame(study)
-    drawn = drawn[(drawn["figure"] == "scaling") & (drawn["kind"] == "estimate")]
-    data = summary.summarize(study)["points"]
-
-    for point, facts in zip(scaling.points(study), data, strict=True):
-        row = scaling.of_point(point)
-        for name, figure in row.items():
-            shown = None if figure.estimate is None else figure.estimate.value
-            assert shown == (facts[name] and facts[name]["value"])
-        here = drawn[
-            (drawn["backend"] == point.backend)
-            & (drawn["mode"] == point.mode.value)
-            & (drawn["num_replicas"] == point.num_replicas)
-        ].set_index("quantity")
-        for name in frame.QUANTITIES:
-            assert row[name].value == here["value"].get(name)
-            if facts[name]:
-                ends = facts[name]["low"], facts[name]["high"]
-                assert ends == (here["low"][name], here["high"][name])
+    for point in scaling.points(study):
+        for name in scaling.RATIOS:
+            row = rows.loc[(name, point.backend, point.mode.value, point.num_replicas)]
+            found = getattr(point, name)
+            if found is not None:
+                assert (found.value, found.low, found.high, found.n) == (
+                    *(row["value"], row["low"], row["high"], row["n"]),
+                )
+            elif point.is_baseline and row["kind"] == "estimate":
+                assert row["method"] == "1 by definition"
+            else:
+                assert (row["kind"], row["method"]) == ("missing", point.missing_reason)
+    one = rows.loc[("efficiency", "in_graph", "weak", 1)]
+    assert (1.0, "1 by definition") == (one["value"], one["method"])
+    assert "no trial of this case is ok" in set(rows["method"])
+    assert {"oversubscribed"} == set(
+        rows.loc[("speedup", "in_graph", slice(None), 4), "caveats"]
+    )

@@ -67,8 +67,8 @@ def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
     idle, wait = found.part("idle"), found.part("core_wait")
 
     assert not idle.time.excludes(LOST)
-    assert idle.low_sec > 0
-    assert abs(wait.value_sec) < 0.0005
+    assert idle.time.low > 0
+    assert abs(wait.time.value) < 0.0005
 
 
 def test_two_controls_that_take_away_the_same_time_name_no_cause():
@@ -82,5 +82,5 @@ def test_two_controls_that_take_away_the_same_time_name_no_cause():
     }
     found = lost_time.decompose(**observed)
 
-    assert found.part("unexplained").high_sec < 0
+    assert found.part("unexplained").time.high < 0
     assert found.main_loss == ""

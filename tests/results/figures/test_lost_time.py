@@ -31,7 +31,7 @@ FULL = {
 
 
 def values_of(found):
-    return {part.name: part.value_sec for part in found.parts}
+    return {part.name: part.time and part.time.value for part in found.parts}
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reas
     known = [value for value in values.values() if value is not None]
 
     assert tuple(values) == PARTS
-    assert found.part(part).value_sec is None
+    assert found.part(part).time is None
     assert found.part(part).reason.startswith(reason)
     assert found.part(part).reason.endswith(": part of unexplained")
     assert found.part("unexplained").reason == f"includes {part}: not measured"
-    assert found.step.value_sec == pytest.approx(sum(known), rel=1e-12)
+    assert found.step.time.value == pytest.approx(sum(known), rel=1e-12)
 
 
 def test_input_that_one_replica_waits_for_as_well_is_no_loss():
@@ -68,8 +68,10 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss():
 
 def test_generations_that_never_met_are_an_error():
     found = decompose(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08})
-    assert (found.step.value_sec, found.step.low_sec) == (0.1, None)
-    assert found.method == ("no interval: one run tells nothing about other processes")
+    assert (found.step.time.value, found.step.time.low) == (0.1, None)
+    assert found.whole.method == (
+        "no interval: one run tells nothing about other processes"
+    )
     with pytest.raises(
         errors.ResultsError,
         match=r"^no run has all of case, baseline, nosync; a part is the "
@@ -111,7 +113,7 @@ def test_what_is_lost_is_found_in_its_part(explained):
         assert value == pytest.approx(values[name], abs=TOLERANCE_SEC)
     assert slow.alone == pytest.approx(values["alone"], abs=3 * TOLERANCE_SEC)
     assert 0.0 == pytest.approx(values["unexplained"], abs=3 * TOLERANCE_SEC)
-    assert 4 == found.lost.num_generations
+    assert 4 == found.lost.whole.n
 
 
 def test_imbalance_is_measured_where_each_replica_has_a_process(explained):
@@ -120,7 +122,7 @@ def test_imbalance_is_measured_where_each_replica_has_a_process(explained):
         backends=("multi_worker",), num_ranks=2, imbalance=0.010, noise=0.0
     )
 
-    imbalance = found.lost.part("imbalance").value_sec
+    imbalance = found.lost.part("imbalance").time.value
     assert pytest.approx(0.010, abs=TOLERANCE_SEC) == imbalance
 
 
@@ -130,11 +132,11 @@ def test_a_control_that_failed_is_not_guessed(explained, failed):
     (found,) = explained(not_ok=frozenset((Control.NOSYNC, 2, g) for g in failed))
 
     if len(failed) == 1:
-        assert (3, 1) == (found.lost.num_generations, found.lost.num_left_out)
+        assert 3 == found.lost.whole.n
         return
     communication = found.lost.part("exposed_communication")
     assert "nosync was not measured" in communication.reason
-    unexplained = found.lost.part("unexplained").value_sec
+    unexplained = found.lost.part("unexplained").time.value
     assert pytest.approx(0.010, abs=TOLERANCE_SEC) == unexplained
 
 

@@ -47,17 +47,17 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     """Also in seconds: they are not logarithms, so they add up."""
     found = _only(_with_turns(study))
     lost = found.lost
-    values = {part.name: part.value_sec for part in lost.parts}
+    values = {part.name: part.time.value for part in lost.parts}
 
     assert found.mode is ScalingMode.WEAK
     assert list(values) == list(lost_time.RECORDED_PARTS)
-    assert sum(values.values()) == pytest.approx(lost.step.value_sec)
+    assert sum(values.values()) == pytest.approx(lost.step.time.value)
     # The rounds of the study are slower and faster by some per cent, CPU time is not.
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
     # So in fast rounds there is less time for others than they have on average.
     assert values["core_wait"] == pytest.approx(WAIT, abs=4e-4)
-    assert lost.step.value_sec / values["ideal"] == pytest.approx(60 / 50, rel=1e-6)
-    assert lost.num_generations == 4
+    assert lost.step.time.value / values["ideal"] == pytest.approx(60 / 50, rel=1e-6)
+    assert lost.whole.n == 4
 
 
 def test_sustained_stretches_of_a_gate_are_no_rounds(study):
@@ -91,7 +91,7 @@ def test_no_duration_has_an_interval_below_zero(study):
     slowed = with_results(dataclasses.replace(study, entries=tuple(kept)), slow)
     lost = _only(_with_turns(slowed)).lost
 
-    assert lost.step.low_sec == lost.part("ideal").low_sec == 0.0
+    assert lost.step.time.low == lost.part("ideal").time.low == 0.0
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
 
     for name in unknown:
         part = lost.part(name)
-        assert (None, lost_time.NOT_RECORDED) == (part.value_sec, part.reason)
-    values = [part.value_sec or 0.0 for part in lost.parts]
-    assert sum(values) == pytest.approx(lost.step.value_sec)
+        assert (None, lost_time.NOT_RECORDED) == (part.time, part.reason)
+    values = [part.time.value if part.time else 0.0 for part in lost.parts]
+    assert sum(values) == pytest.approx(lost.step.time.value)
     assert lost.main_loss in ("", "computing")
 
 

@@ -73,7 +73,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
     (broken,) = matching_lib.agreements_of(view.study).broken
-    data = summary.summarize(view.study)["agreement"]
+    data = summary.summarize(view.study, view.frame)["agreement"]
 
     assert 0.04 < broken.difference < 0.06
     assert [1] == [
