@@ -1,9 +1,9 @@
-"""Display names: what readers call workloads, metrics and machines."""
+"""Display names: what readers call workloads, metrics, machines, parts of a step."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from reports.words import formats
 
@@ -48,6 +48,54 @@ _SHORT = {
     "jax": "JAX",
     "horovod": "Horovod",
 }
+PARTS: Final = {
+    "alone": (
+        "one replica alone",
+        "the step of one replica, with its own input and update",
+    ),
+    "ideal": (
+        "ideal: one replica, scaled",
+        "the step of the baseline, times the examples per replica relative to it",
+    ),
+    "computing": (
+        "more CPU time",
+        (
+            "the same examples take more CPU time: shared caches and memory bandwidth,"
+            " smaller batches, the work of collectives"
+        ),
+    ),
+    "core_wait": (
+        "waiting for a core",
+        "threads that could run have no core: others have it",
+    ),
+    "idle": (
+        "idle cores",
+        "cores without work: waiting for collectives, the slowest replica or input",
+    ),
+    "contention": (
+        "contention",
+        (
+            "programs that never communicate are slower beside each other: memory"
+            " bandwidth, caches, clocks"
+        ),
+    ),
+    "exposed_communication": (
+        "exposed communication",
+        "what the step waits for collectives",
+    ),
+    "input": (
+        "input",
+        "what the step waits for its batches, longer than one replica does",
+    ),
+    "imbalance": (
+        "imbalance",
+        "what the slowest process takes longer than the fastest",
+    ),
+    "update": ("update", "what the optimizer takes longer than at one replica"),
+    "unexplained": ("unexplained", "what no other part has"),
+    "step": ("step", "all of it"),
+}
+"""Of a step (``results/figures/lost_time.py``): the name of each, and its meaning."""
 _DEVICES = {"cpu": "core", "gpu": "GPU"}
 _NUMBERS = [
     *("no", "one", "two", "three", "four", "five", "six"),

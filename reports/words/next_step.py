@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from reports.words import caveats, formats
+from reports.words import caveats, formats, names
 from reports.words.caveats import Level
 from results.judging import power
 from results.records.models import Control, ScalingMode, TrialStatus
@@ -135,16 +135,6 @@ def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
 # interval is below 1, and a part that is most of the loss
 # (``results/figures/lost_time.py``).
 
-CAUSES: Final = {
-    "contention": "contention for memory and caches",
-    "exposed_communication": "waiting for communication",
-    "input": "waiting for input",
-    "imbalance": "uneven replicas",
-    "update": "the update",
-    "computing": "more CPU time per example",
-    "core_wait": "waiting for a core",
-    "idle": "cores without work",
-}
 REMEDIES: Final = {
     "contention": "try cores with memory bandwidth of their own",
     "exposed_communication": "try larger batches per replica",
@@ -199,7 +189,7 @@ def loss_sentence(view: View, points: Sequence[Point]) -> str:
     part = lost.part(lost.main_loss)
     assert part.share is not None
     return (
-        f"Most of what {point.backend} loses{mode}: {CAUSES[part.name]},"
+        f"Most of what {point.backend} loses{mode}: {names.PARTS[part.name][0]},"
         f" {formats.estimate(part.share, formats.percent)} of a step."
     )
 

@@ -133,54 +133,6 @@ FINEST_SHARE: Final = 0.001
 """Of a step: an interval that is narrower is shown as one number."""
 _GIGA: Final = 1e9
 
-PARTS: Final = {
-    "alone": (
-        "one replica alone",
-        "the step of one replica, with its own input and update",
-    ),
-    "ideal": (
-        "ideal: one replica, scaled",
-        "the step of the baseline, times the examples per replica relative to it",
-    ),
-    "computing": (
-        "more CPU time",
-        (
-            "the same examples take more CPU time: shared caches and memory bandwidth,"
-            " smaller batches, the work of collectives"
-        ),
-    ),
-    "core_wait": (
-        "waiting for a core",
-        "threads that could run have no core: others have it",
-    ),
-    "idle": (
-        "idle cores",
-        "cores without work: waiting for collectives, the slowest replica or input",
-    ),
-    "contention": (
-        "contention",
-        (
-            "programs that never communicate are slower beside each other: memory"
-            " bandwidth, caches, clocks"
-        ),
-    ),
-    "exposed_communication": (
-        "exposed communication",
-        "what the step waits for collectives",
-    ),
-    "input": (
-        "input",
-        "what the step waits for its batches, longer than one replica does",
-    ),
-    "imbalance": (
-        "imbalance",
-        "what the slowest process takes longer than the fastest",
-    ),
-    "update": ("update", "what the optimizer takes longer than at one replica"),
-    "unexplained": ("unexplained", "what no other part has"),
-    "step": ("step", "all of it"),
-}
-"""The name of each part, and what it means."""
 _INPUT: Final = {
     "input-bound": "faster replicas would wait for their batches",
     "not input-bound": "its batches arrive before they are needed",
@@ -215,7 +167,7 @@ def _bar_of(item: Explained, lost: LostTime) -> rows.Row:
     for part in lost.parts:
         if (time := part.time) is not None:
             tip = svg.of_value(
-                f"{item.case.label}: {PARTS[part.name][0]}",
+                f"{item.case.label}: {names.PARTS[part.name][0]}",
                 time.value,
                 _ms,
                 interval=(time.low, time.high),
@@ -246,7 +198,7 @@ def _time_figure(view: View) -> Markup | None:
     described = (
         f"{item.case.label}: {_ms(lost.whole.value)} ms, of which "
         + ", ".join(
-            f"{PARTS[part.name][0]} {_ms(part.time.value)}"
+            f"{names.PARTS[part.name][0]} {_ms(part.time.value)}"
             for part in lost.parts
             if part.time is not None
         )
@@ -259,10 +211,10 @@ def _time_figure(view: View) -> Markup | None:
         title="Where the time of a step went",
         description=f"{'; '.join(described)}.",
     )
-    names = dict.fromkeys(name for bar in bars for name, _, _ in bar.parts)
+    drawn = dict.fromkeys(name for bar in bars for name, _, _ in bar.parts)
     legend = [
-        (PARTS[name][0], rows.PART_SERIES.get(name))
-        for name in names
+        (names.PARTS[name][0], rows.PART_SERIES.get(name))
+        for name in drawn
         if name not in rows.WHOLE
     ]
     return page.render("split", figure=drawing, legend=legend)
@@ -290,7 +242,7 @@ def _render_time(view: View, drawn: Markup | None) -> Markup:
         tables=tables,
         reasons=[*reasons, *_missing(tables)],
         inputs=input_texts(view),
-        parts_by_name=PARTS,
+        parts_by_name=names.PARTS,
         utilisation=_utilisation(view),
         write_share=_write_share,
         ms=_ms,
@@ -300,7 +252,7 @@ def _render_time(view: View, drawn: Markup | None) -> Markup:
 def _missing(tables: Sequence[tuple[Sequence[Part], list[Explained]]]) -> list[str]:
     """Says why cases have no value of a part, a line for each reason."""
     whys = formats.grouped(
-        (f"{PARTS[part.name][0]}: {part.reason}", item.case.label)
+        (f"{names.PARTS[part.name][0]}: {part.reason}", item.case.label)
         for _, items in tables
         for item in items
         if item.lost is not None

@@ -118,7 +118,7 @@ EVEN = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
         (
             Lost(contention=0.002),
             (
-                r"Most of what in_graph loses: waiting for communication, 1[567][\d.]*"
+                r"Most of what in_graph loses: exposed communication, 1[567][\d.]*"
                 r" % \[1[567][\d.]*, 1[567][\d.]*\] of a step\. .*"
                 r"Next: try larger batches per replica\.$"
             ),
