@@ -67,7 +67,7 @@ def write_all(
 
 MOST_ROWS: Final = 3_000
 """A figure of more rows downloads its estimates only."""
-_LEFT_OUT: Final = ("figure", "method")
+_LEFT_OUT: Final = ("figure", "case", "method")
 _SAFE: Final = ",/:;.-_ '()*"
 _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d.,_]*(?:[eE][+-]?\d+)?|inf|nan)\s?%?")

@@ -18,13 +18,12 @@ from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
 
     from reports.charts.style import Look
-    from results.study.cases import Case
 
 ROW_HEIGHT: Final = 21
 FRAME_HEIGHT: Final = 50
@@ -85,19 +84,6 @@ def case_label(num_replicas: int, per_replica_batch_size: int) -> str:
     return f"{num_replicas} {formats.TIMES} {per_replica_batch_size}"
 
 
-def of_case(case: Case, **more: Any) -> Row:
-    """Returns a row in the group of the backend of a case."""
-    spec = case.spec
-    return Row(
-        group=spec.backend,
-        label=case_label(spec.num_replicas, spec.per_replica_batch_size),
-        backend=spec.backend,
-        is_hollow=case.is_oversubscribed,
-        size=spec.num_replicas,
-        **more,
-    )
-
-
 def most_replicas(rows: Sequence[Row]) -> list[Row]:
     """Returns at most twenty rows, those of most replicas, in their own order."""
     ranked = sorted(
@@ -130,23 +116,22 @@ def ratios(frame: pd.DataFrame) -> list[Row]:
     return most_replicas(rows)
 
 
-def splits(frame: pd.DataFrame) -> list[Row]:
-    """Returns a row per case whose step controls split, in ms."""
+def splits(frame: pd.DataFrame, tip: Callable[[Any], str] = lambda _: "") -> list[Row]:
+    """Returns a row per case whose step is split, in ms; ``tip`` is of a part."""
     found = select(frame, "waterfall")
-    keys = ["backend", "num_replicas", "per_replica_batch_size"]
     rows = []
-    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby(keys, sort=False)))
-    for (backend, size, batch), part in groups.items():
-        values = dict(zip(part["quantity"], 1000 * part["value"], strict=True))
-        whole = values.pop("step")
+    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby("case", sort=False)))
+    for part in groups.values():
+        *drawn, whole = part.itertuples()
         rows.append(
             Row(
-                group=str(backend),
-                label=case_label(int(size), int(batch)),
-                backend=str(backend),
-                text=f"{formats.significant(whole)} ms",
-                size=int(size),
-                parts=tuple((name, value, "") for name, value in values.items()),
+                group=whole.backend,
+                label=case_label(whole.num_replicas, whole.per_replica_batch_size),
+                backend=whole.backend,
+                is_hollow=bool(whole.is_oversubscribed),
+                text=f"{formats.significant(1000 * whole.value)} ms",
+                size=int(whole.num_replicas),
+                parts=tuple((of.quantity, 1000 * of.value, tip(of)) for of in drawn),
             )
         )
     return rows

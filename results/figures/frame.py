@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _TYPES: Final = {
-    **dict.fromkeys(("figure", "quantity", "kind", "mode"), "object"),
+    **dict.fromkeys(("figure", "quantity", "kind", "case", "mode"), "object"),
     **dict.fromkeys(("backend", "other_backend", "revision"), "object"),
     **dict.fromkeys(("num_replicas", "per_replica_batch_size"), "Int64"),
     "global_batch_size": "Int64",
@@ -59,6 +59,7 @@ def new_row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> R
         "figure": figure,
         "quantity": quantity,
         "kind": kind,
+        "case": case.label,
         "mode": modes_text(case.modes),
         "backend": spec.backend,
         "revision": spec.revision,

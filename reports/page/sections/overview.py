@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reports.words.brief import Row
     from reports.words.formats import Write
     from reports.words.judgement import GateView
-    from results.figures.lost_time import Explained, LostTime, Part
+    from results.figures.lost_time import Explained, Part
     from results.records.models import GateCase
     from results.statistics.estimates import Estimate
 
@@ -162,48 +162,34 @@ def input_texts(view: View) -> list[str]:
     return found
 
 
-def _bar_of(item: Explained, lost: LostTime) -> rows.Row:
-    shown = []
-    for part in lost.parts:
-        if (time := part.time) is not None:
-            tip = svg.of_value(
-                f"{item.case.label}: {names.PARTS[part.name][0]}",
-                time.value,
-                _ms,
-                interval=(time.low, time.high),
-                n=time.n,
-                unit="ms per step",
-            )
-            shown.append((part.name, 1000 * time.value, tip))
-    whole = f"{_ms(lost.whole.value)} ms"
-    return rows.of_case(item.case, parts=tuple(shown), text=whole)
-
-
-def _split(view: View) -> list[tuple[Explained, LostTime]]:
-    """Returns the cases whose parts are known, once each."""
-    found: dict[str, tuple[Explained, LostTime]] = {}
-    for item in (*view.explained, *view.recorded):
-        if item.lost is not None:
-            found.setdefault(item.case.case_id, (item, item.lost))
-    order = view.study.backends
-    return sorted(found.values(), key=lambda of: order.index(of[0].case.spec.backend))
+def _tip(part: Any) -> str:
+    """Returns the tip of a part of a step, a row of the tidy frame."""
+    return svg.of_value(
+        f"{part.case}: {names.PARTS[part.quantity][0]}",
+        part.value,
+        _ms,
+        interval=(rows.known(part.low), rows.known(part.high)),
+        n=part.n,
+        unit="ms per step",
+    )
 
 
 def _time_figure(view: View) -> Markup | None:
     """Draws the steps of all cases on one axis; None where nothing is known."""
-    split = _split(view)
-    if not split:
+    found = view.frame[view.frame["figure"] == "waterfall"]
+    if found.empty:
         return None
-    bars = rows.most_replicas([_bar_of(*pair) for pair in split])
+    order = view.study.backends
+    split = sorted(rows.splits(found, _tip), key=lambda of: order.index(of.backend))
     described = (
-        f"{item.case.label}: {_ms(lost.whole.value)} ms, of which "
+        f"{of.name}: {of.text}, of which "
         + ", ".join(
-            f"{names.PARTS[part.name][0]} {_ms(part.time.value)}"
-            for part in lost.parts
-            if part.time is not None
+            f"{names.PARTS[name][0]} {formats.significant(value)}"
+            for name, value, _ in of.parts
         )
-        for item, lost in split
+        for of in split
     )
+    bars = rows.most_replicas(split)
     drawing = svg.draw(
         rows.size_of(bars),
         functools.partial(rows.draw_splits, rows=bars, look=style.PAGE),

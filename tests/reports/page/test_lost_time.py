@@ -10,6 +10,7 @@ from synthetic import ALL_CONTROLS, Lost, relay_shape
 from reports.page import build
 from reports.page.sections import overview
 from reports.view import view_store
+from reports.words import formats
 from results import load_study
 from results.figures import scaling, summary
 from results.figures.lost_time import PARTS
@@ -38,8 +39,8 @@ def test_steps_of_all_cases_are_split_on_one_axis(page):
     (description,) = re.findall(r'<desc id="lost-time-desc">([^<]*)</desc>', first)
     section = rest.partition('<section id="lost-time"')[2].partition("</section>")[0]
 
-    assert "in_graph, 2 replicas x 8: " in description
-    assert "tf_mirrored, 2 replicas x 8: " in description
+    for backend in ("in_graph", "tf_mirrored"):
+        assert f"{backend}, 2 {formats.TIMES} 8: " in description
     for name in ("contention", "exposed communication", "input", "unexplained"):
         assert re.search(rf"{name} -?[\d.]+", description.partition(";")[0])
     assert "exposed communication" not in description.partition(";")[2]
