@@ -2,8 +2,8 @@
 from .figures.frame import curves_frame as curves_frame
 from .figures.frame import points_frame as points_frame
 from .figures.frame import steps_frame as steps_frame
+from .figures.frame import summary as summary
 from .figures.frame import trials_frame as trials_frame
-from .figures.summary import summary as summary
 from .statistics.estimates import Estimate as Estimate
 from .store.study_store import Store as Store
 from .study.cases import Study as Study

@@ -186,7 +186,7 @@ def _conclude(store: Store, *, is_json: bool) -> None:
 def print_summary(store: Store, *, is_json: bool) -> None:
     """Prints the figures of a study on stdout, as JSON or as a table."""
     if is_json:
-        from results.figures.summary import summary
+        from results.figures.frame import summary
 
         click.echo(json.dumps(summary(store), indent=2))
     else:

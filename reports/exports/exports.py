@@ -22,7 +22,6 @@ from reports.view import view_store
 from reports.words import brief, caveats, formats, next_step
 from results.errors import ResultsError
 from results.figures import frame
-from results.figures.summary import summarize
 from results.judging.gate import GATE_NAME
 from results.store import manifest, public, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
@@ -45,7 +44,7 @@ _MOST_LIMITS: Final = 8
 def as_json(store: Store) -> str:
     """Returns the figures of a study and its verdict; see docs/schema."""
     view = view_store(store)
-    data = summarize(view.study, view.frame) | {"verdict": verdict_data(view)}
+    data = frame.summarize(view.study, view.frame) | {"verdict": verdict_data(view)}
     return json.dumps(data, indent=2)
 
 

@@ -1,7 +1,11 @@
-"""Tables of a study as pandas data frames."""
+"""The figures of a study as pandas data frames, and as plain data.
+
+A figure is a row of one tidy frame; page, terminal and exports are projections of it.
+"""
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics as plain_statistics
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +18,7 @@ from results.plugins import PluginError
 from results.records.machine_record import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
-from results.study import cases
+from results.study import cases, matching
 from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
@@ -365,8 +369,6 @@ def _steps(study: Study) -> list[pd.DataFrame]:
     return [repeated.astype(_TYPES)]
 
 
-__all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
-
 TRIAL_COLUMNS = (
     *("trial_id", "case_id", "mode", "workload", "preset", "data", "device"),
     *("backend", "num_replicas", "per_replica_batch_size", "global_batch_size"),
@@ -504,3 +506,74 @@ def steps_frame(store: Store) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame(columns=list(STEP_COLUMNS))
     return pd.concat(parts, ignore_index=True)
+
+
+REPORT_VERSION: Final = 3
+
+
+def _pick(source: object, *names: str) -> dict[str, Any]:
+    """Returns attributes by name; JSON has no infinity."""
+    found = {name: getattr(source, name) for name in names}
+    return {name: None if of == math.inf else of for name, of in found.items()}
+
+
+def _agreements(found: matching.Agreements) -> dict[str, Any]:
+    return {
+        "num_steps": found.num_steps,
+        "tolerance": matching.TOLERANCE,
+        "repeats_itself": found.repeats_itself,
+        "pairs": [
+            {
+                "first": pair.first.spec.backend,
+                "second": pair.second.spec.backend,
+                **_pick(pair.first.spec, "num_replicas", "per_replica_batch_size"),
+                "largest_relative_difference": pair.difference,
+                "n": pair.num_pairs,
+                "holds": pair.holds,
+            }
+            for pair in found.pairs
+        ],
+    }
+
+
+def _match(match: matching.Match) -> dict[str, Any]:
+    return {
+        **_pick(match, "backend", "num_replicas", "outcome", "reason"),
+        **_pick(match, "global_batch_size", "loss_difference"),
+        "num_steps": matching.NUM_STEPS,
+        "loss_tolerance": matching.LOSS_TOLERANCE,
+        **_pick(match, "change_difference", "change_tolerance", "changed", "remark"),
+    }
+
+
+def summarize(study: Study, frame: pd.DataFrame) -> dict[str, Any]:
+    """Returns the figures of a study, the rows of its tidy frame, and what failed."""
+    states = collections.Counter(entry.state for entry in study.planned)
+    return {
+        "report_version": REPORT_VERSION,
+        **_pick(study.plan, "study", "baseline_num_replicas", "repeats"),
+        "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
+        "figures": records(frame),
+        "agreement": _agreements(matching.agreements_of(study)),
+        "matches": [_match(match) for match in study.matches],
+        "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
+        "failures": [
+            {"trial_id": entry.trial_id, "state": entry.state, "reason": entry.reason}
+            for entry in study.planned
+            if not entry.is_ok
+        ],
+        "problems": [
+            {"path": problem.label, "reason": problem.reason}
+            for problem in study.problems
+        ],
+    }
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """Reads a study and returns its figures as plain data (JSON-able).
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    study = load_study(store)
+    return summarize(study, points_frame(study))

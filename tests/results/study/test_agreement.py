@@ -9,7 +9,7 @@ from changed_study import with_results
 
 from reports.view import view_store
 from reports.words import caveats
-from results.figures import scaling, summary
+from results.figures import frame, scaling
 from results.records.models import Control, Matching, SanityCheck
 from results.study import matching as matching_lib
 
@@ -73,7 +73,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
     (broken,) = matching_lib.agreements_of(view.study).broken
-    data = summary.summarize(view.study, view.frame)["agreement"]
+    data = frame.summarize(view.study, view.frame)["agreement"]
 
     assert 0.04 < broken.difference < 0.06
     assert [1] == [
