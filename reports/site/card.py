@@ -143,19 +143,16 @@ def _against(points: Sequence[Point], compared: Sequence[Comparison]) -> str:
     """Writes the ratio to a stock strategy, else to another backend; "" without one."""
     if not points:
         return ""
-    backend, mode = points[0].backend, points[0].mode
-    ratios = {}
-    for item in compared:
-        if mode in item.modes and item.ratio is not None:
-            first, second = item.first.spec.backend, item.second.spec.backend
-            leads = first == backend
-            ratio = item.ratio if leads else brief_lib.inverse(item.ratio)
-            ratios[second if leads else first] = ratio
-    chosen = [*(name for name in STOCK if name in ratios), *ratios]
-    if not chosen:
-        return ""
-    figure = formats.estimate(ratios[chosen[0]], formats.times)
-    return f"{figure} {names.short(chosen[0])}"
+    pairs = [
+        of.over(points[0].backend) for of in compared if points[0].mode in of.modes
+    ]
+    ratios = {name: ratio for name, ratio in pairs if ratio is not None}
+    for name in (*STOCK, *ratios):
+        if name in ratios:
+            return (
+                f"{formats.estimate(ratios[name], formats.times)} {names.short(name)}"
+            )
+    return ""
 
 
 def _cards(stores: Sequence[Store]) -> list[Card]:

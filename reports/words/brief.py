@@ -185,13 +185,17 @@ def _target(view: View, efficiency: Estimate) -> str:
 
 
 def _ratio(view: View, point: Point) -> str:
-    item = _against_leader(view, point)
-    if item is None or item.ratio is None:
-        return ""
-    leads = item.second.case_id == point.case.case_id
-    ratio = item.ratio if leads else inverse(item.ratio)
-    open_ = "" if item.holds or item.is_oversubscribed else ", no difference shown"
-    return formats.estimate(ratio, formats.times) + open_
+    """Writes the rate of the leader over a point in the same mode and size."""
+    name = leader(view)
+    for item in view.comparisons if point.backend != name else ():
+        pair = {of.case_id: of.spec.backend for of in (item.first, item.second)}
+        pair.pop(point.case.case_id, None)
+        if point.mode in item.modes and [*pair.values()] == [name]:
+            _, ratio = item.over(name)
+            is_open = not (item.holds or item.is_oversubscribed)
+            shown = "" if ratio is None else formats.estimate(ratio, formats.times)
+            return shown + ", no difference shown" * (is_open and bool(shown))
+    return ""
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
@@ -312,48 +316,20 @@ def _against(view: View, point: Point, compared: Sequence[Comparison]) -> str:
             )
         return f", {end} (corrected for {same[0].num_compared} comparisons, Holm)"
     (item,) = same
-    ratio, other = item.ratio, names.short(item.second.spec.backend)
-    assert ratio is not None
-    if item.first.spec.backend != backend:
-        ratio, other = inverse(ratio), names.short(item.first.spec.backend)
-    if not item.holds:
-        return f"; no difference from {other} is shown"
-    return f", {_short_ratio(ratio.value)} times as fast as {other}"
-
-
-def inverse(ratio: Estimate) -> Estimate:
-    """Returns the ratio of the second to the first."""
-    low, high = ratio.low, ratio.high
-    is_known = low is not None and high is not None and low > 0
-    return dataclasses.replace(
-        ratio,
-        value=1 / ratio.value,
-        low=1 / high if is_known and high is not None else None,
-        high=1 / low if is_known and low is not None else None,
-    )
-
-
-def _compared(view: View) -> list[Comparison]:
-    """Returns the pairs at the most replicas that neither side oversubscribed."""
-    chosen: dict[tuple[str, str, object], Comparison] = {}
-    for comparison in view.comparisons:
-        if not comparison.is_oversubscribed and comparison.ratio is not None:
-            # Replicas ascend, so the last one wins.
-            for mode in comparison.modes:
-                pair = comparison.first.spec.backend, comparison.second.spec.backend
-                chosen[(*pair, mode)] = comparison
-    return [*{id(comparison): comparison for comparison in chosen.values()}.values()]
+    other, ratio = item.over(backend)
+    if ratio is None or not item.holds:
+        return f"; no difference from {names.short(other)} is shown"
+    return f", {_short_ratio(ratio.value)} times as fast as {names.short(other)}"
 
 
 def _scaled(view: View) -> list[Point]:
     """Returns each backend and mode at its most replicas that have a core each."""
-    found = []
+    found: list[Point] = []
     for mode in view.study.modes:
         for backend in view.study.backends:
             curve = view.points_of(mode, backend)
             fit = [p for p in curve if p.speedup and not p.is_oversubscribed]
-            if fit:
-                found.append(max(fit, key=lambda point: point.num_replicas))
+            found += fit[-1:]
     return found
 
 
@@ -374,8 +350,10 @@ def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
     cases = {point.case.case_id for point in points}
     compared = [
         item
-        for item in _compared(view)
-        if {item.first.case_id, item.second.case_id} & cases
+        for item in view.comparisons
+        if item.ratio is not None
+        and not item.is_oversubscribed
+        and {item.first.case_id, item.second.case_id} & cases
     ]
     return points, compared
 
@@ -384,15 +362,3 @@ def leader(view: View) -> str:
     """Returns the backend that others are compared with; empty without others."""
     points, _ = of_leader(view)
     return points[0].backend if points and len(view.study.backends) > 1 else ""
-
-
-def _against_leader(view: View, point: Point) -> Comparison | None:
-    """Returns how the leader compares with a point in the same mode and size."""
-    name, own = leader(view), point.case.case_id
-    for item in view.comparisons:
-        pair = {item.first.case_id: item.first, item.second.case_id: item.second}
-        if own in pair and point.mode in item.modes and point.backend != name:
-            del pair[own]
-            if any(case.spec.backend == name for case in pair.values()):
-                return item
-    return None

@@ -433,6 +433,13 @@ class Comparison:
     num_compared: int = 1
     holds: bool = False  # Whether the ratio differs from 1 among all of them.
 
+    def over(self, backend: str) -> tuple[str, Estimate | None]:
+        """Returns the other backend, and the ratio of this one over it."""
+        first, second = self.first.spec.backend, self.second.spec.backend
+        if backend == first:
+            return second, self.ratio
+        return first, None if self.ratio is None else self.ratio.inverse
+
 
 def compare_backends(study: Study) -> tuple[Comparison, ...]:
     """Returns every pair of backends that ran under equal conditions.

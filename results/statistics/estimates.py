@@ -66,6 +66,17 @@ class Estimate:
             return False
         return not self.low <= value <= self.high
 
+    @property
+    def inverse(self) -> Estimate:
+        """The ratio of the second to the first."""
+        low, high = self.low, self.high
+        ends = (None, None)
+        if low is not None and high is not None and low > 0:
+            ends = 1 / high, 1 / low
+        return dataclasses.replace(
+            self, value=1 / self.value, low=ends[0], high=ends[1]
+        )
+
     def scaled(self, factor: float) -> Estimate:
         """Returns the estimate times a positive constant."""
         return dataclasses.replace(
