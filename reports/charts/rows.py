@@ -120,8 +120,8 @@ def splits(frame: pd.DataFrame, tip: Callable[[Any], str] = lambda _: "") -> lis
     """Returns a row per case whose step is split, in ms; ``tip`` is of a part."""
     found = select(frame, "waterfall")
     rows = []
-    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby("case", sort=False)))
-    for part in groups.values():
+    part: Any
+    for _, part in found.groupby("case", sort=False):
         *drawn, whole = part.itertuples()
         rows.append(
             Row(

@@ -221,11 +221,11 @@ def _quiet(view: View) -> tuple[Level, str]:
     counts = relay.count_turns(view.study)
     reason = blocks_text(counts)
     if any(case.is_disturbed for case in view.study.cases):
-        return Level.BAD, f"{reason}: no evidence"
+        return Level.BAD, f"no evidence: {reason}"
     if is_unfit(view):
         return Level.BAD, reason
     if counts.busy:
-        reason += ": intervals are wider"
+        reason = f"intervals are wider: {reason}"
     if load.num_unknown:
         return Level.CAUTION, f"{reason}; {load_text(load)}"
     return _level(is_caution=bool(counts.busy)), reason
@@ -352,18 +352,18 @@ def _cores(view: View) -> tuple[Level, str]:
 
 def limits(view: View) -> Iterator[str]:
     """Yields what the study does not show and no caveat says, one sentence each."""
-    primary = view.study.plan.measuring.primary if view.is_relay else None
-    if primary is not None:
-        yield (
-            f"The study was planned for one contrast: {primary.text}. All other "
-            "ratios are secondary."
-        )
     counts = sorted({len(c.shown_entries) for c in view.study.cases} - {0})
     if counts:
         yield (
             f"Intervals are 95 % over n = {formats.span(counts)} {view.repetitions} per"
             " case, each in a separate process; each covers 95 % by itself, not all of"
             " them jointly."
+        )
+    primary = view.study.plan.measuring.primary if view.is_relay else None
+    if primary is not None:
+        yield (
+            f"The study was planned for one contrast: {primary.text}. All other "
+            "ratios are secondary."
         )
     if view.is_relay:
         yield from first_steps(view)

@@ -70,7 +70,7 @@ class Estimate:
     def inverse(self) -> Estimate:
         """The ratio of the second to the first."""
         low, high = self.low, self.high
-        ends = (None, None)
+        ends: tuple[float | None, float | None] = (None, None)
         if low is not None and high is not None and low > 0:
             ends = 1 / high, 1 / low
         return dataclasses.replace(
