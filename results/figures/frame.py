@@ -158,39 +158,45 @@ def frame_of(
     return pd.concat([plain, *_steps(study)], ignore_index=True)
 
 
-def _of(estimate: Estimate) -> Row:
+def _figure(
+    figure: str,
+    quantity: str,
+    case: Case,
+    found: Estimate | None,
+    why: str = "",
+    **more: Any,
+) -> Row:
+    """Returns the row of an estimate; where there is none, why it is missing."""
+    if found is None:
+        return new_row("missing", quantity, "missing", case, **{"method": why} | more)
     names = "value", "low", "high", "n", "unit", "method"
-    row = {name: getattr(estimate, name) for name in names}
-    return row | {"caveats": estimate.caveat}
+    row = {name: getattr(found, name) for name in names} | {"caveats": found.caveat}
+    return new_row(figure, quantity, "estimate", case) | row | more
 
 
 def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
+        case, why = point.case, point.missing_reason
+        more: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
         for quantity in scaling.RATIOS:
-            common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
             found, fixed = getattr(point, quantity), point.fixed(quantity)
-            caveats = "; ".join(point.caveats(found))
-            why, kind = {"method": point.missing_reason}, "estimate"
             if point.is_crossed_out:
                 yield new_row(
-                    "scaling", quantity, "crossed_out", point.case, **common, **why
+                    "scaling", quantity, "crossed_out", case, method=why, **more
                 )
-            elif found is not None:
-                more = common | _of(found) | {"caveats": caveats}
-                yield new_row("scaling", quantity, kind, point.case, **more)
-            elif fixed is not None:
-                more = common | {"value": fixed, "method": "1 by definition"}
-                yield new_row("scaling", quantity, kind, point.case, **more)
+            elif found is None and fixed is not None:
+                by = {"value": fixed, "method": "1 by definition"}
+                yield new_row("scaling", quantity, "estimate", case, **more, **by)
             else:
-                yield new_row(
-                    "missing", quantity, "missing", point.case, **common, **why
-                )
+                caveats = "; ".join(point.caveats(found))
+                own = more | {"caveats": caveats}
+                yield _figure("scaling", quantity, case, found, why, **own)
             unit = ""
             if point.throughput is not None and quantity == "throughput":
                 unit = point.throughput.unit
             for entry, value in _repetitions(point, quantity):
-                more = common | {"value": value, "unit": unit} | _trial(entry)
-                yield new_row("scaling", quantity, "repetition", point.case, **more)
+                own = more | {"value": value, "unit": unit} | _trial(entry)
+                yield new_row("scaling", quantity, "repetition", case, **own)
 
 
 def _trial(entry: cases.Entry) -> Row:
@@ -256,13 +262,16 @@ def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
             caveats = [item.ratio.caveat, "oversubscribed" * item.is_oversubscribed]
             if not (item.holds or item.is_oversubscribed):
                 caveats.append(f"no difference shown among {item.num_compared} ratios")
-            more = _of(item.ratio) | {
-                "mode": modes_text(item.modes),
-                "other_backend": item.second.spec.backend,
-                "is_oversubscribed": item.is_oversubscribed,
-                "caveats": "; ".join(text for text in caveats if text),
-            }
-            yield new_row("forest", "ratio", "estimate", item.first, **more)
+            yield _figure(
+                "forest",
+                "ratio",
+                item.first,
+                item.ratio,
+                mode=modes_text(item.modes),
+                other_backend=item.second.spec.backend,
+                is_oversubscribed=item.is_oversubscribed,
+                caveats="; ".join(text for text in caveats if text),
+            )
 
 
 def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
@@ -273,33 +282,30 @@ def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
                 found = scaling.of_trials(case, name)
             except PluginError as error:  # the study is as good as without it
                 found = scaling.Cell(estimate=None, why_not=str(error))
-            if found.estimate is not None:
-                yield new_row("cases", name, "estimate", case, **_of(found.estimate))
-            elif name in plugins:
-                yield new_row("missing", name, "missing", case, method=found.why_not)
+            if found.estimate is not None or name in plugins:
+                yield _figure("cases", name, case, found.estimate, found.why_not)
 
 
 def _part_rows(losses: Sequence[Explained]) -> Iterator[Row]:
     for item in losses:
-        if item.lost is None:
-            yield new_row("missing", "step", "missing", item.case, method=item.reason)
+        case, lost = item.case, item.lost
+        if lost is None:
+            yield _figure("waterfall", "step", case, None, item.reason)
             continue
-        for part in (*item.lost.parts, item.lost.step):
-            if part.time is None:
-                why = part.reason
-                yield new_row("missing", part.name, "missing", item.case, method=why)
+        for part in (*lost.parts, lost.step):
+            name, time = part.name, part.time
+            if time is None:
+                yield _figure("waterfall", name, case, None, part.reason)
                 continue
-            kind = "whole" if part is item.lost.step else "part"
-            more = _of(part.time) | {"caveats": part.reason or part.time.caveat}
-            yield new_row("waterfall", part.name, kind, item.case, **more)
+            kind = "whole" if part is lost.step else "part"
+            more = {"kind": kind, "caveats": part.reason or time.caveat}
+            yield _figure("waterfall", name, case, time, **more)
             if part.share is not None and kind == "part":
-                more = _of(part.share)
-                yield new_row("shares", part.name, kind, item.case, **more)
-        if (bound := item.lost.input_bound) is not None:
-            for name, of in (("input", bound.input_sec), ("share", bound.fraction)):
-                verdict = bound.verdict + "; explains the loss" * bound.explains_loss
-                more = _of(of) | {"caveats": verdict}
-                yield new_row("input", name, "estimate", item.case, **more)
+                yield _figure("shares", name, case, part.share, kind=kind)
+        if (bound := lost.input_bound) is not None:
+            said = bound.verdict + "; explains the loss" * bound.explains_loss
+            yield _figure("input", "input", case, bound.input_sec, caveats=said)
+            yield _figure("input", "share", case, bound.fraction, caveats=said)
 
 
 _OF_METRIC: Final = ("value", "low", "high", "unit", "method", "protocol")
@@ -324,19 +330,18 @@ def _learning_rows(study: Study) -> Iterator[Row]:
 def _gain_rows(study: Study) -> Iterator[Row]:
     for gains in learning_gains.of_study(study):
         least = "at least" if gains.is_higher_better else "at most"
-        target = f"{gains.metric} of {least} {gains.target:g}"
+        metric = gains.metric
+        target = f"{metric} of {least} {gains.target:g}"
         for gain in gains.cases:
-            if gain.better is not None:
-                more = _of(gain.better) | {"protocol": gains.metric}
-                yield new_row("gains", "better", "estimate", gain.case, **more)
+            if (better := gain.better) is not None:
+                yield _figure("gains", "better", gain.case, better, protocol=metric)
             for name, time in (("seconds", gain.seconds), ("examples", gain.examples)):
                 reached = f"reached by {time.num_reached} of {time.median.n} runs"
-                more = _of(time.median) | {"protocol": target, "caveats": reached}
-                for end in ("value", "low", "high"):
-                    # What lies beyond what was measured is no number.
-                    is_known = more[end] is not None and math.isfinite(more[end])
-                    more[end] = more[end] if is_known else None
-                yield new_row("gains", name, "estimate", gain.case, **more)
+                more = {"protocol": target, "caveats": reached}
+                row = _figure("gains", name, gain.case, time.median, **more)
+                # What lies beyond what was measured is no number.
+                ends = {end: row[end] for end in ("value", "low", "high")}
+                yield row | {k: None if v == math.inf else v for k, v in ends.items()}
 
 
 def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:
