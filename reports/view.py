@@ -56,9 +56,8 @@ class View:
     study: Study
     points: tuple[Point, ...]  # One per mode, backend and number of replicas.
     comparisons: tuple[Comparison, ...]  # Pairs of backends under equal conditions.
-    explained: tuple[Explained, ...]  # Cases with controls: where their time went.
+    losses: tuple[Explained, ...]  # Where the time of cases went.
     frame: pd.DataFrame  # ``results.figures.frame.points_frame``.
-    recorded: tuple[Explained, ...]  # The others, by what their turns record.
     store: Store
 
     @property
@@ -169,14 +168,12 @@ def view_store(store: Store) -> View:
     study = load_study(store)
     points = scaling.points(study)
     comparisons = scaling.compare_backends(study)
-    explained = lost_time.explain(study)
-    recorded = lost_time.recorded_losses(points, explained)
+    losses = lost_time.losses(study, points)
     return View(
         study=study,
         points=points,
         comparisons=comparisons,
-        explained=explained,
-        frame=frame_lib.frame_of(study, points, comparisons, (*explained, *recorded)),
-        recorded=recorded,
+        losses=losses,
+        frame=frame_lib.frame_of(study, points, comparisons, losses),
         store=store,
     )

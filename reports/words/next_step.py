@@ -155,13 +155,10 @@ def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | 
     From controls, else from its turns.
     """
     point = min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
-    for item in view.explained:
-        if item.case.case_id == point.case.case_id and item.lost is not None:
+    for item in view.losses:
+        is_same = item.case.case_id == point.case.case_id and item.lost is not None
+        if is_same and (item.has_controls or item.mode is point.mode):
             return point, item.lost
-    for recorded in view.recorded:
-        same = recorded.case.case_id == point.case.case_id
-        if same and recorded.mode is point.mode:
-            return point, recorded.lost
     return point, None
 
 
@@ -258,7 +255,8 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
 
 
 def _controls(view: View, points: Sequence[Point]) -> str:
-    is_asked = view.study.program is None and not view.explained
+    is_explained = any(item.has_controls for item in view.losses)
+    is_asked = view.study.program is None and not is_explained
     if not is_asked or not any(_is_lost(p.efficiency) for p in points):
         return ""
     options = {"--order": "interleaved", "--controls": "all"}

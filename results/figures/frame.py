@@ -119,8 +119,8 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = source if isinstance(source, Study) else load_study(source)
-    points, explained = scaling.points(study), lost_time.explain(study)
-    losses = [*explained, *lost_time.recorded_losses(points, explained)]
+    points = scaling.points(study)
+    losses = lost_time.losses(study, points)
     return frame_of(study, points, scaling.compare_backends(study), losses)
 
 

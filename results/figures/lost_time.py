@@ -169,12 +169,10 @@ class Explained:
     """A case and where its time went."""
 
     case: Case  # The case.
-    # The case, its single replica and its controls: all that is compared; without
-    # controls, the case and its baseline.
-    cases: tuple[Case, ...]
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
     reason: str  # Why there are no parts; empty if there are.
     mode: ScalingMode = ScalingMode.WEAK  # Weak wherever controls explain it.
+    has_controls: bool = True  # Otherwise it is by what the turns record.
 
 
 def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
@@ -357,6 +355,12 @@ _OF_CONTROL = {"repetition_index", "seed", "control"}
 _OF_SOLO = {*_OF_CONTROL, "backend", "code_digest"}
 
 
+def losses(study: Study, points: Iterable[Point]) -> tuple[Explained, ...]:
+    """Returns where the time of every case went: by its controls, else by its turns."""
+    explained = explain(study)
+    return *explained, *recorded_losses(points, explained)
+
+
 def explain(study: Study) -> tuple[Explained, ...]:
     """Returns where the time of every case with a control went, in planned order."""
     controls = [case for case in study.controls if case.ok_entries]
@@ -419,7 +423,6 @@ def _explain(cases: Mapping[str, Case]) -> Explained:
         times["imbalance"] = imbalance
     return Explained(
         case=cases["case"],
-        cases=tuple(cases.values()),
         lost=decompose(**times) if times["case"] else None,
         reason="" if times["case"] else NO_COMMON_ROUND,
     )
@@ -485,8 +488,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
                 reasons[name] = NOT_RECORDED
         step = np.array([here["time"] for here, _ in steps])
         lost = _split(step, RECORDED_PARTS, values, reasons)
-    cases = (case, baseline)
-    return Explained(case=case, cases=cases, lost=lost, reason=reason, mode=mode)
+    return Explained(case=case, lost=lost, reason=reason, mode=mode, has_controls=False)
 
 
 def _recorded(*pair: Entry) -> list[dict[str, float]]:

@@ -147,7 +147,7 @@ def _ms(value_sec: float) -> str:
 def input_texts(view: View) -> list[str]:
     """Says what the input pipelines of each case take alone, where that is known."""
     found = []
-    for item in view.explained:
+    for item in view.losses:
         bound = None if item.lost is None else item.lost.input_bound
         if bound is not None:
             sec, part = bound.input_sec, bound.fraction
@@ -208,16 +208,14 @@ def _time_figure(view: View) -> Markup | None:
 
 def _render_time(view: View, drawn: Markup | None) -> Markup:
     """Renders the figure, unless the first screen has it, and all parts as shares."""
-    tables = [
-        (found[0].lost.parts, found)
-        for items in (view.explained, view.recorded)
-        if (found := [item for item in items if item.lost is not None])
-        and found[0].lost is not None
-    ]
+    split = formats.grouped(
+        (item.has_controls, item) for item in view.losses if item.lost is not None
+    )
+    tables = [(items[0].lost.parts, items) for items in split.values()]
     reasons = [
         f"{item.case.label} is not compared: {item.reason}."
-        for item in view.explained
-        if item.lost is None
+        for item in view.losses
+        if item.lost is None and item.has_controls
     ]
     if not tables and not reasons:
         return page.NOTHING
