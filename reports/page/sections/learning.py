@@ -20,6 +20,7 @@ from results.store import public, untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import pandas as pd
     from markupsafe import Markup
 
     from reports.view import View
@@ -85,46 +86,27 @@ def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
     return " ".join(sentences)
 
 
-class Run(NamedTuple):
-    """One metric of one quality run."""
-
-    case: Case  # The case.
-    entry: Entry  # The trial.
-    # Each evaluation with the metric.
-    points: tuple[tuple[QualityPoint, QualityMetric], ...]
-
-    @property
-    def name(self) -> str:
-        """Its case, and its repetition if there are several."""
-        return _name_run(self.case, self.entry)
-
-    @property
-    def last(self) -> QualityMetric:
-        """What it reached."""
-        return self.points[-1][1]
-
-
-def _name_run(case: Case, entry: Entry) -> str:
+def _name_run(case: Case, repetition_index: int) -> str:
     if len(case.entries) < FEWEST_SEEDS:
         return case.label
-    return f"{case.label}, repetition {entry.spec.repetition_index}"
+    return f"{case.label}, repetition {repetition_index}"
 
 
-def collect_runs(view: View) -> dict[str, list[Run]]:
-    """Returns the quality runs that are ok, by title of the axis."""
-    found: list[tuple[Axis, Run]] = []
-    for case in view.study.quality_runs:
-        for entry in case.ok_entries:
-            by_axis = formats.grouped(
-                (axis_of(metric), (point, metric))
-                for point in entry.result.curve
-                for metric in point.quality
-            )
-            found += [
-                (axis, Run(case, entry, tuple(of))) for axis, of in by_axis.items()
-            ]
-    by_title = titles((axis for axis, _ in found), view.study.metrics)
-    return formats.grouped((by_title[axis], run) for axis, run in found)
+def by_axis(view: View) -> dict[Axis, pd.DataFrame]:
+    """Returns the evaluations of quality runs, rows of the tidy frame."""
+    rows = view.frame[view.frame["figure"] == "learning"]
+    n = rows["n"].where(rows["protocol"] != "", 0)
+    keys = [rows["quantity"], rows["protocol"], n]
+    return dict(iter(rows.groupby(keys, sort=False)))
+
+
+def _runs(view: View, rows: pd.DataFrame) -> list[Any]:
+    """Returns the last evaluation of each run, with the name of the run."""
+    cases = {case.label: case for case in view.study.quality_runs}
+    last = rows.groupby("trial_id", sort=False).tail(1)
+    both = zip(last["case"], last["repetition_index"], strict=True)
+    names = [_name_run(cases[label], index) for label, index in both]
+    return [*last.assign(name=names).itertuples()]
 
 
 class CaseScore(NamedTuple):
@@ -144,23 +126,21 @@ def _worst(metric: str, metrics: Mapping[str, MetricFacts]) -> float | None:
     return -math.inf if facts.is_higher_better else math.inf
 
 
-def collect_scores(
-    runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
-) -> list[CaseScore]:
+def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
     """Returns the score of every case with several runs, those that failed included.
 
     Strata are data sets; a study has one, so its runs differ in their seed only. Of a
     metric of unknown direction nobody knows what is worst: cases with a run that failed
     have no score.
     """
-    worst = _worst(runs[0].last.name, metrics)
+    worst = _worst(runs[0].quantity, view.study.metrics)
+    values = formats.grouped((run.case, run.value) for run in runs)
     found = []
-    for group in formats.grouped((run.case.case_id, run) for run in runs).values():
-        case = group[0].case
+    for case in view.study.quality_runs:
+        reached = tuple(values.get(case.label, ()))
         num_failed = len(case.failed_entries)
-        if len(group) + num_failed < FEWEST_SEEDS:
+        if not reached or len(reached) + num_failed < FEWEST_SEEDS:
             continue
-        reached = tuple(run.last.value for run in group)
         if num_failed:
             if worst is None:
                 continue
@@ -205,7 +185,8 @@ def _picture(
     view: View, case: Case, entry: Entry, point: QualityPoint
 ) -> Picture | None:
     path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
-    label = f"{_name_run(case, entry)}, after {_seen(view, point)}"
+    seen = _seen(view, point.num_examples)
+    label = f"{_name_run(case, entry.spec.repetition_index)}, after {seen}"
     try:
         content = untrusted.read_bytes(path, max_bytes=MOST_PICTURE_BYTES)
     except untrusted.DamagedFileError as error:
@@ -219,16 +200,16 @@ def _picture(
     return Picture(label, url=f"data:image/png;base64,{text}")
 
 
-def _seen(view: View, point: QualityPoint) -> str:
-    return f"{formats.whole(point.num_examples)} {view.study.example_unit}"
+def _seen(view: View, num_examples: int) -> str:
+    return f"{formats.whole(num_examples)} {view.study.example_unit}"
 
 
 def _draw(
-    view: View, number: int, name: str, runs: Sequence[Run], axis: Axis
+    view: View, number: int, name: str, rows: pd.DataFrame, runs: Sequence[Any]
 ) -> list[Markup]:
-    write = functools.partial(formats.quality, unit=runs[0].last.unit)
+    write = functools.partial(formats.quality, unit=runs[0].unit)
     ends = (
-        f"{run.name}: {write(run.last.value)} after {_seen(view, run.points[-1][0])}"
+        f"{run.name}: {write(run.value)} after {_seen(view, run.num_examples)}"
         for run in runs
     )
     description = f"{'; '.join(ends)}."
@@ -237,14 +218,10 @@ def _draw(
         ("time", "train_time_sec", "training time in s, without evaluations"),
         ("examples", "num_examples", examples),
     ]
-    if all(point.num_environment_steps for run in runs for point, _ in run.points):
+    if rows["num_environment_steps"].fillna(0).all():
         label = "environment steps of all actors"
         spendings.append(("environment-steps", "num_environment_steps", label))
-    metric, protocol, num_examples = axis
-    rows = view.frame[view.frame["figure"] == "learning"]
-    rows = rows[(rows["quantity"] == metric) & (rows["protocol"] == protocol)]
-    if protocol:
-        rows = rows[rows["n"] == num_examples]
+    metric = runs[0].quantity
     y_limits = style.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
@@ -301,28 +278,27 @@ def render_learning(view: View) -> Markup:
     """Renders two or three panels per metric, its table, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
-    everything = collect_runs(view)
-    found = dict(list(everything.items())[:MOST_FIGURES])
-    axes = [axis_of(runs[0].last) for runs in found.values()]
-    metrics = view.study.metrics
-    figures = [
-        (
-            name,
-            _draw(view, number, name, runs, axis),
-            runs,
-            explain(axis, axes),
-            collect_scores(runs, metrics),
-            learning_gains.of_metric(axis[0], view.study),
+    everything = by_axis(view)
+    shown = [*everything.items()][:MOST_FIGURES]
+    named = titles(everything, view.study.metrics)
+    figures = []
+    for number, (axis, rows) in enumerate(shown):
+        runs = _runs(view, rows)
+        figures.append(
+            (
+                named[axis],
+                _draw(view, number, named[axis], rows, runs),
+                runs,
+                explain(axis, [other for other, _ in shown]),
+                collect_scores(view, runs),
+                learning_gains.of_metric(axis[0], view.study),
+            )
         )
-        for number, (axis, (name, runs)) in enumerate(
-            zip(axes, found.items(), strict=True)
-        )
-    ]
     return page.render(
         "learning",
         view=view,
         figures=figures,
-        num_left_out=len(everything) - len(found),
+        num_left_out=len(everything) - len(shown),
         planned=view.study.quality_runs,
         pictures=pictures(view),
         most_open=MOST_OPEN,
