@@ -282,32 +282,19 @@ def _figure(found: Estimate) -> str:
 # has a study of its own, measured after the one before it. So ratios with intervals
 # stand within a study, and none between values.
 
-_KEYS: Final = [
-    *("backend", "num_replicas", "global_batch_size"),
-    *("quantity", "protocol"),
-]
-
 
 class ValueRow(NamedTuple):
     """One case of one value."""
 
     value: str  # Of the setting.
     study: str  # The folder of its study.
-    backend: str  # Name of the backend.
-    num_replicas: int  # Replicas.
-    global_batch_size: int  # Examples of a step.
+    row: Any  # Of the tidy frame: its case and unit.
     what: str  # Quality metric with its protocol, or the scaling mode.
     median: float  # Of the runs or repetitions.
     low: float | None  # Lower end: the worst run, or of the interval; None without one.
     high: float | None  # Upper end.
     n: int  # Runs, or repetitions.
-    unit: str  # Of the value.
     spent: str = ""  # What a run had seen at its end, in words; empty for throughput.
-
-    @property
-    def median_text(self) -> str:
-        """The median with its unit."""
-        return formats.quality(self.median, self.unit)
 
     def bar(self, rows: Sequence[ValueRow]) -> Markup:
         """Draws the median and its ends beside those of the same backend and figure."""
@@ -316,18 +303,18 @@ class ValueRow(NamedTuple):
             max(self.median, 0.0),
             (self.low, self.high),
             top=max([*tops, self.median, 1e-9]),
-            series=series_of(self.backend),
+            series=series_of(self.row.backend),
         )
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
         """The cells of its row, after the value: class of their column, and text."""
         return (
-            ("", self.backend),
-            ("n", str(self.num_replicas)),
-            ("n", formats.whole(self.global_batch_size)),
+            ("", self.row.backend),
+            ("n", str(self.row.num_replicas)),
+            ("n", formats.whole(self.row.global_batch_size)),
             ("", self.what),
-            ("n", self.median_text),
+            ("n", formats.quality(self.median, self.row.unit)),
             ("i", formats.interval(self.low, self.high, formats.significant)),
             ("n", str(self.n)),
             *([("", self.spent)] if self.spent else []),
@@ -384,25 +371,17 @@ def _quality(
 ) -> Iterator[ValueRow]:
     """Yields the last evaluation of the runs of each case, for each metric."""
     learning = frame[frame["figure"] == "learning"]
-    for _, of_case in learning.groupby(_KEYS, sort=False, dropna=False):
-        backend, size, batch, metric, protocol = of_case.iloc[0][_KEYS]
-        last = of_case.loc[of_case.groupby("trial_id")["num_steps"].idxmax()]
-        ends = [float(end) for end in last["value"]]
-        spent = int(statistics.median(last["num_examples"]))
-        yield ValueRow(
-            value=value,
-            study=name,
-            backend=str(backend),
-            num_replicas=int(size),
-            global_batch_size=int(batch),
-            what=str(metric) + (f" ({protocol})" if protocol else ""),
-            median=statistics.median(ends),
-            low=min(ends) if len(ends) > 1 else None,
-            high=max(ends) if len(ends) > 1 else None,
-            n=len(ends),
-            unit=str(last["unit"].iloc[0]),
-            spent=f"{formats.whole(spent)} {study.example_unit}",
-        )
+    keys = ["case", "quantity", "protocol"]
+    groups: dict[Any, Any] = dict(iter(learning.groupby(keys, sort=False)))
+    for (_, metric, protocol), of_case in groups.items():
+        last: list[Any] = [*of_case.groupby("trial_id").tail(1).itertuples()]
+        ends = [run.value for run in last]
+        spent = int(statistics.median(run.num_examples for run in last))
+        what = str(metric) + f" ({protocol})" * bool(protocol)
+        span = (min(ends), max(ends)) if len(ends) > 1 else (None, None)
+        seen = f"{formats.whole(spent)} {study.example_unit}"
+        median, n = statistics.median(ends), len(ends)
+        yield ValueRow(value, name, last[0], what, median, *span, n, seen)
 
 
 def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
@@ -413,16 +392,5 @@ def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
     ]
     row: Any
     for row in chosen.itertuples():
-        yield ValueRow(
-            value=value,
-            study=name,
-            backend=row.backend,
-            num_replicas=int(row.num_replicas),
-            global_batch_size=int(row.global_batch_size),
-            what=row.mode,
-            median=row.value,
-            low=known(row.low),
-            high=known(row.high),
-            n=int(row.n),
-            unit=row.unit,
-        )
+        ends = known(row.low), known(row.high)
+        yield ValueRow(value, name, row, row.mode, row.value, *ends, row.n)
