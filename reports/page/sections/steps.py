@@ -6,6 +6,8 @@ import functools
 import statistics
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from reports.charts import rows, runs, style, svg
 from reports.page import page
 from reports.words import formats, names
@@ -13,8 +15,6 @@ from results.figures import scaling
 from results.records import measuring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from markupsafe import Markup
 
     from reports.view import View
@@ -25,43 +25,30 @@ FEWEST_STEPS: Final = 5
 MOST_PROCESSES: Final = 32
 
 
-def _steps(case: Case, name: str = "step_time_sec") -> list[float]:
-    """Returns every step of every process of the ok trials, in seconds."""
-    ranks = [rank for entry in case.ok_entries for rank in entry.result.ranks]
-    return [step for rank in ranks for step in getattr(rank, name)]
-
-
-def _quartiles(values: Sequence[float]) -> Sequence[float]:
-    if len(values) == 1:
-        return [*values] * 3
-    return statistics.quantiles(values, n=4, method="inclusive")
-
-
-def _first_warmup(case: Case) -> float | None:
-    """Returns the mean of the first step of a process, which is traced; or None."""
-    ranks = [rank for entry in case.ok_entries for rank in entry.result.ranks]
-    firsts = [of.warmup_step_time_sec[0] for of in ranks if of.warmup_step_time_sec]
-    return statistics.geometric_mean(firsts) if firsts else None
-
-
-def _row(case: Case) -> dict[str, Any]:
-    steps = _steps(case)
-    return {
-        "case": case,
-        "steps": steps,
-        "quartiles": _quartiles(steps) if steps else None,
-        "warmup": _first_warmup(case),
-        "start": scaling.of_trials(case, "time_to_first_step").estimate,
-        "memory": scaling.of_trials(case, "peak_memory").estimate,
-    }
-
-
 def render_steps(view: View) -> Markup:
     """Renders the distribution of steps, and a row per case."""
-    table = [_row(case) for case in view.measured_cases]
-    measured = [row for row in table if row["steps"]]
-    if not any(row["steps"] or row["memory"] or row["start"] for row in table):
+    found = view.frame[view.frame["figure"] == "steps"]
+    of_cases = found[found["phase"] == "measure"].groupby("case", sort=False)["value"]
+    steps = {label: of.to_numpy() for label, of in of_cases}
+    # The first step of a process is traced.
+    is_first = (found["phase"] == "warmup") & (found["step_index"] == 0)
+    firsts = found[is_first].groupby("case")["value"].agg(statistics.geometric_mean)
+    table: list[dict[str, Any]] = [
+        {
+            "case": case,
+            "steps": steps.get(case.label),
+            "quartiles": None,
+            "warmup": firsts.get(case.label),
+            "start": scaling.of_trials(case, "time_to_first_step").estimate,
+            "memory": scaling.of_trials(case, "peak_memory").estimate,
+        }
+        for case in view.measured_cases
+    ]
+    measured = [row for row in table if row["steps"] is not None]
+    if not measured and not any(row["memory"] or row["start"] for row in table):
         return page.NOTHING
+    for row in measured:
+        row["quartiles"] = np.quantile(row["steps"], (0.25, 0.5, 0.75)).tolist()
     figure = None
     if measured:
         boxes = runs.cases_of(view.frame, "measure")
