@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from reports.charts.style import Look
 
 MOST_TICKS: Final = 5
-_KEYS: Final = ["backend", "num_replicas", "per_replica_batch_size", "revision"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,28 +48,28 @@ class Curve:
 def curves_of(
     frame: pd.DataFrame,
     metric: str,
-    failed: Mapping[tuple[Any, ...], tuple[float, ...]] | None = None,
+    failed: Mapping[str, tuple[float, ...]] | None = None,
 ) -> list[Curve]:
-    """Returns a curve per case."""
+    """Returns a curve per case; ``failed`` has the runs of cases that failed."""
     found = rows.select(frame, "learning")
     found = found[found["quantity"] == metric]
     is_one = len(set(found["backend"])) == 1
     curves = []
-    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby(_KEYS, sort=False)))
-    for key, part in groups.items():
-        backend, num_replicas, _, revision = key
-        label = f"N = {num_replicas}"
+    part: Any
+    for case, part in found.groupby("case", sort=False):
+        first = part.iloc[0]
+        label = f"N = {first.num_replicas}"
         if not is_one:
-            label = f"{backend} {formats.TIMES}{num_replicas}"
-        if revision:
-            label = f"{revision[:7]}, {label}"
+            label = f"{first.backend} {formats.TIMES}{first.num_replicas}"
+        if first.revision:
+            label = f"{first.revision[:7]}, {label}"
         curves.append(
             Curve(
                 label=label,
-                backend=backend,
+                backend=first.backend,
                 frame=part,
-                is_hollow=bool(part["is_oversubscribed"].iloc[0]),
-                failed=(failed or {}).get(key, ()),
+                is_hollow=bool(first.is_oversubscribed),
+                failed=(failed or {}).get(str(case), ()),
             )
         )
     return curves

@@ -262,16 +262,14 @@ def _draw(
     ]
 
 
-def _failed(view: View, metric: str) -> dict[tuple[Any, ...], tuple[float, ...]]:
+def _failed(view: View, metric: str) -> dict[str, tuple[float, ...]]:
     worst = _worst(metric, view.study.metrics)
     if worst is None:
         return {}
-    found = {}
-    for case in view.study.quality_runs:
-        spec = case.spec
-        key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
-        found[(*key, spec.revision)] = (worst,) * len(case.failed_entries)
-    return found
+    return {
+        case.label: (worst,) * len(case.failed_entries)
+        for case in view.study.quality_runs
+    }
 
 
 def render_learning(view: View) -> Markup:
