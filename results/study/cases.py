@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from results import errors
@@ -104,7 +105,7 @@ class Entry:
         return self.trial.result
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """All repetitions of one configuration."""
 
@@ -124,12 +125,12 @@ class Case:
         """Returns the fields of the spec but some, to find cases that are alike."""
         return self.spec.model_dump(mode="json", exclude=names)
 
-    @property
+    @functools.cached_property
     def ok_entries(self) -> tuple[Entry, ...]:
         """The repetitions whose numbers are used."""
         return tuple(entry for entry in self.entries if entry.is_ok)
 
-    @property
+    @functools.cached_property
     def environments(self) -> list[Environment]:
         """The machines that the repetitions ran on whose numbers are used."""
         return [entry.env for entry in self.ok_entries if entry.env is not None]
@@ -139,7 +140,7 @@ class Case:
         """Whether it was measured, and beside load only: that is no evidence."""
         return bool(self.measured_entries) and not self.ok_entries
 
-    @property
+    @functools.cached_property
     def measured_entries(self) -> tuple[Entry, ...]:
         """The repetitions that have numbers, be they evidence or not."""
         return tuple(entry for entry in self.entries if entry.is_measured)
@@ -164,7 +165,7 @@ class Case:
         """Whether its trials take turns with those of other cases."""
         return self.spec.order is Order.RELAY
 
-    @property
+    @functools.cached_property
     def is_oversubscribed(self) -> bool:
         """Whether any repetition ran with more replicas than cores."""
         return any(
@@ -172,7 +173,7 @@ class Case:
             for entry in self.entries
         )
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """Backend, replicas and per-replica batch, in words; and another revision."""
         spec = self.spec
@@ -186,7 +187,7 @@ class Case:
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
     """All data of a report."""
 
@@ -209,12 +210,12 @@ class Study:
             return None
         return self.planned[0].spec.program if self.planned else None
 
-    @property
+    @functools.cached_property
     def planned(self) -> tuple[Entry, ...]:
         """The planned trials."""
         return tuple(entry for entry in self.entries if entry.modes)
 
-    @property
+    @functools.cached_property
     def cases(self) -> tuple[Case, ...]:
         """The planned cases of this tree without quality runs and controls, in order.
 
@@ -222,7 +223,7 @@ class Study:
         """
         return self._group(entry for entry in self._timed if not entry.spec.revision)
 
-    @property
+    @functools.cached_property
     def other_revisions(self) -> tuple[Case, ...]:
         """The planned cases whose code is that of another revision, in order."""
         return self._group(entry for entry in self._timed if entry.spec.revision)
@@ -235,14 +236,14 @@ class Study:
             if not entry.spec.budget and entry.spec.control is Control.NONE
         )
 
-    @property
+    @functools.cached_property
     def controls(self) -> tuple[Case, ...]:
         """The planned cases that only explain others, in planned order."""
         return self._group(
             entry for entry in self.planned if entry.spec.control is not Control.NONE
         )
 
-    @property
+    @functools.cached_property
     def quality_runs(self) -> tuple[Case, ...]:
         """The planned cases that train to a budget, in planned order."""
         return self._group(entry for entry in self.planned if entry.spec.budget)
@@ -261,7 +262,7 @@ class Study:
             for case_id, group in groups.items()
         )
 
-    @property
+    @functools.cached_property
     def backends(self) -> tuple[str, ...]:
         """The planned backends, in planned order; not those of controls only."""
         return tuple(
@@ -272,14 +273,14 @@ class Study:
             )
         )
 
-    @property
+    @functools.cached_property
     def modes(self) -> tuple[ScalingMode, ...]:
         """The planned scaling modes, in planned order."""
         return tuple(
             dict.fromkeys(mode for entry in self.planned for mode in entry.modes)
         )
 
-    @property
+    @functools.cached_property
     def example_unit(self) -> str:
         """Plural unit of an example, ``examples`` while nothing was measured."""
         units = {
