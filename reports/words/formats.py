@@ -97,14 +97,10 @@ def longer(found: Estimate) -> str:
     """Writes how much longer or shorter something is: 31.5 % [29.0, 34.1] shorter."""
     sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
     ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
-    write = functools.partial(_plain_percent, decimals=1)
+    write = functools.partial(percent, decimals=1)
     low, high = ends[::sign]
     figures = with_interval(sign * (found.value - 1), low, high, write)
     return f"{figures} {word}"
-
-
-def _plain_percent(value: float, decimals: int) -> str:
-    return f"{100 * value:.{decimals}f}{THIN_SPACE}%"
 
 
 def estimate(found: Estimate, write: Write) -> str:
@@ -178,32 +174,20 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
     return text if unit == "1" else f"{text} {unit}"
 
 
-def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a quality figure without its unit; percentages keep theirs."""
-    return quality(value, unit if unit in RATIO_UNITS else "1", digits)
-
-
-def quality_with_interval(
-    value: float, low: float | None, high: float | None, unit: str
-) -> tuple[str, str]:
+def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
     """Writes a quality figure, and its interval with enough digits to differ.
 
     Three digits would give 862 [862, 862] for returns within one point.
     """
+    low, high, digits = found.low, found.high, SIGNIFICANT_DIGITS
     if low is None or high is None:
-        return quality(value, unit), ""
-    digits = SIGNIFICANT_DIGITS
+        return quality(found.value, unit), ""
     if low < high:
         largest = math.floor(math.log10(max(abs(low), abs(high))))
         needed = largest - math.floor(math.log10(high - low)) + 1
         digits = min(max(needed, digits), MOST_DIGITS)
-    ends = interval(low, high, lambda end: without_unit(end, unit, digits))
-    return quality(value, unit, digits), ends
-
-
-def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
-    """Writes a quality metric, or the score of several runs, and its interval."""
-    return quality_with_interval(found.value, found.low, found.high, unit)
+    write = functools.partial(quality, unit=unit, digits=digits)
+    return write(found.value), interval(low, high, write)
 
 
 def time_to_target(time: TimeToTarget) -> str:

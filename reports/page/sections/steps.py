@@ -113,7 +113,8 @@ class CaseCounts(NamedTuple):
         """Writes one of its values, or their mean."""
         if self.is_exact and value.is_integer():
             return formats.whole(int(value))
-        return formats.without_unit(value, self.unit)
+        is_ratio = self.unit in formats.RATIO_UNITS  # a percentage keeps its sign
+        return formats.quality(value, self.unit if is_ratio else "1")
 
     @property
     def mean(self) -> float:

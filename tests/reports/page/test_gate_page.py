@@ -12,7 +12,7 @@ from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
 from reports.view import view_store
 from reports.words import brief, formats, judgement
-from results import load_study
+from results import Estimate, load_study
 from results.judging import gate, gate_metrics
 from results.records.machine_record import GpuUse
 from results.statistics import run_scores
@@ -288,6 +288,10 @@ def test_counts_of_the_window_have_a_column_per_case(view):
     assert section.count("environment steps/s") == 1
 
 
+def estimate(value, low, high):
+    return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
+
+
 @pytest.mark.parametrize(
     ("value", "low", "high", "unit", "shown"),
     [
@@ -304,6 +308,6 @@ def test_counts_of_the_window_have_a_column_per_case(view):
 )
 def test_an_interval_has_the_digits_that_tell_its_ends(value, low, high, unit, shown):
     """At least three, at most six; the value has as many."""
-    found = formats.quality_with_interval(value, low, high, unit)
+    found = formats.measured(estimate(value, low, high), unit)
 
     assert shown == tuple(map(plain, found))
