@@ -378,10 +378,10 @@ def _quality(
         ends = [run.value for run in last]
         spent = int(statistics.median(run.num_examples for run in last))
         what = str(metric) + f" ({protocol})" * bool(protocol)
-        span = (min(ends), max(ends)) if len(ends) > 1 else (None, None)
+        low, high = (min(ends), max(ends)) if len(ends) > 1 else (None, None)
         seen = f"{formats.whole(spent)} {study.example_unit}"
         median, n = statistics.median(ends), len(ends)
-        yield ValueRow(value, name, last[0], what, median, *span, n, seen)
+        yield ValueRow(value, name, last[0], what, median, low, high, n, seen)
 
 
 def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:

@@ -97,7 +97,8 @@ def by_axis(view: View) -> dict[Axis, pd.DataFrame]:
     rows = view.frame[view.frame["figure"] == "learning"]
     n = rows["n"].where(rows["protocol"] != "", 0)
     keys = [rows["quantity"], rows["protocol"], n]
-    return dict(iter(rows.groupby(keys, sort=False)))
+    groups: dict[Any, pd.DataFrame] = dict(iter(rows.groupby(keys, sort=False)))
+    return groups
 
 
 def _runs(view: View, rows: pd.DataFrame) -> list[Any]:
