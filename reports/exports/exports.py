@@ -44,8 +44,8 @@ _MOST_LIMITS: Final = 8
 def as_json(store: Store) -> str:
     """Returns the figures of a study and its verdict; see docs/schema."""
     view = view_store(store)
-    data = frame.summarize(view.study, view.frame) | {"verdict": verdict_data(view)}
-    return json.dumps(data, indent=2)
+    verdict = {"verdict": verdict_data(view)}
+    return json.dumps(verdict | frame.summarize(view.study, view.frame), indent=2)
 
 
 def verdict_data(view: View) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def quick_page(monkeypatch):
 FORMATS = [
     ("a", "text", r"\A\S+ trains .* of ideal .*Brackets are 95.*Evidence, ok: grade A"),
     ("a", "markdown", r"\A### a\n\n\*\*\S+ trains [\d.]+ times as fast on two cores "),
-    ("a", "json", r'\A\{\n  "report_version": 2,\n  "verdict": \{\n    "headline"'),
+    ("a", "json", r'\A\{\n  "verdict": \{\n    "headline"'),
     ("a", "csv", r"\Astudy,figure,quantity,kind,"),
     ("a b", "text", r"what differs \(A / B\)\n  nothing that is recorded\n"),
     (
