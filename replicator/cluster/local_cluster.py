@@ -139,7 +139,7 @@ class LocalCluster:
 
         Its output is appended to its log file.
         """
-        self._end([self._process(kind, index)])
+        end_processes([self._process(kind, index)])
         self._start((kind, index))
 
     def wait(
@@ -201,7 +201,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Kills all running members; leaving the ``with`` block calls it."""
-        self._end(list(self._processes.values()))
+        end_processes(list(self._processes.values()))
 
     def _start(self, member: Member) -> None:
         kind, index = member
@@ -215,35 +215,8 @@ class LocalCluster:
         cores: Collection[int] = ()
         if self._cpusets is not None:
             cores = self._cpusets[self.members.index(member)]
-        # A script between this process and the program: this one may have threads of
-        # TensorFlow, and code between fork and exec could wait for their locks.
-        wrapper = Path(__file__).with_name("die_with_parent.py")
         with self._log(kind, index).open("ab") as log:
-            self._processes[member] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-S",
-                    str(wrapper),
-                    str(os.getpid()),
-                    ",".join(str(core) for core in sorted(cores)),
-                    *self._argv,
-                ],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its own children are killed with it
-            )
-
-    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        for process in processes:
-            # The group may outlive its first process, which still reserves its id
-            # until it is waited for.
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, _SIGKILL)
-        for process in processes:
-            process.wait(_KILL_WAIT_SEC)
+            self._processes[member] = start_process(self._argv, env, log, cores)
 
     def _process(self, kind: str, index: int) -> Any:
         if (kind, index) not in self._processes:
@@ -255,6 +228,39 @@ class LocalCluster:
 
     def _log(self, kind: str, index: int) -> Path:
         return self.log_dir / f"{kind}_{index}.log"
+
+
+def start_process(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdout: Any,
+    cores: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Starts a program that ends with this process; all its output is one."""
+    # A script between this process and the program: this one may have threads of
+    # TensorFlow, and code between fork and exec could wait for their locks.
+    wrapper = Path(__file__).with_name("die_with_parent.py")
+    pinned = ",".join(str(core) for core in sorted(cores))
+    return subprocess.Popen(
+        [sys.executable, "-S", str(wrapper), str(os.getpid()), pinned, *argv],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that its own children are killed with it
+    )
+
+
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kills processes that were started so, and their own children."""
+    for process in processes:
+        # The group may outlive its first process, which still reserves its id until
+        # it is waited for.
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, _SIGKILL)
+    for process in processes:
+        process.wait(_KILL_WAIT_SEC)
 
 
 def free_ports(num_ports: int) -> list[int]:

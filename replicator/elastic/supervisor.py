@@ -9,9 +9,7 @@ all workers are started again, and ``ElasticState`` continues from the last comm
 
 from __future__ import annotations
 
-import argparse
 import collections
-import contextlib
 import fcntl
 import json
 import os
@@ -26,10 +24,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from replicator.cluster import die_with_parent
-from replicator.cluster.local_cluster import free_ports
+import click
+
+from replicator.cluster.local_cluster import end_processes, free_ports, start_process
 from replicator.errors import ElasticError
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ _SSH = (  # with a terminal, whose end ends the worker
     "{host} {command}"
 )
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)(?::([0-9]{1,5}))?")
-# Errors of workers that fail because another one does.
+# Errors of workers that fail because another one does, which may be silent.
 _DERIVED = re.compile(r"\b(WorkerLostError|UnreachableError|AbortedError)\b")
+_SILENT = re.compile(r"WorkerLostError: .*: worker ([0-9]+) \(\S+\) did not respond")
 _ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b|error:")
 
 
@@ -99,39 +100,32 @@ class Worker:
     ) -> None:
         self.host, self.name = host, f"{host}/{rank}"
         self._tail: collections.deque[str] = collections.deque(maxlen=200)
-        wrapper = sys.executable, "-S", die_with_parent.__file__, str(os.getpid()), ""
-        self._process = subprocess.Popen(
-            [*wrapper, *argv],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its own children are killed with it
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.process = start_process(argv, env, subprocess.PIPE)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
-        for line in self._process.stdout or ():
+        for line in self.process.stdout or ():
             text = line.decode(errors="replace").rstrip()
             self._tail.append(text)
             _say(text, self.name)
 
     def exit_code(self) -> int | None:
-        return self._process.poll()
+        """Its exit code. No other process gets its id before it is killed."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        found = os.waitid(os.P_PID, self.process.pid, how)
+        if found is None:
+            return None
+        is_exit = found.si_code == os.CLD_EXITED
+        return found.si_status if is_exit else -found.si_status
 
-    def kill(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._reader.join(1.0)
+    def said(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """The first line of its last ones that has a pattern."""
+        return next(filter(None, map(pattern.search, list(self._tail))), None)
 
-    def is_derived(self) -> bool:
-        """Whether it failed because another worker did."""
-        return any(map(_DERIVED.search, self._tail))
-
-    def cause(self, code: int | None) -> str:
+    def cause(self) -> str:
         """Why it ended, in one line."""
+        code = self.exit_code()
         if code is None:
             return "does not respond"
         if code < 0:
@@ -144,7 +138,7 @@ class Worker:
 class Supervisor:
     """Runs one job to its end."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
         self._folder = Path(given.state_dir).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -178,10 +172,11 @@ class Supervisor:
         while places := self._wait_for_places(places):
             workers = self._start(places)
             failed = self._watch(workers, places)
-            cause = failed.cause(failed.exit_code()) if failed else ""
+            cause = failed.cause() if failed else ""
             codes = {worker.exit_code() for worker in workers}
+            end_processes([worker.process for worker in workers])
             for worker in workers:
-                worker.kill()
+                worker.reader.join(1.0)
             if codes == {0}:
                 return 0
             if failed is None or self.is_stopping:
@@ -247,7 +242,6 @@ class Supervisor:
         temporary.write_text(json.dumps(self._known))
         temporary.replace(self._record)
         self._stop_file = self._folder / f"stop-{self._known['start']}"
-        self._stop_file.unlink(missing_ok=True)
         hosts = list(dict.fromkeys(host for host, _ in places))
         _say(f"starts {len(places)} workers on {', '.join(hosts)}")
         chief = hosts[0]
@@ -321,79 +315,71 @@ def _first_to_fail(workers: Sequence[Worker]) -> Worker:
         time.sleep(_POLL_SEC)  # in which output is read
         running = [worker for worker in workers if worker.exit_code() is None]
         failed = [w for w in workers if w.exit_code() not in (None, 0, STOPPED)]
-        failed.sort(key=Worker.is_derived)
-        if failed and not failed[0].is_derived():
+        failed.sort(key=lambda worker: bool(worker.said(_DERIVED)))
+        if failed and not failed[0].said(_DERIVED):
             return failed[0]
+        found = filter(None, (worker.said(_SILENT) for worker in failed))
+        silent = [workers[int(match[1])] for match in found]
+        if silent and silent[0] in running:
+            return silent[0]
         if not running or time.monotonic() > deadline:
             return (running or failed or workers)[0]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ElasticError(f"{message}; see python -m replicator.elastic --help")
+_add, _COUNT, _SECONDS = click.option, click.IntRange(1), click.FloatRange(0.0, 1e9)
 
 
-def _at_least(limit: float, kind: Any = int) -> Any:
-    def number(text: str) -> Any:
-        if not limit <= (value := kind(text)) < 1e9:  # noqa: PLR2004 (seconds of 30 years)
-            raise ValueError
-        return value
-
-    number.__name__ = f"{kind.__name__} (at least {limit})"
-    return number
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="python -m replicator.elastic",
-        usage="%(prog)s [options] -- program [argument ...]",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add, count, seconds = parser.add_argument, _at_least(1), _at_least(0, float)
-    add("--min-workers", type=count, default=1, help="with fewer, the job waits")
-    add("--max-workers", type=count, help="None: as --min-workers")
-    add("--discover", help="script that prints host:slots lines; None: this machine")
-    add("--poll-sec", type=seconds, default=5.0, help="between its calls")
-    add("--state-dir", default="elastic-state", help="folder that all hosts share")
-    add("--memory-dir", default="/dev/shm", help="folder in memory")  # noqa: S108
-    add("--disk-every", type=count, default=10, help="commits for each one on disk")
-    add("--launcher", default=_SSH, help="runs {command} on {host}")
-    add("--max-restarts", type=_at_least(0), default=10, help="after failed workers")
-    add("--cooldown-sec", type=seconds, default=10.0, help="of a failed host; doubles")
-    add("--grace-sec", type=seconds, default=30.0, help="for a commit after SIGTERM")
-    add("--served", action="store_true", help="only worker 0 runs the program")
-    at = argv.index("--") if "--" in argv else len(argv)
-    given = parser.parse_args(argv[:at])
-    given.command = argv[at + 1 :]
+@click.command(options_metavar="[OPTIONS] --", context_settings={"show_default": True})
+@_add("--min-workers", type=_COUNT, default=1, help="With fewer, the job waits.")
+@_add("--max-workers", type=_COUNT, help="[default: as --min-workers]")
+@_add("--discover", help="Prints host:slots lines. [default: this machine]")
+@_add("--poll-sec", type=_SECONDS, default=5.0, help="Between its calls.")
+@_add("--state-dir", default="elastic-state", help="Folder that all hosts share.")
+@_add("--memory-dir", default="/dev/shm", help="Folder in memory.")  # noqa: S108
+@_add("--disk-every", type=_COUNT, default=10, help="Commits for each one on disk.")
+@_add("--launcher", default=_SSH, help="Runs {command} on {host}.")
+@_add("--max-restarts", type=click.IntRange(0), default=10, help="Of failed workers.")
+@_add("--cooldown-sec", type=_SECONDS, default=10.0, help="Of a failed host; doubles.")
+@_add("--grace-sec", type=_SECONDS, default=30.0, help="For a commit after SIGTERM.")
+@_add("--served", is_flag=True, help="Only worker 0 runs the program.")
+@click.argument("command", nargs=-1, required=True)
+def _supervise(**options: Any) -> int:
+    """Trains with workers that may be lost and join."""
+    given = SimpleNamespace(**options)
     given.max_workers = given.max_workers or given.min_workers
     if given.max_workers < given.min_workers:
-        parser.error(
+        raise ElasticError(
             f"--max-workers {given.max_workers} is less than --min-workers "
             f"{given.min_workers}; pass at least as many"
         )
-    if not given.command or shutil.which(given.command[0]) is None:
-        parser.error(
-            f"behind '--' a program is needed, but {given.command[:1]} is none"
+    if shutil.which(given.command[0]) is None:
+        raise ElasticError(
+            f"{given.command[0]!r} is no program; write the program and its arguments "
+            "behind '--'"
         )
     if "{host}" not in given.launcher or "{command}" not in given.launcher:
-        parser.error(
+        raise ElasticError(
             f"--launcher {given.launcher!r} has no {{host}} or no {{command}}; write "
             "for example 'srun -N1 -n1 -w {host} sh -c {command}'"
         )
-    return given
+    supervisor = Supervisor(given)
+
+    def stop(*_: Any) -> None:
+        supervisor.is_stopping = True
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    return supervisor.run()
 
 
-def run() -> NoReturn:
+def run() -> None:
     """Supervises the job that the arguments describe, and exits."""
+    name = "python -m replicator.elastic"
     try:
-        supervisor = Supervisor(_parse(sys.argv[1:]))
-
-        def stop(*_: Any) -> None:
-            supervisor.is_stopping = True
-
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
-        code = supervisor.run()
+        code = _supervise.main(prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        _say(f"error: {error.format_message()} See {name} --help")
+        code = 1
     except (ElasticError, OSError) as error:
         _say(f"error: {error}")
         code = 1

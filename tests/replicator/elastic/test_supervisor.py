@@ -19,16 +19,22 @@ case "$REPLICATOR_ELASTIC" in
   *) if [ "$WORLD_SIZE" = 3 ]; then sleep 0.5; echo WorkerLostError; exit 1; fi;;
 esac
 """
+# Worker 1 hangs, and worker 0 says so.
+HANGS = """
+test $RANK = 1 && exec sleep 1000
+echo "WorkerLostError: worker 0 (a:1) failed during b: worker 1 (c:2) did not respond"
+exit 1
+"""
 SLEEPS = "sh", "-c", "echo pid $$; exec sleep 1000"
 REFUSED = {
-    "no program": ([], "behind '--' a program is needed"),
+    "no program": ([], "Missing argument 'COMMAND...'"),
     "fewer at most": (
         ["--min-workers", "3", "--max-workers", "2", "--", "true"],
         "--max-workers 2 is less than --min-workers 3",
     ),
     "no number": (
         ["--min-workers", "0", "--", "true"],
-        "argument --min-workers: invalid int (at least 1) value: '0'",
+        "Invalid value for '--min-workers': 0 is not in the range",
     ),
     "no script": (["--discover", "./none.sh", "--", "true"], "No such file"),
     "failing script": (
@@ -112,6 +118,14 @@ def test_a_host_whose_workers_fail_is_left_out(run):
         "[elastic] worker 127.0.0.3/1 exited with code 3: ValueError: bad disk" in lines
     )
     assert "[elastic] starts 2 workers on 127.0.0.2, 127.0.0.4" == lines[-1]
+
+
+def test_a_worker_that_hangs_is_left_out_at_once(run):
+    begun = time.monotonic()
+    options = "--min-workers", "2", "--max-restarts", "0"
+    _, output = run(*options, "--", "sh", "-c", HANGS)
+    assert "[elastic] worker localhost/1 does not respond" in output.splitlines()
+    assert time.monotonic() - begun < 4  # and not after 5 s, as those that exit slowly
 
 
 def test_it_waits_for_enough_workers_and_for_new_hosts(begin, tmp_path):
