@@ -155,6 +155,11 @@ def is_trackable(value: Any) -> bool:
     return isinstance(value, trackable.Trackable)
 
 
+def has_state(value: Any) -> bool:
+    """Whether a checkpoint saves something of an object itself (test_state)."""
+    return bool(tf.__internal__.tracking.saveable_objects_from_trackable(value))
+
+
 def global_seed_generator() -> Any:
     """What unseeded random functions of Keras draw from, if any (test_randomness)."""
     state = sys.modules.get(_KERAS_STATE)

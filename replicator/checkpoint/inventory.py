@@ -45,6 +45,7 @@ class Inventory:
         # By name, what the object lists but TensorFlow would not save: the states of
         # Keras' seed generators.
         self.extra: dict[str, list[Any]] = {}
+        self.others: list[str] = []  # paths of what has state, but is no variable
         self._seen: set[int] = set()
         # An optimizer also refers to the weights; their path goes through the model.
         later: list[tuple[str, Any]] = []
@@ -75,6 +76,8 @@ class Inventory:
                 self._seen.add(id(variable))
                 self.variables[path] = variable
                 continue
+            if _tf_compat.has_state(value):
+                self.others.append(path)
             children = tf.train.TrackableView.children(value)
             queue.extend((f"{path}/{key}", child) for key, child in children.items())
 

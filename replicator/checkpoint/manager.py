@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -286,22 +287,14 @@ class CheckpointManager:
                 return None
             path = self._require_latest()
         path = path_of(path, "restore(path)")
-        reader = _open_reader(path)
         metadata = self.read_metadata(path)
-        payloads = [
-            Payload.decode(reader.get_tensor(f"{_WORKERS}/{worker}/{_STATE}"))
-            for worker in range(metadata.num_workers)
-        ]
+        payloads = list(map(Payload.decode, self._read_texts(path)[1:]))
         # A worker more than there were continues where any of them was: all had read as
         # many steps. Its iterators' states are then not used, as the layout differs.
         before = min(self._repl.worker_id, metadata.num_workers - 1)
         self._check_inputs(metadata, before, path)
         inventory = self._require_inventory(metadata, path)
-        checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
-        try:
-            checkpoint.read(path).assert_existing_objects_matched()
-        except (tf.errors.OpError, OSError, LookupError) as error:
-            raise _unreadable(path, error) from error
+        self._read(path, inventory)
         restored = self._restore_local_state(inventory, metadata, payloads)
         self._repl.restored(list(inventory.variables.values()))
         where = ""
@@ -334,14 +327,7 @@ class CheckpointManager:
         path = path_of(
             self._require_latest() if path is None else path, "read_metadata(path)"
         )
-        reader = _open_reader(path)
-        key = f"{_METADATA}/{_STATE}"
-        if not reader.has_tensor(key):
-            raise CheckpointError(
-                f"{path!r} was not written by make_checkpoint_manager(): it has no "
-                "metadata; load its weights with tf.train.Checkpoint(model=...)"
-            )
-        fields = json.loads(reader.get_tensor(key).decode())
+        fields = json.loads(self._read_texts(path)[0])
         version = fields.pop("format")
         if version not in _READ:
             raise CheckpointError(
@@ -354,6 +340,27 @@ class CheckpointManager:
         }
         fields["positions"] = tuple(Position(**p) for p in fields["positions"])
         return Metadata(**fields)
+
+    def _read_texts(self, path: str) -> list[bytes]:
+        """The metadata of a checkpoint, and what each worker has put into it."""
+        reader = _open_reader(path)
+        key = f"{_METADATA}/{_STATE}"
+        if not reader.has_tensor(key):
+            raise CheckpointError(
+                f"{path!r} was not written by make_checkpoint_manager(): it has no "
+                "metadata; load its weights with tf.train.Checkpoint(model=...)"
+            )
+        workers = (f"{_WORKERS}/{number}/{_STATE}" for number in itertools.count())
+        keys = [key, *itertools.takewhile(reader.has_tensor, workers)]
+        return list(map(reader.get_tensor, keys))
+
+    def _read(self, path: str, inventory: Inventory) -> None:
+        """Sets the variables to those of a checkpoint."""
+        checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
+        try:
+            checkpoint.read(path).assert_existing_objects_matched()
+        except (tf.errors.OpError, OSError, LookupError) as error:
+            raise _unreadable(path, error) from error
 
     def _require_latest(self) -> str:
         path = self.latest_checkpoint

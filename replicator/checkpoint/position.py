@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from replicator._tf.workers import reason_of
 from replicator.collectives import reductions
 from replicator.core.validation import ReplicatorId
 from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.inputs.context import bounds
 from replicator.variables.values import combine
 
 if TYPE_CHECKING:
@@ -331,13 +331,10 @@ def restore(
         begun = num_steps * here.examples_per_step
         num_read = saved.num_steps * saved.examples_per_step - begun
         size = min(here.examples_per_step, (divided.num_dealt or 0) - begun)
-        replicas = range(inputs.num_replicas + 1)
-        ends = [
-            int(size * (inputs.first_replica_id + r) // here.num_replicas)
-            for r in replicas
-        ]
-        parts = itertools.pairwise(ends)
-        drops = [min(max(num_read - a, 0), b - a) for a, b in parts] if num_read else []
+        first = inputs.first_replica_id
+        for replica in range(first, first + inputs.num_replicas) if num_read else ():
+            start, stop = bounds(int(size), replica, here.num_replicas)
+            drops.append(min(max(num_read - start, 0), stop - start))
     inputs.start(
         num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end, drops=drops
     )

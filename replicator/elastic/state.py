@@ -1,13 +1,11 @@
 """ElasticState: commits, and the position in the training loop, of an elastic job.
 
 A commit is a checkpoint in the memory of each host (a folder of ``/dev/shm``) and, now
-and then, a copy on disk. Its key is the start of the workers that made it, and its
-number among their commits: the greatest key is the newest commit.
+and then, a copy on disk.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
@@ -16,14 +14,13 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from replicator.backends.base import Replicator
+from replicator.backends.base import Replicator, refuse
 from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
+from replicator.elastic import commits
 from replicator.elastic.supervisor import STOPPED, VARIABLE
-from replicator.errors import CheckpointError, ElasticError
+from replicator.errors import ElasticError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +28,8 @@ if TYPE_CHECKING:
     from replicator.checkpoint.manager import Metadata
     from replicator.inputs.iterator import InputIterator
 
-    Key = tuple[int, int]
-
 _GLOBAL, _PER_REPLICA = "keep_global", "keep_per_replica"
 _RULES = {"linear": 1.0, "sqrt": 0.5}  # exponents of the ratio of replicas
-_NONE: Key = (0, 0)
 
 
 class ElasticState:
@@ -83,10 +77,9 @@ class ElasticState:
         self._batches, self._rule = batches, scale_learning_rate
         text = os.environ.get(VARIABLE)
         self._job: Any = types.SimpleNamespace(**json.loads(text)) if text else None
-        memory = Path(self._job.memory if self._job else "")
-        folder = memory / f"{self._job.start if self._job else 0:06d}"
-        self._manager = repl.make_checkpoint_manager(
-            folder, max_to_keep=1, inputs=inputs, **trackables
+        folder = self._job.memory if self._job else "."
+        self._commits = commits.Commits(
+            repl, folder, trackables, max_to_keep=1, inputs=inputs
         )
         if inputs is not None:
             inputs.divides_steps = batches == _PER_REPLICA
@@ -99,10 +92,8 @@ class ElasticState:
                 "yourself, with scale_learning_rate=None"
             )
         self._num_commits, self._committed = 0, -1
-        self._is_on_disk = False  # the last commit
         if self._job:
-            self._restore(memory, Path(self._job.disk))
-            atexit.register(self._free_memory)
+            self._restore(Path(folder), Path(self._job.disk))
 
     def steps(self, num_steps: int, *, commit_every: int = 10) -> Iterator[int]:
         """Yields the number of each step that is left, and commits.
@@ -145,58 +136,50 @@ class ElasticState:
           CheckpointError: It could not be written; the previous one is still there.
         """
         job, repl = self._job, self._repl
-        if job is None or self.step == self._committed:
+        if job is None or (self.step == self._committed and not to_disk):
             return
+        self._num_commits += 1
+        self._commits.count = self.step + 1
         repl.also_writes = job.is_first_of_host
         try:
-            self._manager.save(self.step)
+            path = self._commits.save(self.step)
         finally:
             repl.also_writes = False
         self._committed = self.step
-        self._num_commits += 1
-        memory, disk = Path(job.memory), Path(job.disk)
-        if job.is_first_of_host:
-            _remove_older(memory, job.start)
         # All workers stop after the same commit: what the chief sees counts.
         asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
         is_stopping = bool(repl.gather_bytes(asked)[0])
         # Memory of a single program may be lost with its host.
         every = job.disk_every if repl.num_programs >= job.num_hosts else 1
-        is_due = self._num_commits % every == 1 % every
-        self._is_on_disk = is_due or is_stopping or to_disk
-        if self._is_on_disk:
+        to_disk = to_disk or is_stopping
+        if to_disk or self._num_commits % every == 1 % every:
             if repl.is_chief:
-                _copy(memory, disk, (job.start, self._num_commits))
+                commits.copy(Path(path), Path(job.disk))
             repl.gather_bytes(b"")  # it is complete
+        if to_disk and job.is_first_of_host:  # memory of an idle host is free
+            shutil.rmtree(job.memory, ignore_errors=True)
         if is_stopping:
             sys.exit(STOPPED)
-
-    def _free_memory(self) -> None:
-        """At the end of the process: frees what is on disk as well."""
-        if self._is_on_disk and self._job.is_first_of_host:
-            shutil.rmtree(self._job.memory, ignore_errors=True)
 
     def _restore(self, memory: Path, disk: Path) -> None:
         """Restores the newest commit, of any host's memory or of the disk."""
         repl = self._repl
-        own = _newest(memory), _newest(disk)
-        answers = repl.gather_bytes(json.dumps(own).encode())
-        found = [[tuple(key) for key in json.loads(answer)] for answer in answers]
-        on_disk, best = found[0][1], max(key for key, _ in found)
-        holders = [worker for worker, (key, _) in enumerate(found) if key == best]
-        newest, root = max(best, on_disk), memory
-        if newest == _NONE:
+        path = commits.newest(memory)
+        own = commits.count_of(path), commits.count_of(commits.newest(disk))
+        found = map(json.loads, repl.gather_bytes(json.dumps(own).encode()))
+        in_memory, (on_disk, *_) = zip(*found, strict=True)
+        best = max(in_memory)
+        if not best and not on_disk:
             return
-        if best <= on_disk or len(holders) < len(found):  # not all hosts have it
-            if best > on_disk and holders[0] == repl.worker_id:
-                _copy(memory, disk, best)
+        if best <= on_disk or min(in_memory) < best:  # not all hosts have it
+            if best > on_disk and in_memory.index(best) == repl.worker_id:
+                commits.copy(path, disk)
             repl.gather_bytes(b"")
-            root = disk
-        path = _path(root, newest)
-        metadata = self._manager.read_metadata(path)
+            path = commits.newest(disk)
+        metadata = self._commits.read_metadata(path)
         if self._inputs is not None:
             self._check_batches(self._inputs, metadata)
-        restored = self._manager.restore(path)
+        restored = self._commits.restore(path)
         assert restored is not None
         self.step = self._committed = restored.step
         ratio = repl.num_replicas / metadata.num_replicas
@@ -230,6 +213,7 @@ def _check_arguments(repl: Any, batches: Any, rule: Any) -> None:
             f"ElasticState takes the replicator first, not {format_value(repl)}; pass "
             "what replicator.create returned"
         )
+    refuse(repl, "ElasticState()")
     if not is_one_of(batches, (_GLOBAL, _PER_REPLICA)):
         raise ValueError(
             f"batches={format_value(batches)} is neither {_GLOBAL!r} nor "
@@ -241,44 +225,3 @@ def _check_arguments(repl: Any, batches: Any, rule: Any) -> None:
             f"scale_learning_rate={format_value(rule)} with batches={batches!r} must "
             f"be one of {', '.join(map(repr, [*rules, None]))}"
         )
-
-
-def _newest(root: Path) -> Key:
-    """The newest complete commit of a folder in memory or on disk."""
-    for start in sorted(root.glob("*"), reverse=True):
-        found = tf.train.latest_checkpoint(str(start))
-        if found is not None:
-            return int(start.name), int(found.rpartition("-")[2])
-    return _NONE
-
-
-def _path(root: Path, key: Key) -> Path:
-    return root / f"{key[0]:06d}" / f"ckpt-{key[1]}"
-
-
-def _remove_older(root: Path, start: int) -> None:
-    for older in root.glob("*"):
-        if int(older.name) < start:
-            shutil.rmtree(older, ignore_errors=True)
-
-
-def _copy(memory: Path, disk: Path, key: Key) -> None:
-    """Copies a commit from memory to disk; the file that names it is the last."""
-    source, folder = _path(memory, key), _path(disk, key).parent
-    files = [*source.parent.glob(f"{source.name}.*"), source.parent / "checkpoint"]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        before = {path for path in folder.iterdir() if path.stem != source.name}
-        for file in files:
-            copy = shutil.copyfile(file, folder / f"{file.name}.new")
-            with copy.open("rb") as written:
-                os.fsync(written.fileno())
-            copy.replace(folder / file.name)
-        for path in before - {folder / "checkpoint"}:
-            path.unlink()
-    except OSError as error:
-        raise CheckpointError(
-            f"a commit could not be copied to {str(disk)!r}: {error}; free space "
-            "there, or pass another --state-dir, and start again"
-        ) from error
-    _remove_older(disk, key[0])

@@ -294,8 +294,13 @@ def part_of_batch(batch: Any, index: Any, num_parts: int) -> Any:
     static = leaf.shape[0]
     is_even = static is not None and static % num_parts == 0
     size = static if is_even else num_rows(leaf)
-    start, stop = size * index // num_parts, size * (index + 1) // num_parts
+    start, stop = bounds(size, index, num_parts)
     return tf.nest.map_structure(lambda leaf: rows(leaf, start, stop), batch)
+
+
+def bounds(size: Any, index: Any, num_parts: int) -> tuple[Any, Any]:
+    """Where a part of so many examples begins and ends."""
+    return size * index // num_parts, size * (index + 1) // num_parts
 
 
 def rows(leaf: Any, start: Any, stop: Any) -> Any:

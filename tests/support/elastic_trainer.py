@@ -24,7 +24,13 @@ def records(folder):
     return [json.loads(line) for log in logs for line in log.split("\n")[:-1]]
 
 
-def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, pause_sec=0.0):
+class LostError(Exception):
+    """The worker is lost."""
+
+
+def train(
+    repl, folder, num_steps, *, commit_every=5, per_replica=0, pause_sec=0.0, lost_at=-1
+):
     """Trains a linear model; returns its weights."""
     keras.utils.set_random_seed(1)
     with repl.context():
@@ -62,6 +68,8 @@ def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, pause_sec=0
     (folder / f"pid-{name}").write_text(str(os.getpid()))
     with (folder / f"log-{name}").open("a", buffering=1) as log:
         for number in state.steps(num_steps, commit_every=commit_every):
+            if number == lost_at:
+                raise LostError
             loss, examples = repl.run(step, inputs)
             record = {
                 "start": job["start"],

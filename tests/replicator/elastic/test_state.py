@@ -1,6 +1,7 @@
 """ElasticState in one process: commits, positions, learning rates, errors."""
 
 import json
+import os
 import shutil
 
 import elastic_trainer as trainer
@@ -11,7 +12,7 @@ import tensorflow as tf
 from elastic_job import check_epochs, counted_steps
 
 import replicator
-from replicator.errors import ElasticError, SplitBatchError
+from replicator.errors import CheckpointError, ElasticError, SplitBatchError
 
 STARTS = (4, 4), (3, 7), (2, 20), (3, 40)  # replicas, and steps of the whole job
 
@@ -68,14 +69,40 @@ def test_the_newest_commit_counts_wherever_it_is(begin, tmp_path):
     """Memory is ahead of the disk; the disk is ahead of what a lost host kept."""
     repl = replicator.create("in_graph", num_replicas=2)
     begin(1, disk_every=3)
-    trainer.train(repl, tmp_path, 7, commit_every=2)
+    with pytest.raises(trainer.LostError):
+        trainer.train(repl, tmp_path, 100, commit_every=2, lost_at=7)
     shutil.copytree(tmp_path / "memory" / "a", tmp_path / "memory" / "b")
     begin(2)
     trainer.train(repl, tmp_path, 11, commit_every=2)
     begin(3, host="b")
     trainer.train(repl, tmp_path, 13, commit_every=2)
     begun = {r["start"]: r["step"] for r in reversed(trainer.records(tmp_path))}
-    assert {1: 0, 2: 7, 3: 11} == begun
+    assert {1: 0, 2: 6, 3: 11} == begun
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 1000])
+def test_a_commit_that_was_cut_off_does_not_count(begin, tmp_path, kept):
+    """The newest of the two files has no key, or is not complete: the other counts."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    begin(1, disk_every=100)
+    with pytest.raises(trainer.LostError):
+        trainer.train(repl, tmp_path, 100, commit_every=2, lost_at=5)
+    files = sorted((tmp_path / "memory" / "a").iterdir(), key=os.path.getmtime)
+    shutil.rmtree(tmp_path / "disk")
+    content = bytes(8) + files[-1].read_bytes()[8:]
+    files[-1].write_bytes(content[:kept])
+    begin(2)
+    trainer.train(repl, tmp_path, 5)
+    assert 2 == min(r["step"] for r in trainer.records(tmp_path) if r["start"] == 2)
+
+
+def test_what_is_no_variable_is_refused(begin):
+    begin(1)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    state = replicator.ElasticState(replicator.create("single"), table=table)
+    state.step = 1
+    with pytest.raises(CheckpointError, match="variables only, but 'table' is none"):
+        state.commit()
 
 
 def test_a_schedule_and_other_batches_are_refused(begin, tmp_path):
