@@ -55,28 +55,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> Non
     ctx.exit()
 
 
-@click.group(
-    cls=_Group,
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=(
-        "Exit codes: 0 ok, 1 regression, 2 usage, 3 inconclusive, 4 some trials failed,"
-        " 5 nothing measured, 6 machine unfit, 70 internal error, 130 interrupted (run"
-        " the same command to resume)."
-    ),
-)
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Print the version and exit.",
-)
-def cli() -> None:
-    """Measures how a training step scales over replicas, and records the evidence."""
-
-
 VERBS = (
     Verb(
         "sweep",
@@ -133,8 +111,27 @@ VERBS = (
 )
 """In the order in which a user needs them."""
 
-for _verb in VERBS:
-    cli.add_command(_verb)
+cli = _Group(
+    help="Measures how a training step scales over replicas, and records the evidence.",
+    commands=VERBS,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Print the version and exit.",
+        )
+    ],
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=(
+        "Exit codes: 0 ok, 1 regression, 2 usage, 3 inconclusive, 4 some trials failed,"
+        " 5 nothing measured, 6 machine unfit, 70 internal error, 130 interrupted (run"
+        " the same command to resume)."
+    ),
+)
 
 
 def main(
