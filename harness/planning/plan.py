@@ -405,23 +405,18 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
 
     Its cases are compared turn by turn: one that was not there cannot be added.
     """
-    if new.measuring.order is not Order.RELAY:
-        return
+    is_relay = new.measuring.order is Order.RELAY
     known = {trial.case_id for trial in existing.trials if not trial.spec.budget}
-    if not known:
-        return
-    for trial in new.trials:
-        if trial.case_id not in known and trial.spec.budget is None:
-            spec = trial.spec
-            control = spec.control
-            name = spec.backend
-            if control is not Control.NONE:
-                name = f"control {control.label!r} of {name}"
+    for trial in new.trials if known and is_relay else ():
+        spec, control = trial.spec, trial.spec.control
+        if trial.case_id not in known and spec.budget is None:
+            of_control = f"control {control.label!r} of " * (control != Control.NONE)
             raise DifferentStudyError(
-                f"study {existing.study!r} is an interleaved measurement without {name}"
-                f" x{spec.num_replicas} at batch {spec.per_replica_batch_size} per"
-                " replica, so it has no blocks beside the others; an interleaved "
-                "measurement is extended by --repeats only: choose another --study"
+                f"study {existing.study!r} is an interleaved measurement without"
+                f" {of_control}{spec.backend} x{spec.num_replicas} at batch"
+                f" {spec.per_replica_batch_size} per replica, so it has no blocks"
+                " beside the others; an interleaved measurement is extended by"
+                " --repeats only: choose another --study"
             )
 
 
