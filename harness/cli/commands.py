@@ -540,10 +540,7 @@ def compare(root: Path) -> int:
     return exit_codes.SOME_TRIALS_FAILED
 
 
-_TAKEN = {
-    *("study", "runs_dir", "retry", "timeout_sec", "launcher"),
-    *("launcher_options", "is_json"),
-}
+_TAKEN = {"study", "runs_dir", "retry", "timeout_sec", "launcher", "is_json"}
 """What may be said anew of a study that is continued."""
 
 
@@ -553,9 +550,9 @@ def run_missing(request: RunRequest, call: Call) -> int:
         value = getattr(request, of.field)
         if of.field not in _TAKEN and value != of.value:
             raise PlanError(
-                f"{of.spelling} has no effect on a"
-                f" study that is continued by its name; leave it out, or repeat the"
-                f" whole command of study {request.study!r} to extend it"
+                f"{of.spelling} has no effect on a study that is continued by its name;"
+                " leave it out, or repeat the whole command of study"
+                f" {request.study!r} to extend it"
             )
     run = functools.partial(_continue, request, call)
     return for_each(request, run, write_page)
