@@ -96,7 +96,7 @@ class DeclaredOption(_Declared, click.Option):
         kind, names = of.kind, [of.spelling]
         if kind.is_flag and of.value is not False:
             names = [f"{of.spelling}/--no-{of.name}"]
-        default = of.default_text.replace("`", "")
+        default = f"  [default: {of.default_text}]" if of.default_text else ""
         short = [name for name in of.also if not name.startswith("--")]
         long = [name for name in of.also if name.startswith("--")]
         settings = _settings(of)
@@ -104,7 +104,7 @@ class DeclaredOption(_Declared, click.Option):
             settings["default"] = None
         super().__init__(
             [*short, *names, *long, of.field],
-            help=of.plain_help + (f"  [default: {default}]" if default else ""),
+            help=of.plain_help + default,
             # Not False: click would take a last option without a value as given.
             is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,

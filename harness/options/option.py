@@ -77,11 +77,11 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """What holds without the option, in Markdown; empty for nothing."""
+        """What holds without the option, as plain text; empty for nothing."""
         is_nothing = self.value is None or self.value is False or self.value == {}
         if self.default or is_nothing:
-            return self.default
-        return f"`{self.kind.write(self.value)}`"
+            return self.default.replace("`", "")
+        return self.kind.write(self.value)
 
 
 def option(value: Any, text: str = "", group: str = "", **settings: Any) -> Any:
@@ -174,8 +174,8 @@ def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:
     """Returns the model that checks a study file: closed, and without conversions."""
     fields: dict[str, Any] = {}
     for name, key in keys.items():
-        default = key.default_text.replace("`", "").strip()
-        words = key.plain_help + (f" [default: {default}]" if default else "")
+        default = f" [default: {key.default_text}]" if key.default_text else ""
+        words = key.plain_help + default
         field = pydantic.Field(default=None, alias=name, description=words)
         fields[key.field] = (key.kind.annotation, field)
     model: type[pydantic.BaseModel] = pydantic.create_model(
