@@ -427,14 +427,9 @@ def make_replay(
     seed: int = 0,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Returns a replay of the records of streams.
+    """Returns a replay of the records of streams, sampled as a configuration says.
 
-    Args:
-      streams: What actors write.
-      config: How transitions are made and sampled.
-      min_size: Records before anything is sampled.
-      seed: Of the sampling.
-      on_wait: Is called while sampling waits for actors.
+    ``on_wait`` is called while sampling waits for actors.
     """
     kind = PrioritizedReplay if config.replay == "prioritized" else UniformReplay
     return kind(streams, config, min_size=min_size, seed=seed, on_wait=on_wait)

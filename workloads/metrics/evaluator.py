@@ -173,16 +173,3 @@ class Evaluator:
 
 def _order(num_examples: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(num_examples)
-
-
-def ends_of_scale(
-    evaluator: Evaluator, held_out: np.ndarray
-) -> tuple[tuple[QualityMetric, ...], tuple[QualityMetric, ...]]:
-    """Returns the best and the worst scores at some n: of real images, of noise.
-
-    The real ones are not in the reference; noise is uniform from 0 to 255.
-    """
-    noise = np.random.default_rng(0).integers(
-        0, 256, size=held_out.shape, dtype=np.uint8
-    )
-    return evaluator.score(held_out), evaluator.score(noise)

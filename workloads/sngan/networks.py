@@ -39,43 +39,40 @@ class Generator(keras.Model):
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
         super().__init__(name="generator", dtype=config.compute_dtype)
         with training_lib.dtype_policy(config.compute_dtype):
-            self._build_layers(config, seed)
+            channels = config.block_channels
+            self._first_channels = channels[0]
+            self.dense = keras.layers.Dense(
+                FIRST_SIZE * FIRST_SIZE * channels[0],
+                kernel_initializer=keras.initializers.GlorotUniform(seed=seed),
+                name="dense",
+            )
+            self.dense.build((None, config.latent_size))
+            self.blocks = [
+                GeneratorBlock(
+                    num_inputs,
+                    num_outputs,
+                    num_classes=config.num_classes,
+                    batch_norm=config.batch_norm,
+                    seed=seed + _SEEDS_PER_BLOCK * (index + 1),
+                    name=f"block_{index}",
+                )
+                for index, (num_inputs, num_outputs) in enumerate(
+                    itertools.pairwise(channels)
+                )
+            ]
+            # Not conditional on the class, as in the published code.
+            self.last_norm = normalization.make(
+                config.batch_norm, channels[-1], epsilon=EPSILON, name="last_norm"
+            )
+            self.last_conv = keras.layers.Conv2D(
+                NUM_CHANNELS,
+                3,
+                padding="same",
+                kernel_initializer=keras.initializers.GlorotUniform(seed=seed + 1),
+                name="last_conv",
+            )
+            self.last_conv.build((None, None, None, channels[-1]))
         self.built = True
-
-    def _build_layers(self, config: SNGANConfig, seed: int) -> None:
-        channels = config.block_channels
-        self._first_channels = channels[0]
-        self.dense = keras.layers.Dense(
-            FIRST_SIZE * FIRST_SIZE * channels[0],
-            kernel_initializer=keras.initializers.GlorotUniform(seed=seed),
-            name="dense",
-        )
-        self.dense.build((None, config.latent_size))
-        self.blocks = [
-            GeneratorBlock(
-                num_inputs,
-                num_outputs,
-                num_classes=config.num_classes,
-                batch_norm=config.batch_norm,
-                seed=seed + _SEEDS_PER_BLOCK * (index + 1),
-                name=f"block_{index}",
-            )
-            for index, (num_inputs, num_outputs) in enumerate(
-                itertools.pairwise(channels)
-            )
-        ]
-        # Not conditional on the class, as in the published code.
-        self.last_norm = normalization.make(
-            config.batch_norm, channels[-1], epsilon=EPSILON, name="last_norm"
-        )
-        self.last_conv = keras.layers.Conv2D(
-            NUM_CHANNELS,
-            3,
-            padding="same",
-            kernel_initializer=keras.initializers.GlorotUniform(seed=seed + 1),
-            name="last_conv",
-        )
-        self.last_conv.build((None, None, None, channels[-1]))
 
     def call(self, latents: Any, labels: Any, training: bool = False) -> Any:
         """Returns images [examples, size, size, 3] in [-1, 1]."""
@@ -97,34 +94,31 @@ class Discriminator(keras.Model):
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
         super().__init__(name="discriminator", dtype=config.compute_dtype)
         with training_lib.dtype_policy(config.compute_dtype):
-            self._build_layers(config, seed)
-        self.built = True
-
-    def _build_layers(self, config: SNGANConfig, seed: int) -> None:
-        blocks = []
-        num_inputs = NUM_CHANNELS
-        for index, (width, downsamples) in enumerate(discriminator_widths(config)):
-            block = DiscriminatorBlock(
+            blocks = []
+            num_inputs = NUM_CHANNELS
+            for index, (width, downsamples) in enumerate(discriminator_widths(config)):
+                block = DiscriminatorBlock(
+                    num_inputs,
+                    width,
+                    downsamples=downsamples,
+                    is_first=not index,
+                    seed=seed + _SEEDS_PER_BLOCK * index,
+                    name=f"block_{index}",
+                )
+                blocks.append(block)
+                num_inputs = width
+            self.first_block, *self.blocks = blocks
+            self.dense = SpectralDense(
                 num_inputs,
-                width,
-                downsamples=downsamples,
-                is_first=not index,
-                seed=seed + _SEEDS_PER_BLOCK * index,
-                name=f"block_{index}",
+                1,
+                use_bias=config.layout != "cifar",
+                seed=seed + 1,
+                name="dense",
             )
-            blocks.append(block)
-            num_inputs = width
-        self.first_block, *self.blocks = blocks
-        self.dense = SpectralDense(
-            num_inputs,
-            1,
-            use_bias=config.layout != "cifar",
-            seed=seed + 1,
-            name="dense",
-        )
-        self.embedding = SpectralEmbedding(
-            config.num_classes, num_inputs, seed=seed + 2, name="embedding"
-        )
+            self.embedding = SpectralEmbedding(
+                config.num_classes, num_inputs, seed=seed + 2, name="embedding"
+            )
+        self.built = True
 
     def call(self, images: Any, labels: Any, training: bool = False) -> Any:
         """Returns logits [examples]."""
