@@ -318,19 +318,33 @@ class Training:
 
     Attributes:
       config: Its settings.
+      data: The name of its data.
+      seed: Of initial weights, order and noise.
       source: The data set; None for synthetic data.
       trackables: What a checkpoint holds, by name.
       global_batch_size: Examples of a step.
       batch_per_example: How many of these are one example of the data.
     """
 
-    config: Any
     source: Any = None
     trackables: dict[str, Any]
-    global_batch_size: int
     batch_per_example = 1
     input_fn: Callable[..., tf.data.Dataset]
     step_fn: Callable[..., Any]
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: Any,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        """Sets number types and layouts."""
+        set_up(repl, config)
+        self.config, self.data, self.seed = config, data, seed
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
 
     @staticmethod
     def prepare(data: str) -> None:
@@ -382,17 +396,13 @@ class ImageTraining(Training):
         repl: replicator.Replicator,
         config: Any,
         *,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
         augmentation: Augmentation | None = None,
+        **batches: Any,
     ) -> None:
         """Sets number types and layouts, and opens the data."""
-        set_up(repl, config)
-        self.config = config
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        super().__init__(repl, config, **batches)
         self.images = Images(
-            repl, config, data=data, seed=seed, augmentation=augmentation
+            repl, config, data=self.data, seed=self.seed, augmentation=augmentation
         )
         self.source = self.images.source
         self._predict = tf.function(

@@ -38,34 +38,26 @@ class Training(Learner, training.Training):
     """
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: study.D4PGConfig,
-        *,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
+        self, repl: replicator.Replicator, config: study.D4PGConfig, **batches: Any
     ) -> None:
-        training.set_up(repl, config)
-        self.data, self._seed = data, seed
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        training.Training.__init__(self, repl, config, **batches)
         self._evaluator = None
-        self.has_actors = data != SYNTHETIC
+        self.has_actors = self.data != SYNTHETIC
         self.experiences: list[experience.Experience] = []
         if self.has_actors:
-            control.check(data)
+            control.check(self.data)
             capacity.check_learning(config, global_batch_size=self.global_batch_size)
-            self._evaluator = EvaluatorClient(data, config, seed=seed)
+            self._evaluator = EvaluatorClient(self.data, config, seed=self.seed)
         found = self._evaluator.spec if self._evaluator else None
         self.policy_spec = make_policy_spec(config, found)
-        super().__init__(repl, config, self.policy_spec, seed=seed)
+        Learner.__init__(self, repl, config, self.policy_spec, seed=self.seed)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, which starts its actors."""
         size = context.get_per_replica_batch_size(self.global_batch_size)
         if not self.has_actors or self._evaluator is None:
             return experience.synthetic_dataset(
-                self.config, self.policy_spec, context, size, self._seed
+                self.config, self.policy_spec, context, size, self.seed
             )
         found = experience.Experience(
             self.data,
@@ -73,7 +65,7 @@ class Training(Learner, training.Training):
             self._evaluator.spec,
             self.policy_spec,
             context=context,
-            seed=self._seed,
+            seed=self.seed,
         )
         self.experiences.append(found)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import dtype_policy, set_up
+from workloads.common.training import dtype_policy
 from workloads.keras_fit import models
 from workloads.keras_fit.own_model import AS_WRITTEN
 from workloads.keras_fit.train import KerasTraining
@@ -240,32 +240,23 @@ class Training(KerasTraining):
     """A model and data that two functions of the user's make."""
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: OwnModelConfig,
-        *,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
+        self, repl: replicator.Replicator, config: OwnModelConfig, **batches: Any
     ) -> None:
-        del seed  # that of Keras is set before
-        set_up(repl, config)
-        self.config, self._data = config, data
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        super().__init__(repl, config, **batches)
         self._make(repl, lambda: _own_model(config))
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, each for one replica."""
-        dataset = _function(self._data)()
+        dataset = _function(self.data)()
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(  # noqa: TRY004 (of the user's function, not of a call)
-                f"{self._data} returned {type(dataset).__name__}, which is not a "
+                f"{self.data} returned {type(dataset).__name__}, which is not a "
                 "tf.data.Dataset of single (inputs, targets)"
             )
         spec = dataset.element_spec
         if not isinstance(spec, tuple) or len(spec) != _PAIR:
             raise ValueError(
-                f"{self._data} returned a dataset of {spec}; its elements have to be "
+                f"{self.data} returned a dataset of {spec}; its elements have to be "
                 "pairs (inputs, targets) of one example"
             )
         dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
@@ -281,12 +272,7 @@ class Training(KerasTraining):
 def _own_model(config: OwnModelConfig) -> keras.Model:
     is_written = config.compute_dtype == AS_WRITTEN
     with contextlib.nullcontext() if is_written else dtype_policy(config.compute_dtype):
-        model = _function(config.model)()
-    if not isinstance(model, keras.Model) or not model.compiled:
-        raise ValueError(
-            f"{config.model} returned {type(model).__name__}, which is not a "
-            "compiled model; call model.compile(...) in it, and return the model"
-        )
+        model = models.made_by(_function(config.model), config.model)
     models.synchronize(model, batch_norm=config.batch_norm)
     return model
 

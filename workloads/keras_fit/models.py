@@ -11,7 +11,7 @@ import keras
 from workloads.common.training import dtype_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from .study import KerasFitConfig
@@ -50,16 +50,22 @@ def _application(config: KerasFitConfig) -> keras.Model:
     return model
 
 
+def made_by(function: Callable[[], Any], what: str) -> keras.Model:
+    """Returns what a function of the user's makes, if it is a compiled model."""
+    model = function()
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(
+            f"{what} returned {type(model).__name__}, which is not a compiled model; "
+            "call model.compile(...) in it, and return the model"
+        )
+    return model
+
+
 def _own(config: KerasFitConfig) -> keras.Model:
     assert config.function is not None
     path, name = config.function
-    model = getattr(_imported(path), name)()
-    if not isinstance(model, keras.Model) or not model.compiled:
-        raise ValueError(
-            f"option model={config.model!r}: the function returned "
-            f"{type(model).__name__}, which is not a compiled model; call "
-            "model.compile(...) in it, and return the model"
-        )
+    function = getattr(_imported(path), name)
+    model = made_by(function, f"option model={config.model!r}: the function")
     expected = (config.image_size, config.image_size, 3)
     found = getattr(model, "input_shape", None)
     if found is not None and tuple(found)[1:] != expected:

@@ -61,13 +61,9 @@ class KerasTraining(training.Training):
         x, y = batch
         return x, y
 
-    def on_device(self, batch: Any) -> Any:
-        """Returns a replica's batch as the model takes it; called in its step."""
-        return batch
-
     def step_fn(self, batch: Any) -> dict[str, tf.Tensor]:
         """One training step of one replica, as users of ``repl.run`` write it."""
-        x, y = self.inputs_and_targets(self.on_device(batch))
+        x, y = self.inputs_and_targets(batch)
         with tf.GradientTape() as tape:
             y_pred = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=y_pred, training=True)
@@ -83,22 +79,15 @@ class Training(KerasTraining, training.ImageTraining):
     """A classifier of images."""
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: study.KerasFitConfig,
-        **batches: Any,
+        self, repl: replicator.Replicator, config: study.KerasFitConfig, **batches: Any
     ) -> None:
-        training.ImageTraining.__init__(self, repl, config, **batches)
+        super().__init__(repl, config, **batches)
         self._make(repl, lambda: models.make(config))
 
     @staticmethod
     def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
         """Returns images and labels."""
         return batch["image"], batch["label"]
-
-    def on_device(self, batch: Any) -> Any:
-        """Returns a batch with normalised images."""
-        return self.images.normalised(batch)
 
     def step_fn(self, batch: Any) -> dict[str, tf.Tensor]:
         """One training step of one replica; also names its examples."""

@@ -94,14 +94,9 @@ class Training(training.ImageTraining):
     """
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: study.ResNet50Config,
-        *,
-        seed: int,
-        **batches: Any,
+        self, repl: replicator.Replicator, config: study.ResNet50Config, **batches: Any
     ) -> None:
-        super().__init__(repl, config, seed=seed, **batches)
+        super().__init__(repl, config, **batches)
         self._is_scaled = config.compute_dtype == "mixed_float16"
         with repl.context():
             self.model = model_lib.ResNet50(
@@ -111,7 +106,7 @@ class Training(training.ImageTraining):
                 statistics=config.batch_norm,
                 compute_dtype=config.compute_dtype,
                 pads_pooling=config.jit != JIT_OFF,
-                seed=seed,
+                seed=self.seed,
             )
             self.optimizer = repl.wrap_optimizer(
                 self._make_optimizer(),

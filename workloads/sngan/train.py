@@ -42,20 +42,15 @@ class Training(training.ImageTraining):
     """
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: study.SNGANConfig,
-        *,
-        seed: int,
-        **batches: Any,
+        self, repl: replicator.Replicator, config: study.SNGANConfig, **batches: Any
     ) -> None:
-        super().__init__(repl, config, seed=seed, augmentation=UNCHANGED, **batches)
+        super().__init__(repl, config, augmentation=UNCHANGED, **batches)
         self.noise = networks.Noise(config)
         generator_steps = config.num_steps // config.num_discriminator_steps
         with repl.context():
-            self.generator = networks.Generator(config, seed=seed)
+            self.generator = networks.Generator(config, seed=self.seed)
             self.discriminator = networks.Discriminator(
-                config, seed=seed + _DISCRIMINATOR_SEEDS
+                config, seed=self.seed + _DISCRIMINATOR_SEEDS
             )
             self.averages = [
                 training.copy_of(variable, f"average_{index}")
@@ -85,7 +80,7 @@ class Training(training.ImageTraining):
         num_alone = config.num_discriminator_steps - 1
         self.cycle = (self.both_step, *[self.discriminator_step] * num_alone)
         # Not replicated: it is only used to show the averaged weights.
-        self.shown = networks.Generator(config, seed=seed)
+        self.shown = networks.Generator(config, seed=self.seed)
         self._show = tf.function(
             lambda latents, labels: self.shown(latents, labels, training=False),
             autograph=False,

@@ -48,19 +48,17 @@ class Training(training.Training):
         repl: replicator.Replicator,
         config: study.TransformerConfig,
         *,
-        data: str,
         per_replica_batch_size: int,
-        seed: int,
+        **batches: Any,
     ) -> None:
-        _check_batch(config, per_replica_batch_size)
-        training.set_up(repl, config)
-        self.config, self._seed = config, seed
+        size = per_replica_batch_size
+        _check_batch(config, size)
+        super().__init__(repl, config, per_replica_batch_size=size, **batches)
         self.batch_per_example = config.sequence_length
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
-        self.source = None if data == SYNTHETIC else text.open_source(data)
+        self.source = None if self.data == SYNTHETIC else text.open_source(self.data)
         is_sharded = config.sharded_update != study.UNSHARDED
         with repl.context():
-            self.model = model_lib.Transformer(config, seed=seed)
+            self.model = model_lib.Transformer(config, seed=self.seed)
             self.optimizer = repl.wrap_optimizer(
                 keras.optimizers.Adam(
                     model_lib.InverseSquareRoot(
@@ -91,7 +89,7 @@ class Training(training.Training):
             context,
             self.config,
             num_sequences=num_tokens // self.config.sequence_length,
-            seed=self._seed,
+            seed=self.seed,
         )
 
     def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
