@@ -36,14 +36,6 @@ _SNGAN: Final[Settings] = {**_STEP, "layout": ("cifar",)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PeerStep:
-    """The step of a workload in another framework."""
-
-    module: str  # What takes the steps.
-    settings: Settings  # What of the workload's settings it implements.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PeerInfo(BackendInfo):
     """A program of another framework, which is measured as a backend is."""
 
@@ -51,14 +43,16 @@ class PeerInfo(BackendInfo):
     # What starts a module with the interpreter of the environment; with the
     # placeholders of a command.
     launch: str
-    programs: Mapping[str, PeerStep]  # Its steps, by workload.
-    exporter: str  # The module that writes what they begin with; it needs TensorFlow.
+    # By workload, what its step implements of the settings: a module of ``target``.
+    programs: Mapping[str, Settings]
+    # The module that writes what they begin with; it needs TensorFlow.
+    exporter: str = "workloads.peers.export"
 
     def command(self, workload: str) -> str:
         """Returns what starts its program, from the folder of the sources."""
         return (
             f"build/peers/{self.environment}/bin/python {self.launch}".rstrip()
-            + f" -m {self.programs[workload].module}"
+            + f" -m {self.target}.{workload}"
         )
 
     @property
@@ -87,18 +81,12 @@ PEERS: dict[str, PeerInfo] = {
             launch="-m torch.distributed.run --nnodes 1 --nproc-per-node {replicas}"
             " --master-addr 127.0.0.1 --master-port {port}",
             programs={
-                "resnet50": PeerStep(
-                    module="workloads.peers.torch_ddp.resnet50",
-                    settings={
-                        **_RESNET50,
-                        "compute_dtype": ("float32", "mixed_bfloat16"),
-                    },
-                ),
-                "sngan": PeerStep(
-                    module="workloads.peers.torch_ddp.sngan", settings=_SNGAN
-                ),
+                "resnet50": {
+                    **_RESNET50,
+                    "compute_dtype": ("float32", "mixed_bfloat16"),
+                },
+                "sngan": _SNGAN,
             },
-            exporter="workloads.peers.export",
         ),
         PeerInfo(
             name="jax",
@@ -108,13 +96,7 @@ PEERS: dict[str, PeerInfo] = {
             lacks=_LACKS,
             environment="jax",
             launch="",
-            programs={
-                "resnet50": PeerStep(
-                    module="workloads.peers.jax.resnet50", settings=_RESNET50
-                ),
-                "sngan": PeerStep(module="workloads.peers.jax.sngan", settings=_SNGAN),
-            },
-            exporter="workloads.peers.export",
+            programs={"resnet50": _RESNET50, "sngan": _SNGAN},
         ),
     )
 }
@@ -127,11 +109,11 @@ def exports_dir() -> Path:
     return names.cache_dir() / "peers"
 
 
-def unsupported(step: PeerStep, config: Any, data: str) -> str:
+def unsupported(settings: Settings, config: Any, data: str) -> str:
     """Returns what of a workload's settings a step does not implement; empty if all."""
     if data not in BUILTIN_DATA:
         return f"data {data!r}, but reads {' and '.join(BUILTIN_DATA)} only"
-    for name, values in step.settings.items():
+    for name, values in settings.items():
         found = getattr(config, name)
         if found not in values:
             allowed = " and ".join(repr(value) for value in values)

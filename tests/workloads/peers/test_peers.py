@@ -217,8 +217,7 @@ def test_what_a_peer_does_not_implement_is_known(row):
     given, _, message = row.partition(" ->")
     peer, workload, dtype, data = given.split()
     config = workloads.make_config(workload, "laptop", {"compute_dtype": dtype})
-    step = PEERS[peer].programs[workload]
-    found = unsupported(step, config, data)
+    found = unsupported(PEERS[peer].programs[workload], config, data)
     assert message.strip() in found
     assert bool(message) == bool(found)
 

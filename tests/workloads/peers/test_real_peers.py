@@ -42,7 +42,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         name
         for name, peer in PEERS.items()
         if workload in peer.programs
-        and dtype in peer.programs[workload].settings["compute_dtype"]
+        and dtype in peer.programs[workload]["compute_dtype"]
     }
     done = subprocess.run(
         [
