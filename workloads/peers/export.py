@@ -16,55 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.controls import Delegating, MatchingReplicator
+from workloads.controls import MatchingReplicator
 from workloads.data import images, sources
 from workloads.peers.catalog import REFERENCE
 from workloads.peers.inputs import NUM_STEPS, Export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _MODELS = {"resnet50": ("model",), "sngan": ("generator", "discriminator")}
 """Attributes of a program that are models, by workload."""
 SEED = 1
 """Of weights and batches: the same for all repetitions of a study, which differ
 in what follows the first steps."""
-
-
-class RecordingReplicator(Delegating):
-    """A replicator that keeps the batches of the first steps.
-
-    Attributes:
-      original: What it was made of.
-      kept: The batches, one per replica and step, in order.
-    """
-
-    def __init__(self, original: replicator.Replicator) -> None:
-        super().__init__(original)
-        self.kept: list[dict[str, np.ndarray]] = []
-
-    def make_input_iterator(
-        self,
-        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
-        *args: Any,
-        **options: Any,
-    ) -> replicator.InputIterator:
-        """Makes a pipeline of the batches that it keeps."""
-
-        def kept_fn(context: replicator.InputContext) -> tf.data.Dataset:
-            count = NUM_STEPS * self.original.num_replicas_in_sync
-            self.kept = list(input_fn(context).take(count).as_numpy_iterator())
-            stacked = {
-                name: np.stack([batch[name] for batch in self.kept])
-                for name in self.kept[0]
-            }
-            return tf.data.Dataset.from_tensor_slices(stacked)
-
-        return self.original.make_input_iterator(kept_fn, *args, **options)
 
 
 def make(
@@ -79,12 +46,9 @@ def make(
     """Trains the first steps, and returns what they began with and their losses."""
     info = catalog.WORKLOADS[workload]
     config = info.make_config(preset, options)
-    recording = RecordingReplicator(
-        replicator.create(REFERENCE, num_replicas=num_replicas)
-    )
+    repl = replicator.create(REFERENCE, num_replicas=num_replicas)
     program = info.build(
-        # Its batches are shares of global ones.
-        MatchingReplicator(recording),  # type: ignore[arg-type]
+        MatchingReplicator(repl),  # type: ignore[arg-type]
         preset=preset,
         data=data,
         per_replica_batch_size=per_replica_batch_size,
@@ -99,10 +63,13 @@ def make(
     for name, value in program.training.matched_draws().items():
         arrays[f"draws/{name}"] = value.reshape(num_replicas, -1, *value.shape[1:])
     losses = [program.run() for _ in range(NUM_STEPS)]
+    # Its batches are shares of global ones, which the seed determines.
+    whole = program.training.input_fn(replicator.InputContext()).take(NUM_STEPS)
+    batches = list(whole.as_numpy_iterator())
     for name in ("image", "label"):
-        stacked = np.stack([batch[name] for batch in recording.kept])
+        stacked = np.stack([batch[name] for batch in batches])
         arrays[f"batches/{name}"] = stacked.reshape(
-            NUM_STEPS, num_replicas, *stacked.shape[1:]
+            NUM_STEPS, num_replicas, per_replica_batch_size, *stacked.shape[2:]
         )
     num_train_examples = 0
     if program.source is not None:
