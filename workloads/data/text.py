@@ -15,14 +15,11 @@ import tensorflow as tf
 
 from workloads.data import sources, text_files
 from workloads.data.sources import Examples
-from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
     import replicator
 
 NAME = "tensorflow_source"
-CHECKED = "text_is_that_of_the_wheel"
-"""Name of the check of what was read."""
 # The random numbers of the crops; see ``sources.SHUFFLE_STREAM``.
 _CROP_STREAM = 2
 _NUM_THREADS = 1  # nothing is decoded
@@ -109,17 +106,3 @@ def train_dataset(
 
     dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
     return sources.prefetched(dataset, context, _NUM_THREADS)
-
-
-def check(source: TextSource) -> SanityCheck:
-    """Says which text was read: figures of two digests are of two texts."""
-    return SanityCheck(name=CHECKED, is_passed=True, detail=source.description)
-
-
-def held_out(
-    source: TextSource, *, num_sequences: int, sequence_length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The first examples of the held-out split, in their random, fixed order."""
-    found = source.splits[source.evaluation_split]
-    tokens = found["text"][:num_sequences, :sequence_length]
-    return tokens, found["file"][:num_sequences]
