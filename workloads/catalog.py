@@ -54,11 +54,7 @@ def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:
 
 
 def memory_table(
-    workload: str,
-    preset: str,
-    options: Mapping[str, Any],
-    *,
-    num_replicas: int,
+    workload: str, preset: str, options: Mapping[str, Any], *, num_replicas: int
 ) -> list[str]:
     """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
     from replicator.backends import sharding

@@ -25,12 +25,7 @@ import numpy as np
 from workloads import child_process, quality
 
 from .actor import Policy, PolicySpec
-from .control import (
-    MAX_CONTROL_STEPS,
-    BrokenEpisodeError,
-    Environment,
-    EnvironmentSpec,
-)
+from .control import MAX_CONTROL_STEPS, BrokenEpisodeError, Environment, EnvironmentSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

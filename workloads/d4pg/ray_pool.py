@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .pool import BasePool
-from .streams import (
-    FIELDS,
-    NO_WEIGHTS,
-    SharedWeights,
-    StepStreams,
-    StreamsSpec,
-)
+from .streams import FIELDS, NO_WEIGHTS, SharedWeights, StepStreams, StreamsSpec
 
 if TYPE_CHECKING:
     from .actor import ActorSettings
@@ -173,11 +167,7 @@ class RayActorPool(BasePool):
     def _make(self, actor_id: int) -> _Remote:
         num_floats = self._weights.num_floats if self._weights is not None else 0
         handle = self._ray.remote(num_cpus=1)(Collector).remote(
-            self._settings,
-            self._streams.spec,
-            num_floats,
-            actor_id,
-            self._num_restarts,
+            self._settings, self._streams.spec, num_floats, actor_id, self._num_restarts
         )
         return _Remote(handle=handle)
 

@@ -38,9 +38,7 @@ def absolute_folder(name: str) -> str:
     return f"{PREFIX}{_folder_path(name).absolute()}"
 
 
-def read_folder(
-    name: str,
-) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
+def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
     """Lists a folder of images and checks the first bytes of each.
 
     Returns path and label of each image by split, and ``jpeg`` or ``png`` if all images

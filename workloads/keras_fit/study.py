@@ -88,9 +88,7 @@ class KerasFitConfig(ImageConfig):
         choices=LOOPS,
     )
     learning_rate: float = limited(
-        0.001,
-        "for a model from keras.applications",
-        low=0.0,
+        0.001, "for a model from keras.applications", low=0.0
     )
     momentum: float = limited(0.9, "the same", low=0.0, below=1.0)
     evaluation_batch_size: int = limited(128, "examples per evaluation step", low=1)
@@ -161,11 +159,7 @@ WORKLOAD = WorkloadInfo(
     needs=("fit",),
     no_update_because="Keras updates inside fit",
     matching=Matching(
-        options={
-            **EXACT,
-            "compute_dtype": "float64",
-            "batch_norm": "cross_replica",
-        },
+        options={**EXACT, "compute_dtype": "float64", "batch_norm": "cross_replica"},
         remark=f"{OF_BATCH_NORM}, in float64, without dropout",
     ),
     # Deep networks of Keras do at their initial weights, to percents.

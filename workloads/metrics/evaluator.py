@@ -118,11 +118,7 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        extractor: FeatureExtractor,
-        reference: np.ndarray,
-        *,
-        reference_name: str,
+        self, extractor: FeatureExtractor, reference: np.ndarray, *, reference_name: str
     ) -> None:
         """Extracts the features of the reference, such as ``digits/train``."""
         self.extractor = extractor

@@ -65,7 +65,7 @@ class PeerInfo(BackendInfo):
 _LACKS: Final = {
     "synchronous_training": (
         "its first losses are compared with those of in_graph, in every trial"
-    ),
+    )
 }
 
 PEERS: dict[str, PeerInfo] = {

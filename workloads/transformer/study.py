@@ -43,10 +43,7 @@ class TransformerConfig(TrainingConfig):
     feed_forward_width: int = limited(8192, "hidden units of a feed-forward", low=1)
     num_heads: int = limited(32, "attention heads of a layer; divide width", low=1)
     sequence_length: int = limited(
-        1024,
-        "tokens predicted together",
-        low=2,
-        high=CHUNK_SIZE,
+        1024, "tokens predicted together", low=2, high=CHUNK_SIZE
     )
     dropout: float = limited(
         0.1,
@@ -66,9 +63,7 @@ class TransformerConfig(TrainingConfig):
     schedule: str = limited(SCHEDULES[0], "see replicator.Pipeline", choices=SCHEDULES)
     recompute: bool = limited(False, "whether a stage repeats its forward pass")
     sharded_update: str = limited(
-        UNSHARDED,
-        "see Replicator.wrap_optimizer",
-        choices=LEVELS,
+        UNSHARDED, "see Replicator.wrap_optimizer", choices=LEVELS
     )
     learning_rate_factor: float = limited(
         1.0, "of Vaswani et al. 2017, section 5.3", low=0.0

@@ -44,8 +44,7 @@ class Process:
             unit="images", num_parameters=self.export.num_parameters
         )
         self._share = inputs.Share(
-            *(self.export, 0, 1, self.run.seed),
-            is_repeated=self.run.controls.synthetic,
+            *(self.export, 0, 1, self.run.seed), is_repeated=self.run.controls.synthetic
         )
         self.is_alone = self.run.controls.nosync or self.num_replicas == 1
         self._mesh = jax.make_mesh((self.num_replicas,), (REPLICAS,))

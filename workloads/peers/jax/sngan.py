@@ -186,10 +186,7 @@ def make_step(process: Process, *, is_both: bool) -> Any:
                 name: value + (1 - config["ema_decay"]) * (generator[0][name] - value)
                 for name, value in averages.items()
             }
-        made, classes = (
-            Pass(generator[0], moving),
-            draws["discriminator_labels"],
-        )
+        made, classes = (Pass(generator[0], moving), draws["discriminator_labels"])
         fake = made.images(draws["discriminator_latents"], classes)
         (loss, norms), gradients = jax.value_and_grad(discriminator_loss, has_aux=True)(
             discriminator[0],

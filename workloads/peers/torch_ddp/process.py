@@ -101,9 +101,7 @@ class Process:
     ) -> torch.optim.Adam:
         """Returns Adam for a model; ``update`` gives its rate."""
         return torch.optim.Adam(
-            model.parameters(),
-            betas=(config["beta_1"], config["beta_2"]),
-            eps=eps,
+            model.parameters(), betas=(config["beta_1"], config["beta_2"]), eps=eps
         )
 
     def update(
