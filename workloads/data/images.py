@@ -31,43 +31,36 @@ if TYPE_CHECKING:
 class Augmentation:
     """How a training image is augmented, and how every image is normalised."""
 
-    area_range: tuple[float, float]  # Fraction of the area that a random crop keeps.
-    aspect_range: tuple[float, float]  # Width over height of it, in stored pixels.
-    flips: bool  # Whether half of the images are mirrored.
-    # Fraction of height and width that evaluation keeps, centred.
-    evaluation_crop: float
     mean: tuple[float, float, float]  # Of each channel, for pixels in [0, 1].
     stddev: tuple[float, float, float]  # The same.
+    # Fraction of the area that a random crop keeps.
+    area_range: tuple[float, float] = (1.0, 1.0)
+    # Width over height of it, in stored pixels.
+    aspect_range: tuple[float, float] = (1.0, 1.0)
+    flips: bool = False  # Whether half of the images are mirrored.
+    # Fraction of height and width that evaluation keeps, centred.
+    evaluation_crop: float = 1.0
 
 
 # Scale and aspect-ratio augmentation of Goyal et al. 2017 (after Szegedy et al. 2015).
 IMAGENET = Augmentation(
+    mean=(0.485, 0.456, 0.406),
+    stddev=(0.229, 0.224, 0.225),
     area_range=(0.08, 1.0),
     aspect_range=(3 / 4, 4 / 3),
     flips=True,
     evaluation_crop=0.875,
-    mean=(0.485, 0.456, 0.406),
-    stddev=(0.229, 0.224, 0.225),
 )
 # A mirrored digit is a different symbol, and 8 x 8 pixels leave little to crop. The
 # moments are those of scikit-learn's 1,797 digits.
 DIGITS = Augmentation(
-    area_range=(0.7, 1.0),
-    aspect_range=(0.9, 1.1),
-    flips=False,
-    evaluation_crop=1.0,
     mean=(0.3053, 0.3053, 0.3053),
     stddev=(0.3760, 0.3760, 0.3760),
+    area_range=(0.7, 1.0),
+    aspect_range=(0.9, 1.1),
 )
 # For generators that end in tanh: pixels as they are, in [-1, 1].
-UNCHANGED = Augmentation(
-    area_range=(1.0, 1.0),
-    aspect_range=(1.0, 1.0),
-    flips=False,
-    evaluation_crop=1.0,
-    mean=(0.5, 0.5, 0.5),
-    stddev=(0.5, 0.5, 0.5),
-)
+UNCHANGED = Augmentation(mean=(0.5, 0.5, 0.5), stddev=(0.5, 0.5, 0.5))
 
 _MOST_SMALL_PIXELS = 96 * 96
 # The random numbers of augmentation; see ``sources.SHUFFLE_STREAM``.
