@@ -250,8 +250,8 @@ class PresetInfo:
     description: str  # One line.
     data: str  # The default data set.
     per_replica_batch_size: int  # Examples per replica and step.
-    num_warmup_steps: int  # Steps before the measured window.
-    num_measured_steps: int  # Steps of the measured window.
+    num_warmup_steps: int = 20  # Steps before the measured window.
+    num_measured_steps: int = 100  # Steps of the measured window.
     config: Any = None  # Its settings, in which options replace fields.
     # Training budget of a quality run of the default sweep, such as ``40s``; empty if
     # the default sweep has none.
@@ -431,7 +431,5 @@ GPU = PresetInfo(
     description="GPUs such as H100: 224 px, bfloat16, synthetic data",
     data=SYNTHETIC,
     per_replica_batch_size=256,
-    num_warmup_steps=20,
-    num_measured_steps=100,
     options=GPU_OPTIONS,
 )

@@ -163,8 +163,6 @@ WORKLOAD = WorkloadInfo(
             description="the published hyperparameters: 224 px, ImageNet",
             data="imagenet2012",
             per_replica_batch_size=32,
-            num_warmup_steps=20,
-            num_measured_steps=100,
             config=ResNet50Config(),
         ),
     ),

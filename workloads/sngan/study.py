@@ -232,8 +232,6 @@ WORKLOAD = WorkloadInfo(
             description="GPUs such as H100: 128 px, synthetic data",
             data=SYNTHETIC,
             per_replica_batch_size=64,
-            num_warmup_steps=20,
-            num_measured_steps=100,
             options=GPU_OPTIONS,
             # Scored as digits, since weights of Inception are a file that a user has to
             # give; synthetic data is not scored.
@@ -250,8 +248,6 @@ WORKLOAD = WorkloadInfo(
             description="the published hyperparameters: 128 px, ImageNet",
             data="imagenet2012",
             per_replica_batch_size=16,
-            num_warmup_steps=20,
-            num_measured_steps=100,
             config=_PAPER,
         ),
     ),

@@ -273,8 +273,6 @@ WORKLOAD = WorkloadInfo(
             description="GPUs such as H100: 350 M parameters, synthetic data",
             data=SYNTHETIC,
             per_replica_batch_size=16 * 1024,
-            num_warmup_steps=20,
-            num_measured_steps=100,
             config=TransformerConfig(
                 num_layers=28,
                 width=1024,
@@ -290,8 +288,6 @@ WORKLOAD = WorkloadInfo(
             description="the size of GPipe: 6 B parameters; more than a device",
             data="tensorflow_source",
             per_replica_batch_size=32 * 1024,
-            num_warmup_steps=20,
-            num_measured_steps=100,
             config=TransformerConfig(),
         ),
     ),
