@@ -51,8 +51,8 @@ def of_examples(
         if values.dtype == bool:
             counted = stats.binomtest(int(values.sum()), len(values))
             low, high = counted.proportion_ci(CONFIDENCE, method="wilson")
-            share, method = float(values.mean()), "Wilson score interval"
-            found.append(_measured(metric, share, low, high, len(values), method))
+            share, method = (values.mean(), low, high), "Wilson score interval"
+            found.append(figure(metric.name, metric.unit, share, len(values), method))
         else:
             found.append(mean(metric, values))
     return tuple(found)
@@ -99,25 +99,27 @@ def mean(
     variance = float((residuals**2).sum()) * count / (count - 1) / len(values) ** 2
     half_width = student_quantile(count - 1) * math.sqrt(variance)
     ends = centre - half_width, centre + half_width
-    return _measured(metric, centre, *ends, count, method)
+    return figure(metric.name, metric.unit, (centre, *ends), count, method)
 
 
 def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric:
     """Returns a figure that was counted, not estimated; its interval is a point."""
     method = "counted, not estimated"
-    return _measured(metric, value, value, value, num_examples, method)
+    return figure(metric.name, metric.unit, (value,) * 3, num_examples, method)
 
 
-def _measured(
-    metric: Metric, value: float, low: float, high: float, count: int, method: str
+def figure(
+    name: str, unit: str, found: Sequence[float], count: int, method: str
 ) -> QualityMetric:
+    """Returns a value with the ends of its interval, and how it was made."""
+    value, low, high = map(float, found)
     return QualityMetric(
-        name=metric.name,
-        value=float(value),
-        unit=metric.unit,
+        name=name,
+        value=value,
+        unit=unit,
         num_examples=count,
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         confidence=CONFIDENCE,
         method=method,
     )

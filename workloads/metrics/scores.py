@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.quality import CONFIDENCE, normal_quantile, student_quantile
-from workloads.spec import QualityMetric
+from workloads import quality
+from workloads.quality import normal_quantile, student_quantile
+
+if TYPE_CHECKING:
+    from workloads.spec import QualityMetric
 
 _CHUNK_SIZE = 4096
 
@@ -28,16 +31,8 @@ def _estimate(
             f"{name} is {value!r} with half width {half_width!r}: scores are finite; "
             "check the features for overflow"
         )
-    return QualityMetric(
-        name=name,
-        value=value,
-        unit="1",
-        num_examples=num_examples,
-        low=value - half_width,
-        high=value + half_width,
-        confidence=CONFIDENCE,
-        method=method,
-    )
+    ends = value - half_width, value + half_width
+    return quality.figure(name, "1", (value, *ends), num_examples, method)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
