@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -94,31 +93,6 @@ def test_what_gives_no_figure_is_refused(call, message):
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def test_a_child_imports_what_this_process_can(tmp_path, monkeypatch):
-    """This package first, then what the variable names, then what was added here."""
-    named, added = tmp_path / "named", tmp_path / "added"
-    for folder in (named, added):
-        folder.mkdir()
-        (folder / f"only_{folder.name}.py").write_text(f"FOLDER = {folder.name!r}\n")
-    monkeypatch.setenv("PYTHONPATH", str(named))
-    monkeypatch.syspath_prepend(added)
-    code = (
-        "import workloads.child_process as found, only_named, only_added, sys\n"
-        "print(found.__file__, only_named.FOLDER, only_added.FOLDER,\n"
-        "    'tensorflow' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=child_process.environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert f"{child_process.__file__} named added False\n" == done.stdout
 
 
 def test_variables_are_added_and_the_others_kept(monkeypatch):
