@@ -74,4 +74,5 @@ def check_machine(
     ``planned`` is ``data``, ``global_batch_size`` and ``num_workers``.
     """
     if name := WORKLOADS[workload].machine_module:
-        importlib.import_module(name).check(preset, options, **planned)
+        config = make_config(workload, preset, options)
+        importlib.import_module(name).check(config, **planned)

@@ -11,13 +11,11 @@ import dataclasses
 import math
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.spec import SYNTHETIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .control import EnvironmentSpec
     from .streams import StreamsSpec
     from .study import D4PGConfig
@@ -209,21 +207,13 @@ def check_memory(
 
 
 def check(
-    preset: str,
-    options: Mapping[str, Any],
-    *,
-    data: str,
-    global_batch_size: int,
-    num_workers: int = 1,
+    config: D4PGConfig, *, data: str, global_batch_size: int, num_workers: int = 1
 ) -> None:
     """Raises unless a trial could run its environment, replay and learner here.
 
     Problems that it would find after minutes: missing OpenGL, or too little memory.
     Creates the environment once, in a separate process, which takes about 2 s.
     """
-    from .study import WORKLOAD
-
-    config = WORKLOAD.make_config(preset, options)
     if data == SYNTHETIC:
         return
     check_learning(config, global_batch_size=global_batch_size)
