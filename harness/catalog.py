@@ -20,14 +20,8 @@ from results.records import program
 from results.records.program import MESH, PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
-from workloads.peers.catalog import (
-    EXPORT_SETTINGS,
-    EXPORT_VARIABLE,
-    PEERS,
-    PeerInfo,
-    exports_dir,
-    unsupported,
-)
+from workloads.peers import EXPORT_SETTINGS, EXPORT_VARIABLE
+from workloads.peers.catalog import PEERS, PeerInfo, exports_dir, unsupported
 from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
 
 if TYPE_CHECKING:

@@ -119,9 +119,3 @@ def unsupported(settings: Settings, config: Any, data: str) -> str:
             allowed = " and ".join(repr(value) for value in values)
             return f"option {name}={found!r}, but implements {allowed} only"
     return ""
-
-
-EXPORT_VARIABLE: Final = "REPLICATOR_HARNESS_EXPORT"
-"""Environment variable with the folder of what a trial of a peer begins with."""
-EXPORT_SETTINGS: Final = "settings.json"
-"""Its file with settings and losses."""

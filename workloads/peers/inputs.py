@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from workloads.peers.catalog import EXPORT_SETTINGS as SETTINGS
+from workloads.peers import EXPORT_SETTINGS as SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping

@@ -4,6 +4,9 @@ import dataclasses
 import itertools
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +26,7 @@ from workloads.peers.inputs import Export, Share
 from workloads.resnet50.train import GoyalSchedule
 from workloads.sngan.networks import LinearDecay
 
+ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
 
 
@@ -47,6 +51,12 @@ def make_export(**settings):
             "data/label": np.arange(10, dtype="i4"),
         },
     )
+
+
+def test_programs_of_peers_need_no_package_that_ours_needs():
+    """Their environments have NumPy and their framework."""
+    code = "import sys; sys.modules['replicator'] = None; import workloads.peers.inputs"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_an_export_is_read_bit_by_bit(tmp_path):

@@ -13,8 +13,7 @@ import scaling_client  # of the harness, which puts its folder into the path
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from workloads.peers import inputs
-from workloads.peers.catalog import EXPORT_VARIABLE
+from workloads.peers import EXPORT_VARIABLE, inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.peers import inputs
-from workloads.peers.catalog import EXPORT_VARIABLE
+from workloads.peers import EXPORT_VARIABLE, inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
