@@ -124,8 +124,13 @@ class RayActorPool(BasePool):
         if not self._has_cluster:
             address = os.environ.get("RAY_ADDRESS", "")
             new = {"num_cpus": settings.num_actors, "include_dashboard": False}
-            where: dict[str, Any] = {"address": address} if address else new
-            self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
+            self._ray.init(
+                # Without an address it would be any cluster of this machine.
+                address or "local",
+                log_to_driver=False,
+                logging_level="ERROR",
+                **({} if address else new),
+            )
         self._writers = [streams.writer(k) for k in range(settings.num_streams)]
         self._start_thread()
 
