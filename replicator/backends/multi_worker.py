@@ -6,6 +6,7 @@ Figure 1 of Buchlovsky et al. 2019: one program with all replicas, or one per wo
 from __future__ import annotations
 
 import abc
+import base64
 import contextlib
 import itertools
 import weakref
@@ -105,7 +106,9 @@ class BetweenGraphReplicator(base.Replicator):
         return programs.reduce(self, op, value, self.run)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        return workers.gather_bytes(self._runtime, payload)
+        text = base64.b64encode(payload).decode("ascii")
+        texts = self._runtime.exchange("an exchange of bytes (a checkpoint)", text)
+        return list(map(base64.b64decode, texts))
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.
@@ -278,19 +281,19 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         before = self._group.keys.value
         what = f"the first run of step {name_of(step_fn)!r}"
         try:
-            program = self._make_program(step_fn, specs, self._group)
-        except Exception as error:
-            # The others must not wait for a worker that failed here; if all fail in
-            # the same way, the job can continue.
-            self._group.keys.value = before
-            lines = str(error).strip().splitlines() or [""]
-            failure = f"{type(error).__name__}: {lines[-1].strip()}"
-            self._runtime.report_failure(what, failure)
-            raise
-        try:
+            try:
+                program = self._make_program(step_fn, specs, self._group)
+            except Exception as error:
+                # The others must not wait for a worker that failed here; if all fail in
+                # the same way, the job can continue.
+                lines = str(error).strip().splitlines() or [""]
+                failure = f"{type(error).__name__}: {lines[-1].strip()}"
+                with contextlib.suppress(DisagreementError):
+                    self._runtime.agree(what, {"failure": failure})
+                raise
             plan = program.analysis.description()
             self._runtime.agree(what, {"failure": None, "num_steps": num_steps, **plan})
-        except DisagreementError:
+        except Exception:
             self._group.keys.value = before
             raise
         self._agreed.setdefault(program, set()).add(num_steps)

@@ -7,7 +7,6 @@ collectives. Every wait has a timeout.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import itertools
@@ -291,14 +290,6 @@ class WorkerRuntime:
                 "functions on inputs of the same shapes and types, in the same order"
             )
 
-    def report_failure(self, what: str, failure: str) -> None:
-        """Reports to the others that this worker failed before a run.
-
-        They raise ``DisagreementError``, unless they failed in the same way.
-        """
-        with contextlib.suppress(DisagreementError):
-            self.agree(what, {"failure": failure})
-
     def group(self) -> Group:
         """The worker group of the collectives of this process's programs."""
         if self._worker.group is None:
@@ -385,13 +376,6 @@ class WorkerRuntime:
     def _lost(self, message: str) -> ReplicatorError:
         error = diagnose(self._worker, message, self.timeout_sec)
         return self._worker.lose(error)
-
-
-def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
-    """Gathers one byte string from every worker; see ``Replicator.gather_bytes``."""
-    text = base64.b64encode(payload).decode("ascii")
-    texts = runtime.exchange("an exchange of bytes (a checkpoint)", text)
-    return [base64.b64decode(text) for text in texts]
 
 
 def compare(
