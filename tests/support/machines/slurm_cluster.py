@@ -21,15 +21,10 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = (
-    "setpriv",
-    "slurmctld",
-    "slurmd",
-    "srun",
-    "sbatch",
-    "ip",
-    "unshare",
-    "nsenter",
+    *("setpriv", "unshare", "nsenter", "ip"),
+    *("slurmctld", "slurmd", "srun", "sbatch"),
 )
+_APART = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc")
 CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
@@ -95,21 +90,7 @@ def missing():
     if os.geteuid():
         return "needs root, for nodes with a network of their own"
     tried = subprocess.run(
-        [
-            "unshare",
-            "--net",
-            "--uts",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--mount-proc",
-            "ip",
-            "link",
-            "add",
-            "up0",
-            "type",
-            "bridge",
-        ],
+        [*_APART, "ip", "link", "add", "up0", "type", "bridge"],
         capture_output=True,
         text=True,
         check=False,
@@ -155,21 +136,10 @@ class SlurmCluster:
         )
         with (self.folder / f"{name}.out").open("ab") as out:
             self._first[name] = subprocess.Popen(
+                # If the tests are killed, nothing of this remains.
                 [
-                    # If the tests are killed, nothing of this remains.
-                    "setpriv",
-                    "--pdeathsig=KILL",
-                    "unshare",
-                    "--net",
-                    "--uts",
-                    "--mount",
-                    "--pid",
-                    "--fork",
-                    "--kill-child",
-                    "--mount-proc",
-                    "sh",
-                    "-c",
-                    script,
+                    *("setpriv", "--pdeathsig=KILL"),
+                    *(*_APART, "--kill-child", "sh", "-c", script),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
