@@ -195,6 +195,9 @@ def _split(
     context: ReplicaContext, slices: tf.IndexedSlices
 ) -> list[tuple[tf.IndexedSlices, Ids]]:
     """Divides a sparse gradient into its lookups, by how their ids compare."""
+    if not tf.is_symbolic_tensor(slices.indices):  # made outside the step
+        ids = tf.identity(slices.indices)
+        slices = tf.IndexedSlices(slices.values, ids, slices.dense_shape)
     search = _Search(context)
     lookups = _lookups(slices.indices)
     found = [search.ids(tensor) for tensor in lookups]

@@ -171,3 +171,17 @@ def test_options_are_exact_in_float64(placed, options):
     limit = options.get("global_clipnorm", np.inf)
     expected = -sum(m * min(1, limit / np.linalg.norm(m)) for m in means)
     np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-13, atol=1e-14)
+
+
+def test_the_norm_counts_rows_of_a_sparse_gradient_once(in_graph):
+    """As that of the dense gradient does; here of one from outside the step."""
+    with in_graph.context():
+        table = tf.Variable(tf.zeros([3, 1]))
+        optimizer = in_graph.wrap_optimizer(
+            keras.optimizers.SGD(1.0), global_clipnorm=1
+        )
+    slices = tf.IndexedSlices(*map(tf.constant, ([[3.0], [4.0]], [0, 0], [3, 1])))
+
+    in_graph.run(lambda: optimizer.apply_gradients([(slices, table)]))
+
+    np.testing.assert_allclose(table.numpy(), [[-1.0], [0.0], [0.0]])
