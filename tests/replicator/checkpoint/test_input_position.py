@@ -113,7 +113,10 @@ SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
 def test_every_restore_reads_each_example_once_or_is_refused(
     mode, kind, before, after, num_steps
 ):
-    """From any replicas and batches to any others, after any step."""
+    """From any replicas and batches to any others, after any step.
+
+    And from the checkpoint of a run that was restored itself.
+    """
     num_examples = 16
 
     def made(num_replicas, share):
@@ -133,6 +136,9 @@ def test_every_restore_reads_each_example_once_or_is_refused(
         had = values_of(list(itertools.islice(reader.inputs, num_steps)))
         num_read = reader.inputs.num_steps * before[0] * before[1]
         reader.save()
+        again = made(*before)
+        again.restore()
+        again.save()
         if len(had) < num_examples and num_read % (after[0] * after[1]):
             if reader.inputs.is_at_end:
                 other.restore()
