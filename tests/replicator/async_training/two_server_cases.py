@@ -1,11 +1,16 @@
-"""Cases of two workers and two servers, run by the chief of a test cluster."""
+"""Asynchronous training: no update is lost, and steps mean what they always do.
 
+Cases of two workers and two servers; the chief of a test cluster runs them.
+"""
+
+import re
 import tempfile
 
 import keras
 import numpy as np
 import tensorflow as tf
 import tiny_models
+from checks import check, check_messages
 
 import replicator
 from replicator import InputReplicationMode
@@ -37,7 +42,7 @@ def sgd(repl, *values):
         return weights, repl.wrap_optimizer(keras.optimizers.SGD(1.0))
 
 
-def hammer(make_grad):
+def hammer(make_grad, lost_by_row):
     """Updates four variables by whole-number gradients from all workers at once."""
     repl = make()
     weights, optimizer = sgd(repl, *[tf.zeros([n, 2]) for n in (3, 40, 5, 7)])
@@ -52,30 +57,31 @@ def hammer(make_grad):
     for _ in range(NUM_CALLS):
         repl.schedule(step, inputs, num_steps=NUM_STEPS)
     repl.join()
-    found = {
-        "weights": [np.unique(w.numpy()).tolist() for w in weights],
-        "num_updates": int(optimizer.iterations),
-        "counter": int(counter),
-        "num_servers": len({w.device for w in weights}),
-        "is_fused": optimizer.uses_fused_update,
-        "num_counted": sum(repl.staleness().histogram.values()),
-    }
+    steps_per_worker = NUM_STEPS * NUM_CALLS
+    left = [-steps_per_worker * (1.0 + 2.0) * times for times in lost_by_row]
+    check([left] * 4, [np.unique(w.numpy()).tolist() for w in weights])
+    check(2 * steps_per_worker, int(optimizer.iterations))
+    check(steps_per_worker * (1 + 2), int(counter))
+    check(2, len({w.device for w in weights}))
+    assert optimizer.uses_fused_update
+    # Every update is counted on both servers.
+    check(2 * 2 * steps_per_worker, sum(repl.staleness().histogram.values()))
     for _ in range(MOST_CALLS):
         if repl.staleness().max:
-            break
+            return
         repl.schedule(step, inputs, num_steps=NUM_STEPS)
         repl.join()
-    return found | {"max_staleness": repl.staleness().max}
+    raise AssertionError("no update came after one of another worker")
 
 
 @case
-def dense():
+def dense_sums_come_out_exactly():
     """A gradient of one integer, which has to wait for the weight."""
-    return hammer(lambda weight, value: 0.0 * weight + value)
+    hammer(lambda weight, value: 0.0 * weight + value, [1])
 
 
 @case
-def sparse():
+def sparse_sums_come_out_exactly():
     """A gradient that names every row, and the first one twice."""
 
     def slices(weight, value):
@@ -83,11 +89,11 @@ def sparse():
         values = tf.fill([weight.shape[0] + 1, 2], value)
         return tf.IndexedSlices(values, rows, tf.constant(weight.shape.as_list()))
 
-    return hammer(slices)
+    hammer(slices, [2, 1])
 
 
 @case
-def sharded_embedding():
+def rows_of_an_embedding_lose_nothing():
     """Rows 0, 1 and 4 lose 2, 1 and 1 in every step, on the servers where they are."""
     repl = make()
     with repl.context():
@@ -103,14 +109,13 @@ def sharded_embedding():
 
     repl.schedule(step, num_steps=NUM_STEPS)
     repl.join()
-    return [
-        layer.table().numpy().tolist(),
-        len({part.value.device for part in layer.parts}),
-    ]
+    lost = [2.0 * NUM_STEPS * times for times in (2, 1, 0, 0, 1)]
+    check([[-of_row] * 2 for of_row in lost], layer.table().numpy().tolist())
+    check(2, len({part.value.device for part in layer.parts}))
 
 
 @case
-def linear_momentum():
+def slots_lose_nothing():
     """Rate 1 and momentum 1: whole gradients give whole slots, which show each step."""
     repl = make()
     with repl.context():
@@ -121,11 +126,12 @@ def linear_momentum():
         optimizer.apply_gradients([(tf.fill([4], value), weight)])
 
     repl.run(step, repl.make_input_iterator(by_pipeline), num_steps=NUM_STEPS)
-    return np.unique(optimizer.wrapped.momentums[0].numpy()).tolist()
+    momentum = optimizer.wrapped.momentums[0].numpy()
+    check([-NUM_STEPS * (1.0 + 2.0)], np.unique(momentum).tolist())
 
 
 @case
-def adam():
+def counts_continue_from_a_checkpoint():
     """Two weights on two servers; the last half of the updates is made again."""
     repl = make()
     with repl.context():
@@ -141,12 +147,12 @@ def adam():
     repl.run(step, num_steps=3)
     checkpoint.read(path)
     repl.run(step, num_steps=3)
-    return [*(float(w[0]) for w in weights), int(optimizer.iterations)]
+    np.testing.assert_allclose([w[0] for w in weights], [-0.1 * 12] * 2, rtol=1e-5)
+    check(12, int(optimizer.iterations))
 
 
 @case
-def results():
-    """run() returns the last result of every replica of every worker."""
+def run_returns_the_last_result_of_every_replica():
     repl = make(num_replicas=4)
     (weight,), optimizer = sgd(repl, [0.0])
 
@@ -163,20 +169,20 @@ def results():
 
     inputs = repl.make_input_iterator(by_pipeline, InputReplicationMode.PER_REPLICA)
     outputs = repl.run(step, inputs)
-    fixed = repl.run(
-        lambda x: x * 2, replicator.PerReplica([tf.constant(v) for v in range(4)])
+    check(
+        [[0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], [3.0, 3.0, 7.0, 7.0], [[4, 2]] * 4],
+        [[v.numpy().tolist() for v in values] for values in outputs],
     )
-    return {
-        "outputs": [[v.numpy().tolist() for v in values] for values in outputs],
-        "fixed": [int(v) for v in fixed],
-        "weight": float(weight[0]),
-        "explained": repl.explain(),
-    }
+    check(-(1.5 + 3.5), float(weight[0]))  # of means within workers
+    given = replicator.PerReplica([tf.constant(v) for v in range(4)])
+    check([0, 2, 4, 6], [int(v) for v in repl.run(lambda x: x * 2, given)])
+    plan = repl.explain()
+    assert "2 workers with 2 replicas in sync each; variables" in plan, plan
 
 
 @case
-def end_of_data():
-    """The end of the data is an error; a rewind starts again, and counts continue."""
+def the_end_of_the_data_is_an_error():
+    """A rewind starts again, and counts continue."""
     repl = make()
     (weight,), optimizer = sgd(repl, 0.0)
 
@@ -185,18 +191,15 @@ def end_of_data():
 
     inputs = repl.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
     repl.run(step, inputs)
-    try:
-        repl.run(step, inputs)
-    except tf.errors.OutOfRangeError:
-        inputs.reinitialize()
-        repl.run(step, inputs)
-        return [float(weight), int(optimizer.iterations)]
-    return "no error"
+    check_messages({"OutOfRangeError": lambda: repl.run(step, inputs)})
+    inputs.reinitialize()
+    repl.run(step, inputs)
+    check([-4.0, 4], [float(weight), int(optimizer.iterations)])
 
 
 @case
-def failed_step():
-    """What is read after a step that failed on one worker, and what a reset does."""
+def a_step_that_failed_on_one_worker():
+    """Copies of 2 and 4 read as 3, which is assigned: 4 and 5 follow."""
     repl = make()
     with repl.context():
         state, limit = (tf.Variable(value, trainable=False) for value in (0.0, 9.0))
@@ -210,14 +213,12 @@ def failed_step():
     inputs = repl.make_input_iterator(by_pipeline)
     repl.run(step, inputs)
     limit.assign(2.0)
-    try:
-        repl.run(step, inputs)
-    except tf.errors.InvalidArgumentError:
-        limit.assign(9.0)
-    failed = float(state)
-    state.assign(failed)
-    reset = [float(value) for value in repl.run(step, inputs)]
-    return [failed, reset, inputs.num_steps]
+    check_messages({"InvalidArgumentError": lambda: repl.run(step, inputs)})
+    limit.assign(9.0)
+    check(3.0, float(state))
+    state.assign(3.0)
+    check([4.0, 5.0], [float(value) for value in repl.run(step, inputs)])
+    check(3, inputs.num_steps)
 
 
 def trained(repl, num_steps):
@@ -232,30 +233,38 @@ def state_of(training):
     return [np.asarray(v).tolist() for v in variables]
 
 
+def checkpoints_go_to_and_from(make_other, num_steps_there):
+    """Weights, slots, counters and statistics, number for number.
+
+    Each of two workers has read four global batches.
+    """
+    training, folder = trained(make(), 4), tempfile.mkdtemp()
+    training.make_manager(folder, inputs=training.inputs).save()
+    there = trained(make_other(), 0)
+    restored = there.make_manager(folder, inputs=there.inputs).restore()
+    check(2 * 4, restored.step)
+    check(
+        [f"by skipping the {num_steps_there} steps that were read"],
+        re.findall(r"^by skipping .* were read", restored.input_position),
+    )
+    check(state_of(training), state_of(there))
+    back = trained(make_other(), 3)
+    again = trained(make(), 0)
+    again.make_manager(folder).restore(back.make_manager(tempfile.mkdtemp()).save())
+    check(state_of(back), state_of(again))
+
+
 @case
-def checkpoints():
-    """What other backends restore, and what this one restores of theirs."""
+def checkpoints_go_to_and_from_in_graph():
     here = "/job:chief/replica:0/task:0/device:CPU:0"
-    others = {
-        "in_graph": lambda: replicator.create(
-            "in_graph", num_replicas=2, devices=[here, here]
-        ),
-        "async": make,
-    }
-    training, found = trained(make(), 4), {}
-    for name, make_other in others.items():
-        folder = tempfile.mkdtemp()
-        training.make_manager(folder, inputs=training.inputs).save()
-        there = trained(make_other(), 0)
-        restored = there.make_manager(folder, inputs=there.inputs).restore()
-        is_same_there = state_of(there) == state_of(training)
-        back = trained(make_other(), 3)
-        again = trained(make(), 0)
-        again.make_manager(folder).restore(back.make_manager(tempfile.mkdtemp()).save())
-        is_same_back = state_of(again) == state_of(back)
-        position = restored.input_position
-        found[name] = [restored.step, position, is_same_there, is_same_back]
-    return found
+    checkpoints_go_to_and_from(
+        lambda: replicator.create("in_graph", num_replicas=2, devices=[here, here]), 8
+    )
+
+
+@case
+def checkpoints_go_to_and_from_async():
+    checkpoints_go_to_and_from(make, 4)
 
 
 def weight_elsewhere():
@@ -264,43 +273,45 @@ def weight_elsewhere():
     repl.run(lambda: optimizer.apply_gradients([(1.0, weight)]))
 
 
-def _stock(num_replicas=2):
-    return replicator.create("tf_parameter_server", num_replicas=num_replicas)
-
-
-# ``test_async.py`` has the messages.
-MISUSE = {
-    "a weight elsewhere": weight_elsewhere,
-    "one pipeline": lambda: make().make_input_iterator(
-        by_pipeline, InputReplicationMode.SINGLE
-    ),
-    "prefetching": lambda: make().make_input_iterator(
-        by_pipeline, prefetch_to_device=2
-    ),
-    "a loop over inputs": lambda: next(make().make_input_iterator(by_pipeline)),
-    "as a coordinator": lambda: make().schedule(tf.identity, args=(1,)),
-    "uneven replicas": lambda: make(num_replicas=3),
-    "accumulation": lambda: make().wrap_optimizer(
-        keras.optimizers.SGD(1.0), accumulation_steps=2
-    ),
-    "stock, a pipeline per replica": lambda: _stock().make_input_iterator(
-        by_pipeline, InputReplicationMode.PER_REPLICA
-    ),
-    "stock, a loop over inputs": lambda: next(
-        _stock().make_input_iterator(by_pipeline)
-    ),
-    "stock, replicas": lambda: _stock(4),
-}
-
-
 @case
-def misuse():
-    return {name: _error_of(call) for name, call in MISUSE.items()}
+def misuse_raises_an_actionable_error():
+    def stock(num_replicas=2):
+        return replicator.create("tf_parameter_server", num_replicas=num_replicas)
 
-
-def _error_of(call):
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 (the test has its type and message)
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+    modes, sgd = InputReplicationMode, keras.optimizers.SGD(1.0)
+    wrong = {
+        r"DeviceError: variable 'kernel:0' is on '/job:chief.*not a parameter "
+        r"server; create models and optimizers inside `with repl.context\(\):`": (
+            weight_elsewhere
+        ),
+        r"SINGLE distributes one pipeline to all workers.*PER_WORKER": (
+            lambda: make().make_input_iterator(by_pipeline, modes.SINGLE)
+        ),
+        r"InputModeError: prefetch_to_device=2 .*\.prefetch\(2\)": (
+            lambda: make().make_input_iterator(by_pipeline, prefetch_to_device=2)
+        ),
+        r"ReplicatorError: next\(\) and get_next\(\) cannot read in this "
+        r"process.* on the workers; pass the iterator to run\(\)": (
+            lambda: next(make().make_input_iterator(by_pipeline))
+        ),
+        r"TypeError: schedule\(\) does not take args=; write repl.schedule\(step": (
+            lambda: make().schedule(tf.identity, args=(1,))
+        ),
+        r"DeviceError: num_replicas 3 of .* not divisible by its 2": (
+            lambda: make(num_replicas=3)
+        ),
+        r"OptimizerOptionError: accumulation_steps=2 does not work with the "
+        r"async backend: accumulated gradients of all workers would mix": (
+            lambda: make().wrap_optimizer(sgd, accumulation_steps=2)
+        ),
+        r"PER_REPLICA does not work with ParameterServerStrategy.*PER_WORKER": (
+            lambda: stock().make_input_iterator(by_pipeline, modes.PER_REPLICA)
+        ),
+        r"ReplicatorError: next\(\) and get_next\(\) cannot read in this process\b": (
+            lambda: next(stock().make_input_iterator(by_pipeline))
+        ),
+        r"DeviceError: num_replicas 4 does not work.*1 per work.*use 2": (
+            lambda: stock(4)
+        ),
+    }
+    check_messages(wrong)
