@@ -223,7 +223,7 @@ class Analysis:
     # Who emits what, where variables have owners; None where all emit all.
     liveness: Liveness | None
     plans: tuple[CollectivePlan, ...]  # How each collective is carried out.
-    # What owners in all programs send to the others, in the order of the graph.
+    # What owners in all programs send to the others, in the order of the variables.
     shares: tuple[UpdatedVariable, ...]
     # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
@@ -441,7 +441,10 @@ def _find_shares(
             for handle in handles
             if not ownership.is_slot(variables[handle])
         ]
-    return tuple(found)
+    # Nodes are in the order of names, and layers have others in a program that made
+    # more layers before.
+    places = {handle: place for place, handle in enumerate(variables)}
+    return tuple(sorted(found, key=lambda share: places[share.handle]))
 
 
 def _depths(
