@@ -119,7 +119,7 @@ def incarnations(status: bytes) -> frozenset[int]:
 DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 
 # Lines in which the error of a graph says where it arose, and how often
-# (test_sharded_over_workers).
+# (test_between_graph).
 _PLACES = re.compile(
     r'Graph execution error:|Detected at node|<stack traces|File "|\d+ root error'
 )

@@ -1,17 +1,20 @@
-"""What every worker of a test cluster runs.
+"""What every worker of a test cluster runs; what it finds wrong is the test's failure.
 
 What every backend promises is asked by the conformance suite; here is what only worker
 processes do.
 """
 
 import collections
+import re
 import tempfile
 from pathlib import Path
 
 import keras
 import numpy as np
+import sharded_cases
 import tensorflow as tf
 import uneven_epoch
+from checks import check, check_message, check_messages, gathered
 from tiny_models import share
 
 import replicator
@@ -20,8 +23,8 @@ from replicator.core import devices
 TIMEOUT_SEC = 60.0
 
 
-def num_collectives(repl):
-    """Collectives between workers that eight accumulating calls really ran."""
+def accumulated_gradients_travel_when_they_are_used(repl):
+    """Of eight calls two update, and two collectives run."""
     with repl.context():
         weight = tf.Variable(tf.ones([300]))
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), accumulation_steps=4)
@@ -38,10 +41,10 @@ def num_collectives(repl):
         for _ in range(8):
             repl.run(step, x)
         tf.profiler.experimental.stop()
-        return counted_ops(Path(folder))["CollectiveReduceV2"]
+        check(2, _counted_ops(Path(folder))["CollectiveReduceV2"])
 
 
-def counted_ops(folder):
+def _counted_ops(folder):
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (path,) = folder.rglob("*.xplane.pb")
@@ -60,7 +63,7 @@ TYPES = (
 )
 
 
-def of_type(name, replica_id):
+def _of_type(name, replica_id):
     """What a replica contributes in a type."""
     values = (np.arange(6, dtype=np.uint64).reshape(2, 3) * (replica_id + 3)) % 7
     if name == "uint64":
@@ -68,7 +71,7 @@ def of_type(name, replica_id):
     return tf.cast(values, tf.as_dtype(name))
 
 
-def ops_of(dtype):
+def _ops_of(dtype):
     """The reductions that a type knows, as TensorFlow spells them."""
     if dtype == tf.bool:
         return {"min": tf.reduce_all, "max": tf.reduce_any}
@@ -77,9 +80,9 @@ def ops_of(dtype):
     return {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
 
 
-def every_type(repl):
-    """The types in which something differs from what one process computes."""
-    values = {name: [of_type(name, r) for r in range(2)] for name in TYPES}
+def every_type_crosses(repl):
+    """As TensorFlow computes it in one process, whose own collectives crash on some."""
+    values = {name: [_of_type(name, r) for r in range(2)] for name in TYPES}
     mine = {name: share(repl, of_each) for name, of_each in values.items()}
 
     def step(given):
@@ -87,7 +90,7 @@ def every_type(repl):
             name: {
                 "gather": replicator.all_gather(x),
                 "broadcast": replicator.broadcast(x, 1),
-                **{op: replicator.all_reduce(x, op) for op in ops_of(x.dtype)},
+                **{op: replicator.all_reduce(x, op) for op in _ops_of(x.dtype)},
             }
             for name, x in given.items()
         }
@@ -96,30 +99,31 @@ def every_type(repl):
     for name, of_each in values.items():
         stacked = tf.stack(of_each)
         expected = {"gather": stacked, "broadcast": of_each[1]}
-        for op, reduce in ops_of(stacked.dtype).items():
+        for op, reduce in _ops_of(stacked.dtype).items():
             expected[op] = reduce(stacked, axis=0)
-        assert expected.keys() == outputs[name].keys()
+        check(expected.keys(), outputs[name].keys())
         for op, value in expected.items():
             got = outputs[name][op][-1]
             if got.dtype != value.dtype or not np.array_equal(got, value):
                 wrong.append([name, op])
-    return wrong
+    check([], wrong)
 
 
-def empty_tensors(repl):
+def empty_tensors_cross(repl):
     def step(x):
         return replicator.all_gather(x), replicator.all_sum(x)
 
-    known = repl.run(step, share(repl, [np.zeros([0, 2], np.float32)] * 8))
+    gather, total = repl.run(step, share(repl, [np.zeros([0, 2], np.float32)] * 8))
     dataset = tf.data.Dataset.from_tensors(np.arange(4, dtype=np.int64)).repeat()
     inputs = repl.make_input_iterator(lambda ctx: dataset)
     unknown = repl.run(
         lambda x: replicator.all_gather(tf.boolean_mask(x, x > 9)), inputs
     )
-    return [list(known[0][0].shape), list(known[1][0].shape), list(unknown[0].shape)]
+    check([(2, 0, 2), (0, 2), (2, 0)], [v[0].shape for v in (gather, total, unknown)])
 
 
-def unknown_shapes(repl):
+def shapes_that_the_trace_does_not_know_cross(repl):
+    """Workers compare them in every run, then communicate; the last batch is short."""
     dataset = tf.data.Dataset.range(1, 9).batch(3).repeat()
     inputs = repl.make_input_iterator(lambda ctx: dataset)
 
@@ -130,10 +134,14 @@ def unknown_shapes(repl):
             replicator.broadcast(x, repl.num_replicas - 1),
         )
 
-    return [[o[0].numpy().tolist() for o in repl.run(step, inputs)] for _ in range(4)]
+    for batch in ([1, 2, 3], [4, 5, 6], [7, 8], [1, 2, 3]):
+        found = [o[0].numpy().tolist() for o in repl.run(step, inputs)]
+        check([[batch, batch], [2 * x for x in batch], batch], found)
 
 
-def state(repl):
+def local_and_random_state_is_that_of_the_job(repl):
+    """Outside, local variables read as mean or sum over all replicas."""
+
     def local_variable(value, **options):
         return tf.Variable(
             value,
@@ -155,35 +163,37 @@ def state(repl):
         return random.normal([]), local.read_value()
 
     first, _ = repl.run(step)
-    before = [float(local), int(count)]
+    check([1.5, 3], [float(local), int(count)])
     local.assign(10.0)
     second, seen = repl.run(step)
-    return {
-        "draws": [float(v) for v in [*first.values, *second.values]],
-        "outside": before,
-        "seen": [float(v) for v in seen],
-        "after": [float(local), int(count)],
-        "half": float(half),
-        "generator": random.state.numpy().tolist(),
-    }
+    check([11.0 + repl.worker_id], [float(v) for v in seen])
+    check([11.5, 6], [float(local), int(count)])
+    check(47104.0, float(half))  # whose sum is infinite
+    drawn = gathered(repl, [float(v) for v in [*first.values, *second.values]])
+    check(4, len({number for of_worker in drawn for number in of_worker}))
+    check(
+        1, len({str(state) for state in gathered(repl, random.state.numpy().tolist())})
+    )
 
 
-def compressed(repl):
+def compressed_sums_have_the_same_bits_everywhere(repl):
+    """Rounded to bfloat16 on the way."""
     values = share(repl, [np.float32(1.001 + r) for r in range(repl.num_replicas)])
 
     def step(x):
         return replicator.all_reduce(x, "mean", compression="bfloat16")
 
-    return [float(v) for v in repl.run(step, values)]
+    halves = tf.cast(tf.constant([1.001, 2.001], tf.float32) / 2, tf.bfloat16)
+    check([float(tf.reduce_sum(halves))], [float(v) for v in repl.run(step, values)])
 
 
-def exchange(repl):
-    """Bytes of different lengths, the largest beyond four megabytes."""
+def bytes_of_any_length_are_exchanged(repl):
+    """What checkpoints need; beyond the usual limit of a message."""
     payload = bytes([repl.worker_id]) * (5_000_000 * repl.worker_id)
-    return [len(part) for part in repl.gather_bytes(payload)]
+    check([0, 5_000_000], [len(part) for part in repl.gather_bytes(payload)])
 
 
-def plans(repl):
+def the_plan_shows_cross_worker_communication(repl):
     def all_kinds(x):
         return (
             replicator.all_sum([x, x + 1, tf.ones([600_000])]),
@@ -192,11 +202,18 @@ def plans(repl):
         )
 
     repl.run(all_kinds, share(repl, [np.float32(r) for r in range(8)]))
-    return repl.explain().partition("all_kinds")[2].partition("\n\n")[0]
+    text = repl.explain().partition("all_kinds")[2].partition("\n\n")[0]
+    for line in (
+        r"#0 all_reduce\(sum\): 3 tensors, 2400008 bytes .* 2 transfers .* 1 fused;",
+        r"fused; then reduce over 2 workers \(ring\)",
+        r"#1 all_gather: .*; then gather over 2 workers \(ring\)",
+        r"#2 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
+    ):
+        assert re.search(line, text), text
 
 
-def without_communication(repl):
-    """A control that runs another number of steps on every worker: nobody waits."""
+def workers_of_a_control_do_not_wait_for_each_other(repl):
+    """One runs one step, the other three; each trains alone, and is not compared."""
     control = replicator.create(
         "multi_worker",
         num_replicas=repl.num_replicas,
@@ -215,24 +232,15 @@ def without_communication(repl):
         return loss
 
     x = share(control, [np.float32(1 + r) for r in range(control.num_replicas)])
-    losses = [
-        float(control.reduce("mean", control.run(step, x)))
-        for _ in range(1 + 2 * control.worker_id)
-    ]
-    message = _said(control.assert_in_sync)
-    return {"losses": losses, "explained": control.explain(), "message": message}
+    expected = ([2.0], [4.0, 3.2, 2.4])[control.worker_id]
+    losses = [float(control.reduce("mean", control.run(step, x))) for _ in expected]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert "Nothing is communicated" in control.explain()
+    check_message(r"assert_in_sync\(\) does not work with", control.assert_in_sync)
 
 
-def _said(call):
-    try:
-        call()
-    except (replicator.ReplicatorError, KeyError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-def disagreements(repl):
-    """Each is noticed before anything runs, and the workers continue together."""
+def different_programs_are_refused_on_all_workers(repl):
+    """Before anything runs. Of one that fails to trace too; and all continue."""
     is_first = repl.worker_id == 0
     one = share(repl, [np.float32(1)] * 8)
 
@@ -255,21 +263,35 @@ def disagreements(repl):
 
     data = tf.data.Dataset.from_tensors(1.0).repeat(4)
     mixed = repl.make_input_iterator(lambda _: data.batch(2, drop_remainder=is_first))
+    shapes = share(repl, [np.ones([2 if is_first else 3], np.float32)] * 8)
     wrong = {
-        "sizes": lambda: repl.run(lambda x: replicator.all_sum(x[0]), mixed),
-        "kind": lambda: repl.run(other_kind, one),
-        "number": lambda: repl.run(other_number, one),
-        "shape": lambda: repl.run(
-            sums, share(repl, [np.ones([2 if is_first else 3], np.float32)] * 8)
+        r"DisagreementError: batches of worker 1 can have any number of examples": (
+            lambda: repl.run(lambda x: replicator.all_sum(x[0]), mixed)
         ),
-        "num_steps": lambda: repl.run(no_input, num_steps=2 if is_first else 3),
-        "failure": lambda: repl.run(one_fails, one),
+        r"DisagreementError: .* different programs at the first run of step "
+        r"'.*other_kind': call is 'all_reduce\(sum\)' on worker 0 \(local.*\), "
+        r"but 'all_reduce\(max\)' on worker 1 \(localhost:\d+\); every work": (
+            lambda: repl.run(other_kind, one)
+        ),
+        r"the number of collectives is 2 on worker 0 .*, but 1 on worker 1": (
+            lambda: repl.run(other_number, one)
+        ),
+        r"#0 of tensors is 'float32\(2,\)' on worker 0 .*'float32\(3,\)'": (
+            lambda: repl.run(sums, shapes)
+        ),
+        r"num_steps is 2 on worker 0 \(.*\), but 3 on worker 1": (
+            lambda: repl.run(no_input, num_steps=2 if is_first else 3)
+        ),
+        r"DisagreementError: .*failure is None on worker 0 .*KeyError: 'only here'"
+        if is_first
+        else r"^KeyError": lambda: repl.run(one_fails, one),
     }
-    messages = {name: _said(call) for name, call in wrong.items()}
-    return messages | {"after": float(repl.run(sums, one)[0])}
+    check_messages(wrong)
+    check(2.0, float(repl.run(sums, one)[0]))
 
 
-def drift(repl):
+def drift_between_workers_is_found(repl):
+    """assert_in_sync() compares digests over workers; all of them raise."""
     with repl.context():
         weight = tf.Variable(1.0, name="weight")
 
@@ -279,53 +301,65 @@ def drift(repl):
     repl.run(step)
     repl.assert_in_sync()
     weight.assign(1.0 + repl.worker_id)
-    message = _said(repl.assert_in_sync)
+    check_message(
+        r"1 mirrored variables differ between worker 0 .* and worker 1 .*: weight",
+        repl.assert_in_sync,
+    )
     weight.assign(1.0)
-    return message
 
 
-def refused(repl):
+def misuse_is_explained(repl):
     def of_another():
         """Inputs of a replicator of this process alone."""
         other = replicator.create("in_graph", num_replicas=1)
         return other.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
 
-    attempts = {
-        "one pipeline": lambda: repl.make_input_iterator(
-            lambda ctx: None, replicator.InputReplicationMode.SINGLE
+    single = replicator.InputReplicationMode.SINGLE
+    calls = {
+        r"InputModeError: InputReplicationMode.SINGLE does not work with b": (
+            lambda: repl.make_input_iterator(lambda ctx: None, single)
         ),
-        "strings": lambda: repl.run(replicator.all_gather, share(repl, ["text"] * 8)),
-        "uneven replicas": lambda: replicator.create("multi_worker", num_replicas=3),
-        "pattern": lambda: replicator.MultiWorkerReplicator(
-            num_replicas=2, pattern="sideways"
+        r"CollectiveTypeError: all_gather of string cannot be sent between": (
+            lambda: repl.run(replicator.all_gather, share(repl, ["text"] * 8))
         ),
-        "inputs": lambda: repl.run(replicator.all_sum, of_another()),
-        "values": lambda: repl.run(replicator.all_sum, next(of_another())),
+        r"DeviceError: num_replicas 3 of the whole job is not divisible by its 2 ": (
+            lambda: replicator.create("multi_worker", num_replicas=3)
+        ),
+        r"ValueError: pattern 'sideways' is not one of 'between_graph', 'in": (
+            lambda: replicator.MultiWorkerReplicator(num_replicas=2, pattern="sideways")
+        ),
+        r"OtherReplicatorError: the input iterator .*InGraphReplicator, num_repl": (
+            lambda: repl.run(replicator.all_sum, of_another())
+        ),
+        r"OtherReplicatorError: .*InGraphReplicator, num_replicas=1": (
+            lambda: repl.run(replicator.all_sum, next(of_another()))
+        ),
     }
-    return {name: _said(attempt) for name, attempt in attempts.items()}
+    check_messages(calls)
 
 
+# Of which what a worker finds is compared with other processes.
+EPOCH = "uneven epoch"
 CASES = {
-    "every type": every_type,
-    "empty tensors": empty_tensors,
-    "unknown shapes": unknown_shapes,
-    "state": state,
-    "compressed": compressed,
-    "exchange": exchange,
-    "plans": plans,
-    "disagreements": disagreements,
-    "drift": drift,
-    "refused": refused,
-    "number of collectives": num_collectives,
-    "without communication": without_communication,
-    "uneven epoch": uneven_epoch.run,
-}
-
-
-def set_up(_folder, *, num_replicas):
-    devices.split_cpu(2)
-    return (
-        replicator.create(
-            "multi_worker", num_replicas=num_replicas, timeout_sec=TIMEOUT_SEC
-        ),
+    function.__name__: function
+    for function in (
+        every_type_crosses,
+        empty_tensors_cross,
+        shapes_that_the_trace_does_not_know_cross,
+        local_and_random_state_is_that_of_the_job,
+        compressed_sums_have_the_same_bits_everywhere,
+        bytes_of_any_length_are_exchanged,
+        the_plan_shows_cross_worker_communication,
+        different_programs_are_refused_on_all_workers,
+        drift_between_workers_is_found,
+        misuse_is_explained,
+        accumulated_gradients_travel_when_they_are_used,
+        workers_of_a_control_do_not_wait_for_each_other,
+        *sharded_cases.CASES,
     )
+} | {EPOCH: uneven_epoch.run}
+
+
+def set_up(_folder):
+    devices.split_cpu(2)
+    return (replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC),)
