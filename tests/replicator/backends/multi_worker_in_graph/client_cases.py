@@ -1,20 +1,22 @@
-"""Cases that run in the client of the test cluster, in this order.
+"""Replicas on two machines train like one, and what lives and travels where.
 
-Once they have ended and there is a file ``continue``, the client runs steps until it is
-killed.
+The client of the test cluster runs the cases in this order. Once they have ended and
+there is a file ``continue``, it runs steps until it is killed.
 """
 
-import dataclasses
 import functools
+import re
 import sys
 import time
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
 import uneven_epoch
+from checks import check, check_close, check_message
 
 import replicator
 from replicator.engine import plan
@@ -22,6 +24,7 @@ from replicator.engine import plan
 sys.path.append(str(Path(tiny_models.__file__).parent / "graphs"))
 
 NUM_STEPS = 12
+WORKERS = [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(2)]
 CASES = {}
 
 
@@ -31,9 +34,12 @@ def case(function):
 
 
 @functools.cache
-def make(num_replicas):
+def make(num_replicas, **options):
     return replicator.create(
-        "multi_worker_in_graph", num_replicas=num_replicas, connect_timeout_sec=60
+        "multi_worker_in_graph",
+        num_replicas=num_replicas,
+        connect_timeout_sec=60,
+        **options,
     )
 
 
@@ -54,14 +60,18 @@ def afterwards(folder):
         training.run(4, num_steps_per_run=4)
 
 
-def wide_training(repl, **options):
-    return tiny_models.trajectory(
-        repl, "wide", "momentum", **{"num_steps": NUM_STEPS, **options}
-    )
+def single(**options):
+    return replicator.create("single", **options)
 
 
-def split_training(repl):
-    return tiny_models.Training(repl, "split", "momentum", mode="SINGLE")
+def wide_training(repl):
+    return tiny_models.trajectory(repl, "wide", "momentum", num_steps=NUM_STEPS)
+
+
+def check_trained(expected, found):
+    np.testing.assert_allclose(found["losses"], expected["losses"], 3e-5, 1e-6)
+    for want, got in zip(expected["weights"], found["weights"], strict=True):
+        np.testing.assert_allclose(got, want, 3e-5, 1e-5)
 
 
 @case
@@ -71,33 +81,25 @@ def an_uneven_epoch():
 
 
 @case
-def split_over_workers():
-    repl = replicator.create(
-        "multi_worker_in_graph",
-        num_replicas=1,
-        logical_devices_per_replica=2,
-        connect_timeout_sec=60,
-    )
-    training = split_training(repl)
-    return {
-        "losses": training.run(NUM_STEPS),
-        "weights": training.weights(),
-        "devices": [weight.value.device for weight in training.model.weights],
-    }
-
-
-def _message(function):
-    try:
-        function()
-    except replicator.ReplicatorError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+def a_replica_that_is_split_over_workers_trains_as_one_device():
+    """Each worker has one of two layers, and what lies between them crosses."""
+    found = []
+    for repl in (
+        single(devices=[WORKERS[0]] * 2, logical_devices_per_replica=2),
+        make(1, logical_devices_per_replica=2),
+    ):
+        training = tiny_models.Training(repl, "split", "momentum", mode="SINGLE")
+        losses = training.run(NUM_STEPS)
+        found.append({"losses": losses, "weights": training.weights()})
+    check_trained(*found)
+    devices = [weight.value.device for weight in training.model.weights]
+    check([*[WORKERS[0]] * 2, *[WORKERS[1]] * 2], devices)
 
 
 @case
-def python_in_a_pipeline():
-    """Python runs in the client only, so other workers' pipelines cannot call it."""
-    repl = make(2)
+def a_pipeline_of_another_worker_cannot_call_python():
+    """It would run in the client's process; one SINGLE pipeline may."""
+    repl, modes = make(2), replicator.InputReplicationMode
 
     def numbers():
         yield from (1.0, 2.0)
@@ -112,20 +114,19 @@ def python_in_a_pipeline():
 
         return tf.data.Dataset.range(3).map(add).map(lambda x: x * 2).prefetch(1)
 
-    modes = replicator.InputReplicationMode
-    single = repl.make_input_iterator(from_generator, modes.SINGLE)
-    return {
-        "from_generator": _message(lambda: repl.make_input_iterator(from_generator)),
-        "py_function": _message(
-            lambda: repl.make_input_iterator(from_function, modes.PER_REPLICA)
-        ),
-        "single": [float(value) for value in repl.run(lambda x: x, single)],
-    }
+    error = r"^RemoteInputError: input pipeline 1 belongs to worker 1, but it calls Pyt"
+    check_message(error, lambda: repl.make_input_iterator(from_generator))
+    check_message(
+        rf"{error}.*use InputReplicationMode.SINGLE",
+        lambda: repl.make_input_iterator(from_function, modes.PER_REPLICA),
+    )
+    inputs = repl.make_input_iterator(from_generator, modes.SINGLE)
+    check([1.0, 2.0], [float(value) for value in repl.run(lambda x: x, inputs)])
 
 
 @case
-def what_a_step_captures():
-    """A table is used where it is; Python, too, and so not on another worker."""
+def a_step_on_another_worker_reads_tables_and_cannot_call_python():
+    """A table is used where it is. The message names the line and the device."""
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([0, 1], [10.0, 20.0]), 0.0
     )
@@ -136,56 +137,61 @@ def what_a_step_captures():
     def look_up():
         return table.lookup(replicator.get_replica_context().replica_id)
 
-    return {
-        "found": [float(value) for value in make(2).run(look_up)],
-        "python": _message(lambda: make(2).run(python)),
-    }
+    check([10.0, 20.0], [float(value) for value in make(2).run(look_up)])
+    check_message(
+        rf"^CaptureError: .*Python at .*client_cases\.py:\d+: .*{WORKERS[1]}",
+        lambda: make(2).run(python),
+    )
 
 
 @case
-def places():
-    """Where pipelines live, and what a replica's batch comes from."""
-    repl = make(4)
-    found = {}
-    for mode in replicator.InputReplicationMode:
+def pipelines_live_on_the_workers_that_they_feed():
+    """In every mode; each receives its place in the job."""
+    repl, modes = make(4), replicator.InputReplicationMode
+    # By mode: the number of pipelines, first batches, and a third with prefetching.
+    for mode, count, first, third in (
+        (modes.SINGLE, 1, [0, 1, 2, 3], [4, 5, 6, 7]),
+        (modes.PER_WORKER, 2, [0, 1, 100, 101], [2, 3, 102, 103]),
+        (modes.PER_REPLICA, 4, [0, 100, 200, 300], [1, 101, 201, 301]),
+    ):
         contexts = []
 
         def input_fn(ctx, contexts=contexts):
-            contexts.append([ctx.input_pipeline_id, ctx.num_input_pipelines])
+            contexts.append((ctx.input_pipeline_id, ctx.num_input_pipelines))
             return tf.data.Dataset.range(10).map(lambda x: x + 100 * contexts[-1][0])
 
         inputs = repl.make_input_iterator(input_fn, mode)
-        batches = [int(v) for v in repl.run(lambda x: x, inputs)]
+        check([(pipeline, count) for pipeline in range(count)], contexts)
+        check(first, [int(v) for v in repl.run(lambda x: x, inputs)])
         devices = [i._iterator_resource.device for i in inputs.iterators]
-        received = list(contexts)
+        check([WORKERS[2 * n // count] for n in range(count)], devices)
         ahead = repl.make_input_iterator(input_fn, mode, prefetch_to_device=2)
-        found[mode.name] = {
-            "contexts": received,
-            "devices": devices,
-            "batches": batches,
-            "ahead": [int(v) for v in repl.run(lambda x: x, ahead, num_steps=2)],
-        }
-    return found
+        check(third, [int(v) for v in repl.run(lambda x: x, ahead, num_steps=2)])
 
 
 @case
-def drift():
+def copies_that_drifted_are_named():
+    """assert_in_sync fetches the copies of all workers."""
     repl = make(4)
     with repl.context():
         weight = tf.Variable([1.0, 2.0])
     repl.run(lambda: weight.assign_add(tf.ones([2]) * replicator.all_sum(1.0)))
     repl.assert_in_sync()
     entry = next(e for e in repl._table.entries() if e.variable is weight)
+    check([WORKERS[n // 2] for n in range(4)], [copy.device for copy in entry.copies])
     entry.copies[2].assign([7.0, 7.0])
-    message = _message(repl.assert_in_sync)
+    check_message(
+        r"^ReplicasOutOfSyncError: 1 mirrored variables differ between replicas: Vari",
+        repl.assert_in_sync,
+    )
     weight.assign([1.0, 2.0])  # the remedy that it names
     repl.run(lambda: weight + 0.0)
     repl.assert_in_sync()
-    return {"message": message, "devices": [copy.device for copy in entry.copies]}
 
 
 @case
-def explained():
+def the_plan_says_where_replicas_are_and_what_travels():
+    """The sum goes there and back; of the gather, two slices there and four back."""
     repl = make(4)
     repl._programs = type(repl._programs)()
 
@@ -194,12 +200,16 @@ def explained():
         return replicator.all_sum(value), replicator.all_gather(value)
 
     repl.run(step)
-    return repl.explain()
+    text = repl.explain()
+    assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
+    assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)
+    sent = f"worker 0 {4000 + 16000} bytes, worker 1 {4000 + 8000} bytes"
+    assert sent in text, text
 
 
 @case
-def outputs():
-    """What four replicas return of several types, by output; in a loop too."""
+def each_replica_returns_its_own_outputs_of_any_type():
+    """Of the other worker, numbers of one type and of few bytes come as one tensor."""
 
     def step():
         replica = replicator.get_replica_context().replica_id
@@ -214,66 +224,75 @@ def outputs():
             tf.fill([200, 200], value)[:, 0] + tf.zeros([200, 200]),
         )
 
-    found = []
-    for num_steps in (1, 2):
-        values = make(4).run(step, num_steps=num_steps)
-        found.append([[v.numpy() for v in of_output] for of_output in values])
-    return [
-        [[v.decode() if isinstance(v, bytes) else v.tolist() for v in vs] for vs in one]
-        for one in found
+    expected = [
+        [0.0, 1.0, 2.0, 3.0],
+        [[[r], [r + 0.5]] for r in range(4)],
+        [10, 11, 12, 13],
+        [False, False, True, True],
+        [b"0", b"1", b"2", b"3"],
+        [[], [0], [0, 1], [0, 1, 2]],
+        [[[float(r)] * 200] * 200 for r in range(4)],
     ]
+    for num_steps in (1, 2):
+        outputs = make(4).run(step, num_steps=num_steps)
+        for of_replicas, values in zip(expected, outputs, strict=True):
+            check(of_replicas, [np.asarray(v).tolist() for v in values])
 
 
 @case
-def executed_graphs():
-    """What a step costs between two processes, by the number of replicas."""
+def workers_send_each_other_a_few_tensors_per_step():
+    """A bucket of gradients there and back, and what the other worker returns as one.
+
+    That is a vector per type of outputs, and one of statistics, whatever the number of
+    replicas. Transfers of nothing are at most four per replica, as on one machine.
+    """
     from executed_graph import executed
 
-    found = {}
     for num_replicas in (2, 12):
         repl = make(num_replicas)
         training = tiny_models.Training(repl, "batch norm", "momentum")
-        of = executed(lambda training=training: training.run(1), between_processes=True)
-        found[num_replicas] = dataclasses.asdict(of)
-    return found
+        found = executed(lambda t=training: t.run(1), between_processes=True)
+        assert found.num_nodes > 100  # it is the step that was counted
+        assert 2 < found.num_data <= 8, found.num_data
+        assert found.num_controls <= 4 * num_replicas, found.num_controls
 
 
 @case
-def packed_and_alone():
-    """The same training with packed gradients, and with each on its own."""
+def gradients_that_are_sent_together_train_as_if_each_was_sent_alone():
+    """Bit by bit: packing changes no sum, nor its order; and as one device does."""
     packed = wide_training(make(4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "FUSE_BETWEEN_PROCESSES_BELOW_BYTES", 0)
-        return {"packed": packed, "alone": wide_training(make(4))}
+        check(packed, wide_training(make(4)))
+    check_trained(wide_training(single()), packed)
 
 
 @case
-def sharded_parameters():
-    """Weights of four replicas, whose variables are on two workers, and where."""
-    repl = replicator.create(
-        "multi_worker_in_graph", num_replicas=4, connect_timeout_sec=60
+def variables_are_stored_by_the_workers_that_own_them():
+    """sharded_update='parameters': training is that of one device, bytes add up."""
+    repl = make.__wrapped__(4)  # its plan has no other training
+    alone, training = (
+        tiny_models.Training(of, "deep", "clipped adamw", **options)
+        for of, options in (
+            (single(), {}),
+            (repl, {"sharded_update": "parameters"}),
+        )
     )
-    training = tiny_models.Training(
-        repl, "deep", "clipped adamw", sharded_update="parameters"
-    )
+    alone.run_between(0, 10)
     training.run_between(0, 10)
-    return {
-        "weights": training.weights(),
-        "devices": [w.value.device for w in training.model.weights],
-        "bytes": sum(w.numpy().nbytes for w in training.model.weights),
-        "explained": repl.explain(),
-    }
+    weights = training.model.weights
+    check(set(WORKERS), {w.value.device for w in weights})
+    check_close(alone.weights(), training.weights())
+    text = repl.explain()
+    moved = re.search(r"moves (\d+) bytes by reductions and \d+", text)
+    sent = sum(map(int, re.findall(r"worker [01] (\d+) bytes", text)))
+    check([sum(w.numpy().nbytes for w in weights)] * 2, [int(moved[1]), sent])
 
 
 @case
-def without_communication():
-    """Steps of a control: every worker trains its own copy of a variable."""
-    repl = replicator.create(
-        "multi_worker_in_graph",
-        num_replicas=2,
-        connect_timeout_sec=60,
-        without_communication=True,
-    )
+def workers_of_a_control_train_alone():
+    """Each worker's losses are those of its own batch and variables."""
+    repl = make(2, without_communication=True)
     with repl.context():
         weight = tf.Variable([1.0, 1.0])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
@@ -284,5 +303,9 @@ def without_communication():
         return loss
 
     values = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
-    losses = [[float(loss) for loss in repl.run(step, values)] for _ in range(3)]
-    return {"losses": losses, "explained": repl.explain()}
+    for expected in ([2.0, 4.0], [1.8, 3.2], [1.6, 2.4]):
+        losses = [float(loss) for loss in repl.run(step, values)]
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    text = repl.explain()
+    assert "Nothing is communicated" in text, text
+    assert "sends nothing but inputs to other workers" in text, text

@@ -4,14 +4,8 @@ from pathlib import Path
 
 import case_cluster
 import pytest
-from loading import load
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def cases():
-    return load(FOLDER / "client_cases.py")
 
 
 @pytest.fixture(scope="session")
