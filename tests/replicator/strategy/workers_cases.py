@@ -1,10 +1,13 @@
-"""What a worker process of a cluster finds when it trains by ``fit``."""
+"""``fit`` and reductions on workers with two replicas each, and files of callbacks."""
 
+import contextlib
+import functools
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
+from checks import check, check_message
 
 import replicator
 
@@ -18,6 +21,11 @@ def set_up(folder, backend):
     return replicator.create(backend, num_replicas=4), folder
 
 
+def runs_once(repl):
+    """Whether one process runs the program, for all workers."""
+    return repl.num_local_replicas == repl.num_replicas
+
+
 def made(scope, wrapped=lambda optimizer: optimizer):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -25,6 +33,23 @@ def made(scope, wrapped=lambda optimizer: optimizer):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(wrapped(SGD(0.05, momentum=0.9)), "mse", metrics=["mae"])
     return model
+
+
+def check_fit(expected, found):
+    check(list(expected), list(found))
+    check(expected.pop("log", None), found.pop("log", None))
+    for key, value in expected.items():  # sums of float32 in another order
+        np.testing.assert_allclose(found[key], value, 1e-5, 1e-6, err_msg=key)
+
+
+def fit_equals_one_device(repl, _folder):
+    """With an optimizer of Keras, which sums, or a wrapped one, which averages."""
+    if runs_once(repl):
+        found = fitted(repl.scope(), repl.wrap_optimizer)
+    else:
+        found = fitted(repl.scope(verify=True))
+    if repl.is_chief:
+        check_fit(fitted(contextlib.nullcontext()), found)
 
 
 def fitted(scope, *wrapped):
@@ -45,8 +70,7 @@ def fitted(scope, *wrapped):
     }
 
 
-def values(repl, _folder):
-    """A value per replica, reduced, gathered and read by a collective in a step."""
+def values_of_all_workers_are_reduced_and_joined(repl, _folder):
     strategy = repl.as_strategy()
     own = strategy.experimental_distribute_values_from_function(
         lambda ctx: tf.cast(ctx.replica_id_in_sync_group, tf.float32)
@@ -57,16 +81,15 @@ def values(repl, _folder):
     def in_function(x):
         return strategy.reduce("SUM", x, axis=None)
 
-    return {
-        "sum": float(strategy.reduce("SUM", own, axis=None)),
-        "sum in a function": float(in_function(own)),
-        "mean of rows": float(strategy.reduce("MEAN", rows, axis=0)),
-        "gathered": strategy.gather(rows, axis=0).numpy().tolist(),
-    }
+    check(6.0, float(strategy.reduce("SUM", own, axis=None)))
+    check(6.0, float(in_function(own)))
+    np.testing.assert_allclose(strategy.reduce("MEAN", rows, axis=0), 2.0, 1e-6)
+    gathered = strategy.gather(rows, axis=0).numpy().tolist()
+    check([0.0, *[1.0] * 2, *[2.0] * 3, *[3.0] * 4], gathered)
 
 
-def turns(repl, _folder):
-    """Reductions and a step of one function, which each worker could begin with."""
+def reductions_and_steps_of_one_function_take_turns(repl, _folder):
+    """They ran at once, and each worker could begin with another."""
     strategy = repl.as_strategy()
     with strategy.scope():
         total = tf.Variable(0.0)
@@ -96,20 +119,26 @@ def turns(repl, _folder):
         strategy.run(step, args=(y,))
         return first, second, strategy.reduce("SUM", x, axis=None)
 
-    found = [list(map(float, train(own, large))) for _ in range(2)]
-    return {"found": found, "total": float(total)}
+    for _ in range(2):
+        check([18.0, 406.0, 6.0], list(map(float, train(own, large))))
+    check(812.0, float(total))
 
 
-def unseeded(repl, _folder):
-    """Why workers cannot share out the batches of a dataset in any order."""
+def batches_in_an_unknown_order_are_refused(repl, _folder):
+    """Where each process takes its part."""
     tf.random.set_seed(None)
-    try:
-        repl.as_strategy().experimental_distribute_dataset(
-            tf.data.Dataset.range(4).batch(4)
-        )
-    except replicator.ReplicatorError as error:
-        return str(error)
-    return ""
+    data, strategy = tf.data.Dataset.range(4).batch(4), repl.as_strategy()
+    check_message(
+        "no error" if runs_once(repl) else r"keras.utils.set_random_seed\(seed\)",
+        lambda: strategy.experimental_distribute_dataset(data),
+    )
+
+
+def sources_are_read_as_on_one_device(repl, _folder):
+    """Not once more for the shapes of a model."""
+    found = read_once(repl.scope())
+    if repl.is_chief:
+        check_fit(read_once(contextlib.nullcontext()), found)
 
 
 def read_once(scope):
@@ -141,33 +170,36 @@ def read_once(scope):
     return {"log": log, "losses": list(map(float, losses))}
 
 
-def _message(repl, callback):
-    try:
-        made(repl.scope()).fit(X, Y, verbose=0, callbacks=[callback])
-    except replicator.ReplicatorError as error:
-        return str(error)
-    return ""
-
-
-def shared(repl, folder):
-    """The messages for files that both workers would write."""
-    kinds = keras.callbacks
-    callbacks = (
-        kinds.ModelCheckpoint(folder / "best.keras"),
-        kinds.CSVLogger(folder / "log.csv"),
-        kinds.TensorBoard(folder / "board"),
-        kinds.BackupAndRestore(folder / str(repl.worker_id)),
-    )
-    messages = [_message(repl, callback) for callback in callbacks]
-    return messages, sorted(path.name for path in folder.glob("b*"))
+def files_of_two_workers_are_refused_before_they_are_written(repl, folder):
+    """They ended in an error of HDF5, or in a file that was neither's."""
+    if runs_once(repl):
+        return
+    files = keras.callbacks
+    own = r"in each of 2 worker processes; give each .*\{repl\.worker_id\}.*is_chief"
+    for pattern, callback in {
+        rf"ModelCheckpoint writes .*best\.keras {own}": files.ModelCheckpoint(
+            folder / "best.keras"
+        ),
+        rf"CSVLogger writes .*log\.csv {own}": files.CSVLogger(folder / "log.csv"),
+        rf"TensorBoard writes .*board {own}": files.TensorBoard(folder / "board"),
+        r"BackupAndRestore saves in .*save_freq=\"epoch\" if repl\.is_chief": (
+            files.BackupAndRestore(folder / str(repl.worker_id))
+        ),
+    }.items():
+        fit, how = made(repl.scope()).fit, {"verbose": 0, "callbacks": [callback]}
+        check_message(pattern, functools.partial(fit, X, Y, **how))
+    assert not (folder / "best.keras").exists()
+    assert not (folder / "board").exists()
 
 
 CASES = {
-    "counted": lambda repl, _: read_once(repl.scope()),
-    "fit": lambda repl, _: fitted(repl.scope(verify=True)),
-    "wrapped": lambda repl, _: fitted(repl.scope(), repl.wrap_optimizer),
-    "values": values,
-    "turns": turns,
-    "unseeded": unseeded,
-    "shared": shared,
+    case.__name__: case
+    for case in (
+        sources_are_read_as_on_one_device,
+        fit_equals_one_device,
+        values_of_all_workers_are_reduced_and_joined,
+        reductions_and_steps_of_one_function_take_turns,
+        batches_in_an_unknown_order_are_refused,
+        files_of_two_workers_are_refused_before_they_are_written,
+    )
 }
