@@ -12,6 +12,11 @@ def is_full():
     return bool(os.environ.get(VARIABLE))
 
 
+def num_examples(few, many):
+    """How many examples of a property are drawn."""
+    return many if is_full() else few
+
+
 def covering(cases, strength, prefer=None):
     """Chooses cases that have every combination of ``strength`` values that occurs."""
     of_case = [

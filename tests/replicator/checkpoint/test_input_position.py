@@ -105,9 +105,7 @@ SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
     after=SIZES,
     num_steps=st.integers(0, 9),
 )
-@settings(
-    max_examples=100 if covering.is_full() else 8, deadline=None, derandomize=True
-)
+@settings(max_examples=covering.num_examples(8, 100), deadline=None, derandomize=True)
 # Two steps of 8 have read all 16, which are no whole steps of 12.
 @example(InputReplicationMode.PER_REPLICA, "partial", (4, 2), (4, 3), 2)
 def test_every_restore_reads_each_example_once_or_is_refused(

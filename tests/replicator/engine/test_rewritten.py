@@ -1,5 +1,6 @@
 """Steps give what they give on one device, whatever is rewritten in them."""
 
+import covering
 import hypothesis
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def _expected(step, inputs, dtype):
 
 
 @hypothesis.settings(
-    max_examples=8,
+    max_examples=covering.num_examples(4, 8),
     deadline=None,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     suppress_health_check=list(hypothesis.HealthCheck),

@@ -2,6 +2,7 @@
 
 import functools
 
+import covering
 import keras
 import numpy as np
 import tensorflow as tf
@@ -130,7 +131,7 @@ def _trained(repl, names, name, options, batches):
     return table.numpy()
 
 
-@settings(max_examples=7, deadline=None, phases=GENERATE)
+@settings(max_examples=covering.num_examples(4, 7), deadline=None, phases=GENERATE)
 @given(
     names=_lookups,
     name=st.sampled_from(list(KERAS)),

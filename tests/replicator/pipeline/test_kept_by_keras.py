@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import covering
 import keras
 import numpy as np
 import pytest
@@ -225,7 +226,12 @@ class Chain(keras.layers.Layer):
         return None  # the last layer has set it
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(
+    max_examples=covering.num_examples(3, 4),
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+)
 @given(
     bodies=st.lists(st.sampled_from(sorted(BODIES)), min_size=1, max_size=3),
     cuts=st.tuples(st.integers(0, 9), st.integers(0, 9)),

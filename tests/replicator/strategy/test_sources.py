@@ -4,6 +4,7 @@ import contextlib
 import functools
 import time
 
+import covering
 import keras
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def _programs(draw):
 
 
 @settings(
-    max_examples=9,
+    max_examples=covering.num_examples(5, 9),
     phases=[Phase.generate],
     deadline=None,
     derandomize=True,

@@ -91,7 +91,9 @@ def check_others_end(cluster, num_workers, victim):
         pytest.param(
             *(0, "killed", signal.SIGKILL), id="chief killed", marks=pytest.mark.full
         ),
-        pytest.param(*(1, "stopped", signal.SIGSTOP), id="worker stopped"),
+        pytest.param(
+            *(1, "stopped", signal.SIGSTOP), id="worker stopped", marks=pytest.mark.full
+        ),
         pytest.param(*(1, "exchange", signal.SIGSTOP), id="stopped in an exchange"),
     ],
 )
