@@ -72,7 +72,7 @@ def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | 
     repl = MultiWorkerAsyncReplicator()
     engines = {"async": _ours(repl), "stock": _stock(repl)}
     return [
-        runner.take_turns(
+        runner.interleave(
             {
                 name: functools.partial(_block, repl, engine, num_steps, num_updates)
                 for name, engine in engines.items()

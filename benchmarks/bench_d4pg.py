@@ -81,13 +81,13 @@ def main() -> None:
 
 def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
     """Rates of the kinds of a part; the first round is not counted."""
-    turns = {
+    blocks = {
         kind: functools.partial(
             lambda call, of: of / runner.seconds(call), call, number
         )
         for kind, (call, number) in PARTS[part]().items()
     }
-    return runner.take_turns(turns, num_repeats, num_warmups=1)
+    return runner.interleave(blocks, num_repeats, num_warmups=1)
 
 
 def _state() -> dict[str, tuple[Callable[[], None], int]]:

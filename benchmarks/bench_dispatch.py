@@ -19,7 +19,7 @@ from benchmarks.runner import Figure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NUM_TURNS, NUM_CALLS, NUM_WARMUP_CALLS = 20, 200, 50
+NUM_BLOCKS, NUM_CALLS, NUM_WARMUP_CALLS = 20, 200, 50
 CPUS = ["CPU:0", "CPU:1"]
 PLAIN, PEER = "plain tf.function", "tf_mirrored x2"
 MIRRORED: dict[str, Any] = {
@@ -43,7 +43,7 @@ TARGETS = {"empty": 1.3, "training": 1.5}
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """By kind of step and way: median over turns of the microseconds of one call."""
+    """By kind of step and way: median over blocks of the microseconds of one call."""
     from replicator.core import devices
 
     devices.split_cpu(len(CPUS))
@@ -52,7 +52,7 @@ def measure() -> dict[str, dict[str, float]]:
         calls = {PLAIN: make(None), **{way: make(of) for way, of in OPTIONS.items()}}
         for call in calls.values():
             runner.seconds(call, NUM_WARMUP_CALLS)
-        found = runner.medians(calls, NUM_TURNS, NUM_CALLS)
+        found = runner.medians(calls, NUM_BLOCKS, NUM_CALLS)
         result[kind] = {way: 1e6 * sec for way, sec in found.items()}
     return result
 

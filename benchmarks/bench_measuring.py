@@ -2,13 +2,13 @@
 
 python -m benchmarks.bench_measuring [--repeats 4] [--cases NAME...]
 
-*help* and *plan* are whole processes, as a user sees them. *window* and *relay*: a
-program whose step takes 5 ms by its own clock is measured as a trial, in one window,
-and in turns that this script gives. What the harness states as the time of the steps,
-less what the steps took by their own clock, is its cost.
+*help* and *plan* are whole processes, as a user sees them. *window* and *interleaved
+study*: a program whose step takes 5 ms by its own clock is measured as a trial, in one
+window, and in turns that this script gives. What the harness states as the time of the
+steps, less what the steps took by their own clock, is its cost.
 
 *client* is a loop that computes for 5 ms per step: plain, and with ``scaling_client``
-in such turns. Steps of both ways alternate within one process, so both see the same
+in such blocks. Steps of both ways alternate within one process, so both see the same
 noise. Intervals are over fresh processes.
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP_NS = 5_000_000
-NUM_STEPS, STEPS_PER_TURN, NUM_WARMUP_STEPS = 600, 60, 3
-NUM_TURNS = NUM_STEPS // STEPS_PER_TURN
+NUM_STEPS, STEPS_PER_BLOCK, NUM_WARMUP_STEPS = 600, 60, 3
+NUM_BLOCKS = NUM_STEPS // STEPS_PER_BLOCK
 MOST_RATIO = 1.01
 # 2 backends x (1 baseline + 3 weak + 3 strong), the A/A control, 72 repetitions, and 4
 # quality runs.
@@ -58,24 +58,24 @@ def run_command(*args: str) -> float:
 
 
 def start_giving() -> str:
-    """Starts a thread that gives turns, as the harness does; returns its address."""
+    """Starts a thread that gives blocks, as the harness does; returns its address."""
     from harness.client.scaling_client import native_address
 
     address = f"@bench-measuring-{os.getpid()}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(native_address(address))
     server.listen(1)
-    threading.Thread(target=_give_turns, args=(server,), daemon=True).start()
+    threading.Thread(target=_give_blocks, args=(server,), daemon=True).start()
     return address
 
 
-def _give_turns(server: socket.socket) -> None:
+def _give_blocks(server: socket.socket) -> None:
     connection, _ = server.accept()
-    turn = {"command": "turn", "attempt": 0, "num_steps": STEPS_PER_TURN}
+    block = {"command": "turn", "attempt": 0, "num_steps": STEPS_PER_BLOCK}
     commands: list[dict[str, Any]] = [
         {"command": "build", "is_alone": True},
         {"command": "warm_up", "heap_fraction": 0.0},
-        *({**turn, "round_index": index} for index in range(NUM_TURNS)),
+        *({**block, "round_index": index} for index in range(NUM_BLOCKS)),
         {"command": "finish"},
     ]
     with server, connection, connection.makefile("r", encoding="utf-8") as lines:
@@ -127,26 +127,26 @@ def measure_trial(way: str) -> dict[str, float]:
     from harness.trial import measure
     from harness.trial.rank_file import rank_path, read_rank
 
-    is_relay = way == "relay"
+    is_interleaved = way == "relay"
     program: Any = SpinningProgram()
     with tempfile.TemporaryDirectory() as folder:
         path = rank_path(Path(folder), 0)
         writer = RankFile(path, time.monotonic_ns)
         measure.measure_trial(
             lambda: program,
-            _spec(is_relay=is_relay),
+            _spec(is_interleaved=is_interleaved),
             writer,
             example_unit="examples",
             memory=ResidentMemory(),
-            channel=Channel(start_giving(), 0) if is_relay else None,
+            channel=Channel(start_giving(), 0) if is_interleaved else None,
         )
         writer.close()
         log = read_rank(Path(folder), 0)
         lines = path.read_text(encoding="utf-8").splitlines()
     own_ns = sum(program.own_ns[NUM_WARMUP_STEPS:])
-    if is_relay:
-        turns = [turn for turn in map(json.loads, lines) if turn["kind"] == "turn"]
-        stated_ns = sum(turn["end_ns"] - turn["start_ns"] for turn in turns)
+    if is_interleaved:
+        blocks = [block for block in map(json.loads, lines) if block["kind"] == "turn"]
+        stated_ns = sum(block["end_ns"] - block["start_ns"] for block in blocks)
     else:
         measured = log.steps[NUM_WARMUP_STEPS:]
         stated_ns = measured[-1].end_ns - measured[0].start_ns
@@ -154,7 +154,7 @@ def measure_trial(way: str) -> dict[str, float]:
     return {"own_ns": own_ns, "stated_ns": stated_ns, "cost_us": cost_us}
 
 
-def _spec(*, is_relay: bool) -> Any:
+def _spec(*, is_interleaved: bool) -> Any:
     from results.records.models import Order, TrialSpec
 
     return TrialSpec(
@@ -169,8 +169,8 @@ def _spec(*, is_relay: bool) -> Any:
         global_batch_size=4,
         cores_per_replica=1,
         num_warmup_steps=NUM_WARMUP_STEPS,
-        num_measured_steps=None if is_relay else NUM_STEPS,
-        order=Order.RELAY if is_relay else Order.SEQUENTIAL,
+        num_measured_steps=None if is_interleaved else NUM_STEPS,
+        order=Order.INTERLEAVED if is_interleaved else Order.SEQUENTIAL,
         is_evaluated=False,
         repetition_index=0,
         seed=1,
@@ -203,18 +203,18 @@ def measure_client() -> dict[str, float]:
         steps = iter(run.steps())
         for _ in range(NUM_WARMUP_STEPS):
             _train(next(steps))
-        step = next(steps)  # waits for the turn, which is not part of it
+        step = next(steps)  # waits for the block, which is not part of it
         for number in range(1, NUM_STEPS + 1):
             start_ns = time.monotonic_ns()
             _compute()
             middle_ns = time.monotonic_ns()
             _train(step)
-            if number % STEPS_PER_TURN:
+            if number % STEPS_PER_BLOCK:
                 step = next(steps)
             end_ns = time.monotonic_ns()
             own_ns += middle_ns - start_ns
             stated_ns += end_ns - middle_ns
-            if not number % STEPS_PER_TURN:
+            if not number % STEPS_PER_BLOCK:
                 step = next(steps, None)
         assert step is None
     cost_us = (stated_ns - own_ns) / NUM_STEPS / 1e3

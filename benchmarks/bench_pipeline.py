@@ -3,7 +3,7 @@
 python -m benchmarks.bench_pipeline [--repeats 5] [--cases NAME...]
 
 *Serial* is the same pipeline on one core: as two devices of one core each that take
-turns. Stages are dense layers, micro-batches 512 rows of 512. The first step of
+blocks. Stages are dense layers, micro-batches 512 rows of 512. The first step of
 workload ``transformer``, preset ``laptop``, has micro-batches of one sequence.
 Intervals are over processes. On two cores that share memory this says what the schedule
 gives, and nothing of GPUs.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WIDTH, ROWS, NUM_LAYERS, NUM_STAGES = 512, 512, 4, 2
-NUM_TURNS, NUM_WARMUPS = 5, 2
+NUM_BLOCKS, NUM_WARMUPS = 5, 2
 PARTS, MEMORY_PARTS = 8, 16
 MEGABYTE = 1e6
 TOKENS = PARTS * 128
@@ -100,13 +100,13 @@ def measure_first(num_stages: int) -> dict[str, float]:
 
 
 def measure_times() -> dict[str, float]:
-    """By way: median over turns of the seconds of one step; and of the first one."""
+    """By way: median over blocks of the seconds of one step; and of the first one."""
     runner.set_threads(NUM_STAGES)
     run = {name: build(PARTS, **how) for name, how in SCHEDULES.items()}
     run["one piece"] = build(PARTS, is_whole=True)
     run["two replicas"] = build(PARTS, is_whole=True, num_replicas=2)
     first = {f"first {name}": runner.seconds(one) for name, one in run.items()}
-    return first | runner.medians(run, NUM_TURNS, num_warmups=NUM_WARMUPS)
+    return first | runner.medians(run, NUM_BLOCKS, num_warmups=NUM_WARMUPS)
 
 
 def measure_memory() -> dict[str, float]:

@@ -30,7 +30,7 @@ from benchmarks.runner import CORES, Figure
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-NUM_TURNS, NUM_STEPS = 10, 5
+NUM_BLOCKS, NUM_STEPS = 10, 5
 NUM_WARMUP_STEPS = 15
 """A heap that keeps freed memory grows until about the 14th step."""
 NUM_BLOCKS, NUM_STEPS_PER_BLOCK = 12, 10
@@ -102,7 +102,7 @@ def main() -> None:
     cases = [name for name in given.cases if name in CASES]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for repeat in range(given.num_repeats):
-        figures = _generation(cases[:: -1 if repeat % 2 else 1])
+        figures = _repetition(cases[:: -1 if repeat % 2 else 1])
         for name in cases:
             print(f"repeat {repeat} {name:20} {_shown(figures[name])}", flush=True)
             found[name].append(figures[name])
@@ -113,11 +113,11 @@ def main() -> None:
     runner.print_figures(FIGURES, found)
 
 
-def _generation(names: list[str]) -> dict[str, dict[str, float]]:
-    """Figures of each case: first steps, one after the other, then turns of all."""
+def _repetition(names: list[str]) -> dict[str, dict[str, float]]:
+    """Figures of each case: first steps, one after the other, then blocks of all."""
     figures: dict[str, dict[str, float]] = {}
     with contextlib.ExitStack() as living:
-        turns = {}
+        blocks = {}
         for name in names:
             case = CASES[name]
             arguments = case._asdict()
@@ -131,8 +131,8 @@ def _generation(names: list[str]) -> dict[str, dict[str, float]]:
                 figures[name] = {FIRST: max(ready)}
                 if not starts_only:
                     living.enter_context(stack.pop_all())
-                    turns[name] = resume
-        found = runner.take_turns(turns, NUM_TURNS, num_warmups=1)
+                    blocks[name] = resume
+        found = runner.interleave(blocks, NUM_BLOCKS, num_warmups=1)
         for name, rates in found.items():
             # Of all processes of a case.
             figures[name][THROUGHPUT] = statistics.geometric_mean(map(sum, rates))
@@ -145,7 +145,7 @@ def _shown(figures: dict[str, float]) -> str:
 
 
 def measure(backend: str, num_replicas: int, workload: str) -> Iterator[float]:
-    """Yields the time to the first step, then examples per second of each turn."""
+    """Yields the time to the first step, then examples per second of each block."""
     runner.set_threads()
     start = time.perf_counter()
     program = _build(backend, num_replicas, workload)
@@ -166,7 +166,7 @@ def compare_with_plain_loop() -> dict[str, list[float]]:
     def block(name: str) -> float:
         return runner.medians({name: ways[name]}, NUM_STEPS_PER_BLOCK)[name]
 
-    return runner.take_turns(
+    return runner.interleave(
         {"single": lambda: block("single"), "plain": lambda: block("plain")}, NUM_BLOCKS
     )
 

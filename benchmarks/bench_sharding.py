@@ -154,8 +154,8 @@ def measure_optimizer(name: str, num_blocks: int) -> dict[str, Any]:
         found = runner.medians({kind: calls[kind]}, NUM_CALLS_PER_BLOCK)
         return found[kind] / NUM_STEPS_OF_OPTIMIZER
 
-    turns = {kind: functools.partial(block, kind) for kind in calls}
-    return runner.take_turns(turns, num_blocks) | {"bytes": sizes}
+    blocks = {kind: functools.partial(block, kind) for kind in calls}
+    return runner.interleave(blocks, num_blocks) | {"bytes": sizes}
 
 
 def _updating(repl: Any, name: str, kind: str) -> tuple[Any, Callable[[], float]]:

@@ -81,7 +81,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
         "launcher": starter,
         "timeout_sec": 60.0,
         "canary": lambda _core: 0.0,
-        "void_reason": lambda _load, _num_retraces: "",
+        "discard_reason": lambda _load, _num_retraces: "",
     }
     with tempfile.TemporaryDirectory() as folder:
         store = Store.create(pathlib.Path(folder) / "runs" / "s")

@@ -42,7 +42,7 @@ from results.records.models import Allocator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TURNS_OF_FIT, STEPS_OF_FIT = 12, 4
+BLOCKS_OF_FIT, STEPS_OF_FIT = 12, 4
 NUM_WARMUP_STEPS = 3
 NUM_OF = {"input": ("digits", 200), "step": ("synthetic", 20)}
 """Data, and how many batches or steps are timed."""
@@ -62,12 +62,12 @@ def first_step(backend: str) -> float:
 
 
 def loops() -> dict[str, float]:
-    """By loop: median over turns of the seconds of one step."""
+    """By loop: median over blocks of the seconds of one step."""
     programs = {loop: _fit(loop, "in_graph") for loop in ("fit", "run")}
     for program in programs.values():
         runner.seconds(program.run, 1 + NUM_WARMUP_STEPS)
     calls = {loop: program.run for loop, program in programs.items()}
-    found = runner.medians(calls, TURNS_OF_FIT, STEPS_OF_FIT, num_warmups=1)
+    found = runner.medians(calls, BLOCKS_OF_FIT, STEPS_OF_FIT, num_warmups=1)
     for program in programs.values():
         program.close()
     return found

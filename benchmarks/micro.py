@@ -1,6 +1,6 @@
 """Micro-benchmarks: measures them in fresh processes, and judges two measurements.
 
-    python -m benchmarks.micro run -o NEW.json [--generations 4] [NAME ...]
+    python -m benchmarks.micro run -o NEW.json [--repetitions 4] [NAME ...]
     python -m benchmarks.micro compare NEW.json OLD.json [--delta 5%] [--format text]
 
 ``tests/benchmarks/micro`` has them, in the form of pytest-benchmark. Repeats within a
@@ -29,7 +29,7 @@ from harness.cli.arguments import one_line
 from harness.errors import HarnessError
 from harness.options.kinds import parse_percentage
 from results import errors
-from results.figures.relay import TurnCounts
+from results.figures.conditions import BlockCounts
 from results.judging.gate import Gate
 from results.judging.gate_metrics import Metric
 from results.judging.judged_case import JudgedCase
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 FOLDER: Final = runner.ROOT / "tests" / "benchmarks" / "micro"
 PREFIX: Final = "bench_"
-NUM_GENERATIONS: Final = 4
+NUM_REPETITIONS: Final = 4
 MOST_SEC_OF_A_BENCHMARK = 0.5
 OF_ONE_CORE: Final = frozenset({"store"})
 """These have no replicas."""
-GENERATION: Final = "generation"
+REPETITION: Final = "repetition"
 """In ``extra_info``: the process, where one file holds several."""
 TIME_PER_CALL: Final = Metric(name="time_per_call", is_cost=True, worse="slower")
 
@@ -81,17 +81,17 @@ def measure(name: str) -> dict[str, Any]:
     return found
 
 
-def run(chosen: Sequence[str], output: Path, num_generations: int) -> None:
+def run(chosen: Sequence[str], output: Path, num_repetitions: int) -> None:
     """Measures files; writes one document, in which benchmarks have their process."""
     benchmarks = []
-    for number in range(num_generations):
+    for number in range(num_repetitions):
         # Forward and backward in turn: a drift of the machine affects all of them.
         for name in list(chosen)[:: -1 if number % 2 else 1]:
             cores = runner.CORES[:1] if name in OF_ONE_CORE else runner.CORES
             document = runner.measure(measure, cores=cores, name=name)
             print(f"run {number} {name}", file=sys.stderr, flush=True)
             for of in document["benchmarks"]:
-                of["extra_info"][GENERATION] = number
+                of["extra_info"][REPETITION] = number
                 benchmarks.append(of)
     document["machine_info"]["node"] = ""  # the name of the machine
     text = json.dumps({**document, "benchmarks": benchmarks}, indent=1)
@@ -120,8 +120,8 @@ class Benchmark(pydantic.BaseModel):
     """One benchmark in one process."""
 
     name: Line = Field(validation_alias="fullname")
-    generation: int = Field(
-        default=0, validation_alias=AliasPath("extra_info", GENERATION)
+    repetition: int = Field(
+        default=0, validation_alias=AliasPath("extra_info", REPETITION)
     )
     median_sec: Seconds = Field(validation_alias=AliasPath("stats", "median"))
 
@@ -150,7 +150,7 @@ def read(path: Path) -> Measured:
     except (OSError, RecursionError, ValueError) as error:
         why = str(error)
     else:
-        processes = {(of.name, of.generation) for of in found.benchmarks}
+        processes = {(of.name, of.repetition) for of in found.benchmarks}
         if len(processes) == len(found.benchmarks):
             return found
         why = "it has a benchmark twice in one process"
@@ -179,8 +179,8 @@ def judged(
         delta=delta,
         alpha=alpha,
         cases=tuple(_judged(of, new[of], old[of], delta, alpha) for of in shared),
-        twin=None,
-        turns=TurnCounts(num_turns=0, num_void=0, num_lost=0, reasons=()),
+        aa_control=None,
+        blocks=BlockCounts(num_blocks=0, num_discarded=0, num_lost=0, reasons=()),
         is_weaker=True,
         differences=tuple(
             f"{fact}: {value!r} and {there[fact]!r}"
@@ -196,10 +196,10 @@ def _judged(
     name: str, here: list[float], there: list[float], delta: float, alpha: float
 ) -> JudgedCase:
     fewest = min(len(here), len(there))
-    if fewest < group_sequential.FEWEST_GENERATIONS:
+    if fewest < group_sequential.FEWEST_REPETITIONS:
         reason = (
             f"{fewest} run(s), a verdict needs"
-            f" {group_sequential.FEWEST_GENERATIONS} or more:"
+            f" {group_sequential.FEWEST_REPETITIONS} or more:"
             f" processes differ, and one says nothing about by how much"
         )
         return JudgedCase(name=name, judgement=None, reason=reason)
@@ -238,9 +238,9 @@ def make_parser() -> argparse.ArgumentParser:
     running.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names()))
     running.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     running.add_argument(
-        "--generations",
+        "--repetitions",
         type=runner.positive,
-        default=NUM_GENERATIONS,
+        default=NUM_REPETITIONS,
         metavar="N",
         help="fresh processes of each file; a verdict needs two (default: %(default)s)",
     )
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"unknown micro-benchmark {unknown[0]!r}; known are"
                 f" {', '.join(names())}"
             )
-        run(given["names"] or names(), given["output"], given["generations"])
+        run(given["names"] or names(), given["output"], given["repetitions"])
         return exit_codes.OK
     try:
         return compare(**given)

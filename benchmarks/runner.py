@@ -158,7 +158,7 @@ def measure_cluster(
         return json.loads(result.read_text(encoding="utf-8"))
 
 
-def take_turns(
+def interleave(
     ways: Ways,
     num_repeats: int,
     *,
@@ -187,15 +187,15 @@ def seconds(call: Callable[[], Any], number: int = 1) -> float:
 
 
 def medians(
-    calls: Ways, num_turns: int, number: int = 1, *, num_warmups: int = 0
+    calls: Ways, num_blocks: int, number: int = 1, *, num_warmups: int = 0
 ) -> dict[str, float]:
-    """By way, the median over turns of the seconds of one call."""
+    """By way, the median over blocks of the seconds of one call."""
     import statistics
 
-    turns = {
+    blocks = {
         name: functools.partial(seconds, call, number) for name, call in calls.items()
     }
-    found = take_turns(turns, num_turns, num_warmups=num_warmups)
+    found = interleave(blocks, num_blocks, num_warmups=num_warmups)
     return {name: statistics.median(times) for name, times in found.items()}
 
 
@@ -223,7 +223,7 @@ def run(
     parser.add_argument("--cases", nargs="+", choices=ways, default=list(ways))
     given = parser.parse_args()
     chosen = {name: ways[name] for name in given.cases}
-    print_figures(figures, take_turns(chosen, given.num_repeats, show=show))
+    print_figures(figures, interleave(chosen, given.num_repeats, show=show))
 
 
 def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> None:

@@ -122,7 +122,7 @@ def backend(name: str) -> BackendInfo:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Turns what a workload refuses into an error of the request."""
+    """Blocks what a workload refuses into an error of the request."""
     try:
         yield
     except ValueError as error:

@@ -54,8 +54,8 @@ ASKED: Final[dict[str, Any]] = {
 }
 """What the trials of the checks ask for."""
 NUM_MEASURED_STEPS: Final = 12
-TURNS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
-"""Round, attempt and steps of each turn: the first one is void, and repeated."""
+BLOCKS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
+"""Round, attempt and steps of each block: the first one is discarded, and repeated."""
 NO_SUCH_VERSION: Final = 99
 CONTROL: Final = "nosync"
 # The last argument is the directory of the trial, which programs find in a variable.
@@ -147,7 +147,7 @@ class Checked:
                 f"exit code {ended.exit_code}; its last line: {self.last_line()!r}"
             )
 
-    def check_files(self, num_measured_steps: int, num_turns: int) -> str:
+    def check_files(self, num_measured_steps: int, num_blocks: int) -> str:
         """Reads the files of all ranks; returns what they say."""
         num_ranks, has_losses = _read_rank(self.trial_dir, 0, 1)
         for rank in range(1, num_ranks):
@@ -163,7 +163,7 @@ class Checked:
                 ASKED["global_batch_size"],
             ),
             "example_unit": (facts["example_unit"], ASKED["unit"]),
-            "number of blocks": (len(facts["turns"]), num_turns),
+            "number of blocks": (len(facts["blocks"]), num_blocks),
         }
         for times in facts["ranks"]:
             name = f"rank {times['rank']}: number of"
@@ -226,11 +226,11 @@ def runs_alone(folder: Path, *given: Any) -> str:
     return trial.check_files(NUM_MEASURED_STEPS, 0)
 
 
-def takes_turns(folder: Path, *given: Any) -> str:
-    """It waits for its turns, and runs in each as many steps as it is told."""
+def is_interleaved_program(folder: Path, *given: Any) -> str:
+    """It waits for its blocks, and runs in each as many steps as it is told."""
     trial = Checked(folder, *given)
     with trial.met() as session:
-        for round_index, attempt, num_steps in TURNS:
+        for round_index, attempt, num_steps in BLOCKS:
             session.send(
                 "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
             )
@@ -238,12 +238,12 @@ def takes_turns(folder: Path, *given: Any) -> str:
                 said = answer["round_index"], answer["attempt"], answer["num_steps"]
                 if said != (round_index, attempt, num_steps):
                     raise NonconformingError(
-                        f"the answer to turn {round_index}, attempt {attempt} of"
+                        f"the answer to block {round_index}, attempt {attempt} of"
                         f" {num_steps} steps repeats {said}"
                     )
         session.send("finish")
         trial.check_end(session.wait(trial.timeout_sec))
-    return trial.check_files(sum(turn[-1] for turn in TURNS), len(TURNS))
+    return trial.check_files(sum(block[-1] for block in BLOCKS), len(BLOCKS))
 
 
 def has_or_refuses_controls(folder: Path, *given: Any) -> str:
@@ -298,7 +298,7 @@ def ends_without_harness(folder: Path, *given: Any) -> str:
 
 CHECKS: Final = {
     "runs alone": runs_alone,
-    "takes turns": takes_turns,
+    "takes turns": is_interleaved_program,
     "controls": has_or_refuses_controls,
     "other versions": refuses_other_versions,
     "lost harness": ends_without_harness,

@@ -33,7 +33,7 @@ class RevisionError(HarnessError):
 
 
 class DoesNotFitError(HarnessError):
-    """The processes of a relay do not fit into memory at once."""
+    """The processes of an interleaved study do not fit into memory at once."""
 
 
 class LaunchError(HarnessError):

@@ -98,14 +98,14 @@ class View:
         return tuple(of.env for of in trials if of is not None and of.env is not None)
 
     @property
-    def is_relay(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Whether cases took turns."""
-        return self.study.plan.measuring.order is Order.RELAY
+        return self.study.plan.measuring.order is Order.INTERLEAVED
 
     @property
     def repetition(self) -> str:
         """What a repetition is called; the plural has an s."""
-        return "run" if self.is_relay else "repetition"
+        return "run" if self.is_interleaved else "repetition"
 
     @property
     def repetitions(self) -> str:
@@ -121,7 +121,7 @@ class View:
     def has_ceiling(self) -> bool:
         """Whether programs that never communicate were measured."""
         return any(
-            case.spec.control is Control.SOLO and case.ok_entries
+            case.spec.control is Control.INDEPENDENT and case.ok_entries
             for case in self.study.controls
         )
 

@@ -154,7 +154,8 @@ def _one_number(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 # millions.
 
 NUM_STEPS: Final = 3
-"""Steps whose losses are compared; ``results/study/matching.py`` has the same number.
+"""Steps whose losses are compared; ``results/study/equivalence.py`` has the same
+number.
 """
 NUM_CHANGING_STEPS: Final = 2
 """Steps after which changes are compared. One more amplifies rounding to percents where

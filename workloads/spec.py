@@ -262,7 +262,7 @@ class PresetInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Matching:
+class EquivalenceCheck:
     """What a workload changes so that N replicas can be matched with one."""
 
     options: Mapping[str, Any]  # Options in place of the requested ones.
@@ -305,7 +305,7 @@ class WorkloadInfo:
     # Why its steps cannot leave out their update, or empty.
     no_update_because: str = ""
     # How N replicas are matched with one; None if they cannot be.
-    matching: Matching | None = None
+    equivalence: EquivalenceCheck | None = None
     # Why they cannot, where there is no ``matching``.
     not_matched_because: str = "the workload does not say how it can be"
     # Options of whose product every batch of a replica is a multiple, such as the

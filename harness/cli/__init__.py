@@ -1,1 +1,1 @@
-"""The command line: verbs, options, messages, exit codes."""
+"""The command line: subcommands, options, messages, exit codes."""

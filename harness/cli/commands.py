@@ -1,8 +1,8 @@
 """Runs sweeps: one study, what a study lacks, or a study for each value of a setting.
 
 Each study of a varied one is a study as any other, which the same command without
-``--vary`` would make; the folder around them has a page of all. A function of a verb
-returns the exit code of the process.
+``--vary`` would make; the folder around them has a page of all. A function of a
+subcommand returns the exit code of the process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.cli.running import Conclude
-    from harness.cli.verb import Call
-    from harness.cli.verbs.sweep_verb import RunRequest
+    from harness.cli.subcommand import Call
+    from harness.cli.subcommands.sweep_command import RunRequest
     from harness.doctor.gpu import GpuState
     from harness.machine.gpus import Gpu
     from harness.planning.design import CheckedSweep
@@ -180,7 +180,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
     make = info.plan if info.is_submitted() else info.start
     launcher = launchers.by_hosts(make(request.launcher_options))
     if launcher.num_hosts > 1:
-        if request.order is Order.RELAY:
+        if request.order is Order.INTERLEAVED:
             raise PlanError(
                 f"--order interleaved on {launcher.num_hosts} hosts: blocks are judged "
                 "by the load of one machine; use --order sequential, or --nodes 1"
@@ -276,7 +276,7 @@ def sweep(
         except DoesNotFitError as error:
             if (
                 not is_order_free
-                or design.needs_relay(request)
+                or design.needs_interleaving(request)
                 or any(trial.status is not None for trial in store.trials())
             ):
                 fewer = "--controls, " * bool(request.controls)
@@ -352,11 +352,13 @@ def _print_plan(
         and catalog.workload(spec.workload).memory_module
     }
     missing = _missing(root, asked)
-    matching = plan.matching.trials if plan.matching is not None else ()
-    in_turn = []
-    if matching and matching[0].spec.device == "gpu":  # one after the other, untimed
-        in_turn = _missing(Store(root).matching.root, matching)
-    asked_for = [*in_turn, *missing]
+    equivalence = plan.equivalence.trials if plan.equivalence is not None else ()
+    in_block = []
+    if (
+        equivalence and equivalence[0].spec.device == "gpu"
+    ):  # one after the other, untimed
+        in_block = _missing(Store(root).equivalence.root, equivalence)
+    asked_for = [*in_block, *missing]
     durations = estimate.read_durations(request.runs_dir)
     guess = estimate.estimate(asked_for, durations, plan.measuring)
     if request.is_json:
@@ -487,7 +489,7 @@ def for_each(
     run: Callable[[Store], int],
     after: Callable[[Path], int] | None = None,
 ) -> int:
-    """Does for a study what a verb does, or for each study of a varied one."""
+    """Does for a study what a subcommand does, or for each study of a varied one."""
     found = names_of(request.study, request.runs_dir)
     if found is None:
         root = plan_module.find_study(request.study, request.runs_dir)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli.main import cli
-from harness.cli.verbs.sweep_verb import RunRequest
+from harness.cli.subcommands.sweep_command import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
 
 if TYPE_CHECKING:
@@ -27,13 +27,18 @@ def page() -> str:
     return "\n".join(["# Options\n", *parts])
 
 
-def _helps(verb: click.Command, title: str) -> Iterator[tuple[str, str]]:
-    if isinstance(verb, click.Group):
-        for name, part in verb.commands.items():
+def _helps(subcommand: click.Command, title: str) -> Iterator[tuple[str, str]]:
+    if isinstance(subcommand, click.Group):
+        for name, part in subcommand.commands.items():
             yield from _helps(part, f"{title} {name}".strip())
     else:
         path = f"python -m harness {title}"
-        yield title, verb.get_help(verb.make_context(path, [], resilient_parsing=True))
+        yield (
+            title,
+            subcommand.get_help(
+                subcommand.make_context(path, [], resilient_parsing=True)
+            ),
+        )
 
 
 def main(arguments: Sequence[str] = ()) -> int:

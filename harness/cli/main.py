@@ -1,8 +1,8 @@
-"""The command line: ``python -m harness VERB``.
+"""The command line: ``python -m harness SUBCOMMAND``.
 
 Only click and the standard library are imported at the top, so that ``--help`` answers
-immediately; what a verb needs is imported when it runs. stdout is for data, stderr for
-progress, notes and errors. There are no interactive prompts.
+immediately; what a subcommand needs is imported when it runs. stdout is for data,
+stderr for progress, notes and errors. There are no interactive prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.cli.arguments import (
     one_line,
     refusal,
 )
-from harness.cli.verb import STUDY_FILE, Verb
+from harness.cli.subcommand import STUDY_FILE, Subcommand
 from harness.errors import HarnessError, Interrupted, UnfitMachineError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ COMPLETION = "_REPLICATOR_HARNESS_COMPLETE"
 
 
 class _Group(click.Group):
-    """Lists the verbs in the order in which a user needs them."""
+    """Lists the subcommands in the order in which a user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -55,8 +55,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> Non
     ctx.exit()
 
 
-VERBS = (
-    Verb(
+SUBCOMMANDS = (
+    Subcommand(
         "sweep",
         """Runs a sweep and writes the report; run it again to resume.
 
@@ -66,11 +66,11 @@ VERBS = (
         model="RunRequest",
         arguments=[STUDY_FILE],
     ),
-    Verb(
+    Subcommand(
         "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
-    Verb("status", "Shows the progress of a study and its failures."),
-    Verb(
+    Subcommand("status", "Shows the progress of a study and its failures."),
+    Subcommand(
         "report",
         """Builds the report of a study, a comparison of two, or a site of several.
 
@@ -78,14 +78,14 @@ VERBS = (
         second. With -o DIRECTORY: a site with an index and a page of each study.
         """,
     ),
-    Verb(
+    Subcommand(
         "verify",
         """Recomputes records and headline figures of a study from raw observations.
 
         Exit code 4 if a value differs or cannot be recomputed, 5 if none can.
         """,
     ),
-    Verb(
+    Subcommand(
         "doctor",
         """Checks whether this machine can be timed, and says what to do.
 
@@ -94,7 +94,7 @@ VERBS = (
         s and the interleaved measurement. Exit code 6 if timings would be unusable.
         """,
     ),
-    Verb(
+    Subcommand(
         "gate",
         "Judges whether this tree is worse than a baseline; run it again to resume.",
     ),
@@ -102,7 +102,7 @@ VERBS = (
         "launch",
         help="Writes what starts a program on a cluster; submits nothing.",
         commands=[
-            Verb(
+            Subcommand(
                 "render",
                 "Writes the files that start COMMAND on a cluster; prints their names.",
             )
@@ -113,7 +113,7 @@ VERBS = (
 
 cli = _Group(
     help="Measures how a training step scales over replicas, and records the evidence.",
-    commands=VERBS,
+    commands=SUBCOMMANDS,
     params=[
         click.Option(
             ["--version"],
@@ -187,8 +187,8 @@ def _forget_stdout() -> None:
 def _user_message(error: Exception) -> str | None:
     """Returns the message for an error that the user can fix; None for any other."""
     if isinstance(error, click.UsageError):
-        verb = error.ctx.command_path if error.ctx else "python -m harness"
-        return f"{error.format_message()} (see {verb} --help)"
+        subcommand = error.ctx.command_path if error.ctx else "python -m harness"
+        return f"{error.format_message()} (see {subcommand} --help)"
     if isinstance(error, click.ClickException):
         return error.format_message()
     from results.errors import ResultsError

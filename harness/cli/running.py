@@ -20,13 +20,13 @@ from harness.planning import estimate
 from harness.planning import plan as plan_lib
 from harness.run import sweep as run
 from harness.run.progress import make_progress
-from harness.run.rounds import relay_sec
+from harness.run.rounds import interleaved_sec
 from results.errors import ResultsError, StudyLostError
-from results.figures import relay
+from results.figures import conditions
 from results.judging.gate import is_decided
 from results.records.models import PlannedTrial, TrialStatus
 from results.study.cases import UNMATCHED, Study, load_study
-from results.study.matching import Match, Outcome
+from results.study.equivalence import Match, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,9 +47,9 @@ def run_until_done(
     settings: RunSettings,
     conclude: Conclude,
 ) -> int:
-    """Runs what is missing, with more generations until a target is reached.
+    """Runs what is missing, with more repetitions until a target is reached.
 
-    The report of a sweep is there from its first generation on, and renewed after each.
+    The report of a sweep is there from its first repetition on, and renewed after each.
     """
     durations = estimate.read_durations(store.root.parent)
     owned_folders.remove_abandoned()
@@ -66,7 +66,7 @@ def run_until_done(
                 study = load_study(store)
                 if _is_done(study) or settings.changed_code():
                     break
-                plan = plan_lib.with_next_generation(study.plan)
+                plan = plan_lib.with_next_repetition(study.plan)
                 store.write_plan(plan)
                 trials = plan.trials
                 if renew is not None and (reason := renew()):
@@ -125,7 +125,7 @@ def conclude_sweep(
     found: dict[str, TrialStatus] = {}
     for entry in study.entries:
         if entry.state == UNMATCHED:
-            found[entry.trial_id] = TrialStatus.INSANE
+            found[entry.trial_id] = TrialStatus.FAILED_CHECKS
         elif entry.is_disturbed:
             found[entry.trial_id] = TrialStatus.OK
         elif entry.trial is not None and entry.trial.status is not None:
@@ -137,7 +137,7 @@ def conclude_sweep(
             f"{num_failed} of {len(statuses)} trials are not ok: see"
             f" 'status {store.root}'; --retry failed runs them again"
         )
-    if (counts := relay.count_turns(study)).busy:
+    if (counts := conditions.count_blocks(study)).busy:
         note(f"{counts.busy}: {counts.reasons[0][0]}")
     num_disturbed = sum(entry.is_disturbed for entry in study.planned)
     if num_disturbed:
@@ -152,20 +152,20 @@ def conclude_sweep(
 
 
 def _is_done(study: Study) -> bool:
-    """Whether a relay has reached its target or verdict, or has used its time."""
+    """Whether a study has reached its target or verdict, or has used its time."""
     measuring = study.plan.measuring
     looks = () if measuring.gate is None else measuring.gate.looks
     if measuring.minutes is None or (measuring.target is None and not looks):
         return True
     if looks and is_decided(study):
         return True
-    if not looks and relay.is_precise_enough(study):
+    if not looks and conditions.is_precise_enough(study):
         return True
     if not any(entry.is_measured for entry in study.planned):
         return True
-    used_sec = relay_sec(entry.trial for entry in study.planned if entry.trial)
-    generation_sec = used_sec / study.plan.repeats
-    is_time_over = used_sec + generation_sec > measuring.minutes * 60
+    used_sec = interleaved_sec(entry.trial for entry in study.planned if entry.trial)
+    repetition_sec = used_sec / study.plan.repeats
+    is_time_over = used_sec + repetition_sec > measuring.minutes * 60
     if is_time_over:
         target = f"the target of {measuring.target or 0:.2%} is not reached"
         note(

@@ -1,4 +1,4 @@
-"""Options that several verbs have."""
+"""Options that several subcommands have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def complete_study(params: Mapping[str, Any], incomplete: str) -> list[str]:
     """Returns the studies below ``--runs-dir`` whose names begin like this."""
     try:
         plans = sorted(Path(params.get("runs_dir") or RUNS_DIR).glob("*/plan.json"))
-    except OSError:  # nothing to complete; the verb itself says what is wrong
+    except OSError:  # nothing to complete; the subcommand itself says what is wrong
         return []
     names = [path.parent.name for path in plans]
     return [name for name in names if name.startswith(incomplete)]

@@ -35,7 +35,7 @@ class _Driven:
             self._next()
 
     def end(self, loss: Any) -> bool:
-        """Ends a step, waits for the next turn; whether the training goes on."""
+        """Ends a step, waits for the next block; whether the training goes on."""
         if self._step is not None:
             self._step.done(loss=loss, examples=self._examples)
             self._next()

@@ -3,7 +3,7 @@
     import scaling_client
 
     run = scaling_client.connect()
-    for step in run.steps():  # as many as the harness wants; waits between turns
+    for step in run.steps():  # as many as the harness wants; waits between blocks
         loss = train_step(next(batches))
         step.done(loss=float(loss), examples=32)  # after the device is done
 
@@ -131,7 +131,7 @@ def _rank_of_tf_config(text: str) -> tuple[int, int]:
 
 
 class Channel:
-    """The program's end of the connection to the harness, for a trial of a relay."""
+    """The program's end of the connection to the harness, in an interleaved study."""
 
     def __init__(self, address: str, rank: int, num_ranks: int = 1) -> None:
         self._num_ranks = num_ranks
@@ -142,7 +142,7 @@ class Channel:
 
     @classmethod
     def from_environment(cls, rank: int, num_ranks: int = 1) -> Channel | None:
-        """Connects if this trial is part of a relay."""
+        """Connects if this trial is part of an interleaved study."""
         address = os.environ.get(ADDRESS_VARIABLE)
         return None if address is None else cls(address, rank, num_ranks)
 
@@ -171,7 +171,7 @@ class Channel:
 
 
 def set_collector(command: Mapping[str, Any]) -> None:
-    """Lets the garbage collector work within a sustained turn, else before the turn.
+    """Lets the garbage collector work within a sustained block, else before the block.
 
     Before the first turn it is off, and what there is then is frozen.
     """
@@ -198,8 +198,8 @@ def quiet_collector() -> Iterator[bool]:
             gc.enable()
 
 
-class Turn:
-    """A turn that the harness has given, and what this process uses in it.
+class Block:
+    """A block that the harness has given, and what this process uses in it.
 
     Attributes:
       num_steps: How many there are to run, between ``begin`` and ``end``.
@@ -234,7 +234,7 @@ class Turn:
         )
 
 
-def turns(
+def blocks(
     channel: Channel,
     file: RankFile,
     memory: Any,
@@ -242,21 +242,21 @@ def turns(
     warm_step_sec: float,
     *,
     is_collecting: bool = True,
-) -> Iterator[Turn]:
-    """Yields turns until the harness says that there are no more.
+) -> Iterator[Block]:
+    """Yields blocks until the harness says that there are no more.
 
-    The garbage collector, which is off, runs between turns, and within those that are
+    The garbage collector, which is off, runs between blocks, and within those that are
     sustained, if the program lets it.
     """
     command = channel.ask("ready", step_time_sec=warm_step_sec)
     while command["command"] == "turn":
         set_collector(command if is_collecting else {})
-        turn = Turn(command, clock)
-        yield turn
+        block = Block(command, clock)
+        yield block
         gc.disable()
         memory.sample()
-        file.write("turn", **turn.facts)
-        command = channel.ask("turn", **turn.facts)
+        file.write("turn", **block.facts)
+        command = channel.ask("turn", **block.facts)
 
 
 def shortened(line: str) -> str:
@@ -503,7 +503,7 @@ class ClientRun:
         self._schedule: Iterator[None] | None = None
 
     def steps(self, num_steps: int | None = None) -> Iterator[TimedStep]:
-        """Yields steps until the harness has seen enough; waits between turns.
+        """Yields steps until the harness has seen enough; waits between blocks.
 
         Args:
           num_steps: Outside of a study: how many; by default as many as take 10 s, or
@@ -721,7 +721,7 @@ class StudyRun(ClientRun):
                 yield
                 self._memory.sample()
             return
-        for turn in turns(
+        for block in blocks(
             self._channel,
             self._file,
             self._memory,
@@ -729,10 +729,10 @@ class StudyRun(ClientRun):
             warm_step_sec,
             is_collecting=is_collecting,
         ):
-            turn.begin()
-            for _ in range(turn.num_steps):
+            block.begin()
+            for _ in range(block.num_steps):
                 yield
-            turn.end(self._end_ns)
+            block.end(self._end_ns)
 
     def _record(self, step: EndedStep) -> None:
         index, _, end_ns, loss, examples = step

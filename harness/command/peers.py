@@ -22,7 +22,7 @@ from results.records.limits import MAX_NAME
 from results.records.models import Control, Program
 from results.records.program import CLIENT
 from results.store import atomic
-from results.study.matching import LOSS_TOLERANCE, OWN_CHECK
+from results.study.equivalence import LOSS_TOLERANCE, OWN_CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ by 0.41 of that in the mean square. In ResNet-50, 49 convolutions and 49 normali
 follow one another, and each rounds: if independently, by ``0.41 * sqrt(98) = 4`` times
 ``2**-8`` together.
 """
-_AS_EVER: Final = (Control.NONE, Control.TWIN)
+_AS_EVER: Final = (Control.NONE, Control.AA)
 
 
 def write_losses(

@@ -447,7 +447,7 @@ def run_supervised(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
 ) -> int:
     # Its processes say themselves what they use; looking through all processes every
-    # second would take from the turns of other trials.
+    # second would take from the blocks of other trials.
     running, why = Run(), ""
     try:
         for _ in running.output(words, folder, variables):

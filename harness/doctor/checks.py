@@ -211,7 +211,7 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
     yield judged(
         "CPU quota",
         ("none" if quota is None else f"{quota:g} cores")
-        + f" for {num_cpus} CPUs: busy processes are stopped in turns" * is_less,
+        + f" for {num_cpus} CPUs: busy processes are stopped in blocks" * is_less,
         caution={f"{advice} -c {chosen} ...": is_less},
     )
     first = {(cpu.package, cpu.core): cpu.cpu for cpu in reversed(cpus.cpus)}
@@ -283,7 +283,7 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
 # cancels.
 
 NUM_ROUNDS = 10
-TURN_SEC = 0.2
+BLOCK_SEC = 0.2
 _CACHES = 4
 """The three arrays together are so many times as large as the largest cache."""
 _NUM_ARRAYS = 3
@@ -374,7 +374,7 @@ def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
         }
 
         def ask(chosen: Sequence[int], kind: str) -> list[float]:
-            runs = [pools[core].submit(_run, kind, TURN_SEC) for core in chosen]
+            runs = [pools[core].submit(_run, kind, BLOCK_SEC) for core in chosen]
             try:
                 return [run.result() for run in runs]
             except futures.BrokenExecutor as error:
@@ -395,10 +395,10 @@ def measure_ceilings(
     ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     for round_index in range(num_rounds):
         place = round_index % len(cores)
-        turns = [[cores[place]], cores]
+        blocks = [[cores[place]], cores]
         for kind in _KINDS:
-            # Both orders, since a core can be warmer after a turn of all.
-            order = turns[::-1] if round_index % 2 else turns
+            # Both orders, since a core can be warmer after a block of all.
+            order = blocks[::-1] if round_index % 2 else blocks
             rates = {len(chosen): ask(chosen, kind) for chosen in order}
             alone[kind].append(rates[1][0])
             ratios[kind].append(rates[len(cores)][place] / rates[1][0])
@@ -434,7 +434,7 @@ def check_ceiling(ceiling: Ceiling) -> Finding:
         found,
         caution={
             _DISTURBED: varies,
-            f"cores share {shared}: compare efficiency with a solo run, not 1": is_low,
+            f"cores share {shared}: compare efficiency with independent ones": is_low,
         },
     )
 
@@ -456,7 +456,7 @@ def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding
         return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
 
 
-DURATION_SEC = SPAN_SEC + 4 * NUM_ROUNDS * TURN_SEC + 2.0
+DURATION_SEC = SPAN_SEC + 4 * NUM_ROUNDS * BLOCK_SEC + 2.0
 """About how long it takes; waiting for the processes is the last part."""
 
 

@@ -44,7 +44,9 @@ _HIDE = "hide it: CUDA_VISIBLE_DEVICES"
 _LOOK = "look for other users with nvidia-smi: the driver does not list them"
 _NEWER = "a newer driver: kernels that are compiled at run time may not load"
 _SLOW = "every step would wait for it: leave it out or have it checked"
-_SHARED = "GPUs share power, cooling or launch threads: compare with solo"
+_SHARED = (
+    "GPUs share power, cooling or launch threads: compare with --controls independent"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,7 +366,7 @@ def _run(name: str, environ: Mapping[str, str]) -> int:
 # for it, and looks like poor scaling.
 
 Rates = dict[str, list[float]]
-TURN_SEC = 1.0
+BLOCK_SEC = 1.0
 SIZE = 8192
 """About 1.1e12 operations per product: a few milliseconds on an H100."""
 DURATION_SEC = 40.0
@@ -380,14 +382,14 @@ def multiply(
     devices: Sequence[str],
     *,
     size: int = SIZE,
-    turn_sec: float = TURN_SEC,
+    block_sec: float = BLOCK_SEC,
 ) -> Rates:
     """Times the product on GPUs, by ids and names of devices, in its own process."""
     try:
         found = environment.ask_on_gpus(
             ids,
             "harness.doctor.gpu",
-            *(str(turn_sec), str(size), *devices),
+            *(str(block_sec), str(size), *devices),
             timeout_sec=_TIMEOUT_SEC,
             TF_FORCE_GPU_ALLOW_GROWTH="true",
             **gpus.cache_variables(),

@@ -1,9 +1,9 @@
-"""A relay of an A/A pair: what an interval of this machine would be worth.
+"""An A/A pair, interleaved: what an interval of this machine would be worth.
 
 The same small case twice, as sessions that take turns, for a minute. Their ratio is 1,
 so what the rounds show is the noise that is left after pairing. From it follows the
 interval of a default sweep. The spread between processes cannot be seen
-in one generation, and is assumed.
+in one repetition, and is assumed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from harness.machine import owned_folders
 from harness.machine.machine_state import now_text
 from harness.planning import checked, defaults, plan
 from harness.planning.request import SweepRequest
-from harness.run.rounds import Generation, run_generation
+from harness.run.rounds import Repetition, run_repetition
 from harness.run.trial_runner import RunSettings
-from results.figures import relay, scaling
+from results.figures import conditions, scaling
 from results.judging import power
 from results.records.models import Order, Plan, ScalingMode
 from results.store.study_store import Store
@@ -54,24 +54,24 @@ _ADVICE = "end other programs, or measure longer: --time-budget, --target"
 class Prediction:
     """What a default sweep would give."""
 
-    num_rounds: int  # Of each of its generations.
+    num_rounds: int  # Of each of its repetitions.
     # Median half width of the 95 % interval of a ratio, as a logarithm.
     half_width: float
 
 
-def predict(deviation: float, turn_sec: float, start_sec: float) -> Prediction:
-    """Predicts the interval of a ratio in a relay of the default time and six cases."""
-    generation_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
-    left_sec = generation_sec - NUM_CASES * start_sec
-    num_rounds = int(left_sec / (NUM_CASES * turn_sec))
+def predict(deviation: float, block_sec: float, start_sec: float) -> Prediction:
+    """Predicts the interval of a ratio in the default time, with six cases."""
+    repetition_sec = defaults.MINUTES * 60 / defaults.REPETITIONS
+    left_sec = repetition_sec - NUM_CASES * start_sec
+    num_rounds = int(left_sec / (NUM_CASES * block_sec))
     num_rounds = min(max(num_rounds, 1), defaults.MAX_ROUNDS)
     spread = math.sqrt(2 * PROCESS_SPREAD**2 + deviation**2 / num_rounds)
-    half_width = power.median_half_width(spread, defaults.GENERATIONS)
+    half_width = power.median_half_width(spread, defaults.REPETITIONS)
     return Prediction(num_rounds=num_rounds, half_width=half_width)
 
 
 def make_plan(num_cores: int) -> Plan:
-    """Returns the plan of one small case and its twin, on at most two cores."""
+    """Returns the plan of one small case and its A/A control, on at most two cores."""
     request = SweepRequest(
         workload="resnet50",
         preset="smoke",
@@ -79,7 +79,7 @@ def make_plan(num_cores: int) -> Plan:
         replicas=(min(num_cores, 2),),
         modes=(ScalingMode.WEAK,),
         repeats=1,
-        order=Order.RELAY,
+        order=Order.INTERLEAVED,
         budget="none",
         seed=_SEED,
     )
@@ -115,7 +115,7 @@ def check_pair(
                 first_round.append(time.monotonic())
 
         started = time.monotonic()
-        generation = Generation(
+        repetition = Repetition(
             trials=store.read_plan().trials,
             index=0,
             duration_sec=duration_sec,
@@ -123,56 +123,56 @@ def check_pair(
             seed=_SEED,
         )
         try:
-            run_generation(store, generation, settings, notice)
+            run_repetition(store, repetition, settings, notice)
         except DoesNotFitError as error:
             advice = "free memory: both processes are needed at once"
             return [Finding(CHECK, "caution", f"not measured: {error}", advice)]
         start_sec = (first_round[0] - started) if first_round else math.nan
         study = load_study(store)
-        return [judge(study, start_sec / len(generation.trials))]
+        return [judge(study, start_sec / len(repetition.trials))]
 
 
 def judge(study: Study, start_sec: float) -> Finding:
-    """Says what the turns of a pair show."""
-    counts = relay.count_turns(study)
+    """Says what the blocks of a pair show."""
+    counts = conditions.count_blocks(study)
     if counts.is_unfit:
         return Finding(
             CHECK,
             "bad",
-            f"{counts.num_void} of {counts.num_turns} blocks are discarded: in"
+            f"{counts.num_discarded} of {counts.num_blocks} blocks are discarded: in"
             f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}",
             "find what disturbs the cores: nothing would be judged",
         )
     failed = [entry for entry in study.planned if not entry.is_ok]
-    twin = relay.twin_of(study)
-    if failed or twin is None:
+    aa_control = conditions.aa_control_of(study)
+    if failed or aa_control is None:
         reason = failed[0].reason if failed else "no round has a valid block of both"
         advice = "run 'sweep --workload resnet50 --preset smoke' to see more"
         return Finding(CHECK, "caution", f"not measured: {reason}", advice)
-    (logs,) = scaling.turn_logs(study.controls[0], twin.case)
+    (logs,) = scaling.block_logs(study.controls[0], aa_control.case)
     if len(logs) < 2:  # noqa: PLR2004 - a deviation needs two
         reason = "not measured: only one round has valid blocks of both"
         return Finding(CHECK, "caution", reason, _ADVICE)
     deviation = statistics.stdev(logs)
     starts = sorted(
-        turn.start_ns
+        block.start_ns
         for entry in study.planned
         if entry.trial is not None and entry.trial.result is not None
-        for turn in entry.trial.result.turns
+        for block in entry.trial.result.blocks
     )
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    turn_sec = statistics.median(gaps) / 1e9  # from one to the next
-    found = predict(deviation, turn_sec, start_sec)
-    ratio = twin.ratio
+    block_sec = statistics.median(gaps) / 1e9  # from one to the next
+    found = predict(deviation, block_sec, start_sec)
+    ratio = aa_control.ratio
     interval = ""
     if ratio.low is not None and ratio.high is not None:
         interval = f" [{ratio.low:.3f}, {ratio.high:.3f}]"
     width = math.expm1(found.half_width)
     text = (
         f"ratio {ratio.value:.3f}{interval} in {len(logs)} rounds, which vary by"
-        f" {deviation:.1%}; {counts.num_void} of {counts.num_turns} blocks discarded; "
-        f"in {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases would be known "
-        f"to +-{width:.1%} ({defaults.GENERATIONS} runs of {found.num_rounds}"
-        f" rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
+        f" {deviation:.1%}; {counts.num_discarded} of {counts.num_blocks} blocks "
+        f"discarded; in {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases "
+        f"would be known to +-{width:.1%} ({defaults.REPETITIONS} runs of "
+        f"{found.num_rounds} rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
     ).replace("%", " %")
     return judged(CHECK, text, caution={_ADVICE: width > WIDEST_GOOD})

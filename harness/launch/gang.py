@@ -171,7 +171,7 @@ class ClientEngine(Engine):
             if end is not None:
                 end()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process_tree.wait_for_turn(self._process, self._end_by_itself_sec)
+                process_tree.wait_for_block(self._process, self._end_by_itself_sec)
                 return
 
 
@@ -502,7 +502,7 @@ def _run(
 def _become(
     argv: Sequence[str], parent: int, cores: Sequence[int], temporary: Path
 ) -> NoReturn:
-    """Turns a fork of this process, which has no threads yet, into the worker.
+    """Blocks a fork of this process, which has no threads yet, into the worker.
 
     A local cluster needs a program between (``replicator.cluster.die_with_parent``),
     since its parent has threads; starting that takes as long as all else here.

@@ -42,7 +42,7 @@ A_DAY: Final = 24 * 3600
 """Its default, in seconds."""
 _GROUP: Final = 1000
 """May write to the studies: that of the user of this project's images."""
-_VERBS_THAT_WRITE = {"sweep", "gate"}
+_SUBCOMMANDS_THAT_WRITE = {"sweep", "gate"}
 # [registry[:port]/]path[:tag][@digest]
 _IMAGE = re.compile(
     r"[a-z0-9]([-._a-z0-9]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9][-._a-z0-9]*)*"
@@ -199,8 +199,8 @@ def check(job: Job, options: PodOptions, launcher: str) -> None:
         )
     is_measuring = any(  # python -m harness sweep ...
         program.rpartition("/")[2] in {"harness", "replicator-harness"}
-        and verb in _VERBS_THAT_WRITE
-        for program, verb in itertools.pairwise(job.command)
+        and subcommand in _SUBCOMMANDS_THAT_WRITE
+        for program, subcommand in itertools.pairwise(job.command)
     )
     if options.studies is None and is_measuring:
         raise PlanError(

@@ -390,7 +390,7 @@ def start(name: str) -> Launcher:
 def by_hosts(launcher: Launcher) -> Launcher:
     """Returns a launcher; that of this machine where there is one host.
 
-    Processes are then started as anywhere else, so that the cases of a relay can take
-    turns.
+    Processes are then started as anywhere else, so that the cases of an interleaved
+    study can take blocks.
     """
     return launcher if launcher.num_hosts > 1 else Local()

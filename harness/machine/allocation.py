@@ -88,7 +88,7 @@ def processes_of(
     control: Control = Control.NONE,
     replicas_per_worker: int = 1,
 ) -> Processes:
-    if control is Control.SOLO:
+    if control is Control.INDEPENDENT:
         programs = tuple(("worker", index) for index in range(num_replicas))
         return Processes(members=programs, num_ranks=num_replicas, is_separate=True)
     if backend.processes == catalog.ONE_PROCESS:

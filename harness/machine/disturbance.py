@@ -1,13 +1,13 @@
-"""What disturbed one turn of a trial, and whether the turn is void for it.
+"""What disturbed one block of a trial, and whether the block is discarded for it.
 
-A turn is judged by the load of others on its own cores and GPUs, by throttling and by
+A block is judged by the load of others on its own cores and GPUs, by throttling and by
 retracing; never by its own duration, which is what is being measured: dropping slow
-turns would make every case look fast.
+blocks would make every case look fast.
 
-Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a turn of 0.3 s. So a
+Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a block of 0.3 s. So a
 difference of one tick per core can be rounding: it is no evidence, and is allowed on
 top of a limit where the fraction was counted in ticks. The fractions themselves are
-not corrected: their mean over turns has no such error.
+not corrected: their mean over blocks has no such error.
 
 A synchronous step waits for its slowest core, so one core decides: a mean over 16 cores
 hides an endless process on one of them. The kernel does not count which thread ran on
@@ -125,8 +125,8 @@ def foreign_reason(disturbance: Disturbance) -> str:
     return ""
 
 
-def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
-    """Returns why a turn does not count, as one phrase; empty if it does."""
+def discard_reason(disturbance: Disturbance, num_retraces: int) -> str:
+    """Returns why a block does not count, as one phrase; empty if it does."""
     if reason := foreign_reason(disturbance):
         return reason
     stolen = disturbance.stolen_cpu_fraction or 0.0
@@ -137,7 +137,7 @@ def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
         ).replace("%", " %")
     if disturbance.num_throttled:
         return f"its cores were throttled {_times(disturbance.num_throttled)}"
-    if reason := machine_record.void_reason(disturbance.gpus):
+    if reason := machine_record.discard_reason(disturbance.gpus):
         return reason
     if num_retraces:
         return f"its step function was retraced {_times(num_retraces)}"

@@ -222,7 +222,7 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
     return None
 
 
-# Two readings around a turn give its disturbance (``harness/machine/disturbance.py``).
+# Two readings around a block give its disturbance (``harness/machine/disturbance.py``).
 #
 # The time that a core was not idle is wall time minus its idle time. The kernel
 # measures idle time and steal, and shows them in ticks; the columns of busy time are

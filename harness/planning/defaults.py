@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 REPEATS: Final = 3
-GENERATIONS: Final = 5
+REPETITIONS: Final = 5
 MINUTES: Final = 12.0
 MINUTES_TO_TARGET: Final = 30.0
 MINUTES_OF_GATE: Final = 30.0

@@ -1,9 +1,9 @@
 """Chooses the design of the measurement: what is run, in which order, and compared.
 
-Cases are interleaved on CPUs, with a twin of one case whose ratio to it must include 1;
-GPUs are exclusive, so there trials run in sequence. The primary contrast is named
-first: of two backends or more, the first over the second; of one, its most replicas
-that are not oversubscribed over its baseline.
+Cases are interleaved on CPUs, with an A/A control of one case whose ratio to it must
+include 1; GPUs are exclusive, so there trials run in sequence. The primary contrast is
+named first: of two backends or more, the first over the second; of one, its most
+replicas that are not oversubscribed over its baseline.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from results.records import program as program_lib
 from results.records.models import (
     Contrast,
     Control,
-    Matching,
+    EquivalenceCheck,
     Measuring,
     Order,
     ScalingMode,
 )
-from results.study.matching import NUM_STEPS, is_judged
+from results.study.equivalence import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from results.records.models import PlannedTrial
 
 
-FEWEST_TO_STOP = 5  # Generations before a relay may end because its target is reached.
-_SHORT_SEC = 60.0  # A generation of a gate that is given little time.
+FEWEST_TO_STOP = (
+    5  # Repetitions before an interleaved study may end because its target is reached.
+)
+_SHORT_SEC = 60.0  # A repetition of a gate that is given little time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +61,16 @@ class CheckedSweep:
 
 def choose_order(request: SweepRequest) -> Order:
     """Returns the requested order, or the default one."""
-    default = Order.RELAY if request.device == "cpu" else Order.SEQUENTIAL
+    default = Order.INTERLEAVED if request.device == "cpu" else Order.SEQUENTIAL
     order = request.order or default
-    if order is Order.RELAY:
+    if order is Order.INTERLEAVED:
         if request.device != "cpu":
             raise PlanError(
                 f"--order interleaved with --device {request.device}: a device belongs "
                 "to one trial at a time; use --order sequential"
             )
         return order
-    for name, value in _of_relay(request):
+    for name, value in _of_interleaved(request):
         if value is not None:
             raise PlanError(
                 f"{name} {value:g} has no effect with order sequential, whose trials"
@@ -78,13 +80,13 @@ def choose_order(request: SweepRequest) -> Order:
     return order
 
 
-def needs_relay(request: SweepRequest) -> bool:
+def needs_interleaving(request: SweepRequest) -> bool:
     """Whether it has settings that trials in sequence do not have."""
-    is_any_set = any(value is not None for _, value in _of_relay(request))
+    is_any_set = any(value is not None for _, value in _of_interleaved(request))
     return is_any_set or bool(request.controls)
 
 
-def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
+def _of_interleaved(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
     return (
         ("--time-budget", request.minutes),
         ("--rounds", request.max_rounds),
@@ -94,8 +96,8 @@ def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:
     usual = defaults.REPEATS
-    if order is Order.RELAY:
-        usual = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
+    if order is Order.INTERLEAVED:
+        usual = defaults.REPETITIONS if request.target is None else FEWEST_TO_STOP
         usual = request.gate.looks[0] if request.gate and request.gate.looks else usual
     repeats = request.repeats or usual
     if request.target is not None and repeats < FEWEST_TO_STOP:
@@ -107,17 +109,17 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
     return repeats
 
 
-def with_twin(
+def with_aa_control(
     cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> list[PlannedCase]:
-    """Returns the cases of a relay with the twin of one of them."""
-    if order is not Order.RELAY or not cases:
+    """Returns the cases with the A/A control of one of them."""
+    if order is not Order.INTERLEAVED or not cases:
         return list(cases)
     backend = cases[0].backend
     own = [case for case in cases if case.backend == backend]
     fitting = [case for case in own if case.num_replicas <= num_cores] or own[:1]
-    twin = max(fitting, key=lambda case: case.num_replicas)
-    return [*cases, dataclasses.replace(twin, control=Control.TWIN)]
+    aa_control = max(fitting, key=lambda case: case.num_replicas)
+    return [*cases, dataclasses.replace(aa_control, control=Control.AA)]
 
 
 def with_revision(
@@ -141,7 +143,7 @@ def make_measuring(
         efficiency_target=request.efficiency_target,
         gate=request.gate,
     )
-    if order is not Order.RELAY:
+    if order is not Order.INTERLEAVED:
         return measuring()
     if request.target is not None and primary is None:
         raise PlanError(
@@ -149,22 +151,22 @@ def make_measuring(
             " one case only; add a backend or a replica count"
         )
     minutes = request.minutes
-    usual_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
+    usual_sec = defaults.MINUTES * 60 / defaults.REPETITIONS
     looks = request.gate.looks if request.gate is not None else ()
     if looks:
         minutes = minutes or defaults.MINUTES_OF_GATE
         # As many as a pass needs, unless they would be too short to start.
-        generation_sec = min(minutes * 60 / looks[-2:][0], usual_sec)
-        generation_sec = max(generation_sec, min(minutes * 60 / looks[0], _SHORT_SEC))
+        repetition_sec = min(minutes * 60 / looks[-2:][0], usual_sec)
+        repetition_sec = max(repetition_sec, min(minutes * 60 / looks[0], _SHORT_SEC))
     elif request.target is None:
         minutes = minutes or defaults.MINUTES
-        generation_sec = minutes * 60 / choose_repeats(request, order)
+        repetition_sec = minutes * 60 / choose_repeats(request, order)
     else:
         minutes = minutes or defaults.MINUTES_TO_TARGET
-        generation_sec = min(minutes * 60 / FEWEST_TO_STOP, usual_sec)
+        repetition_sec = min(minutes * 60 / FEWEST_TO_STOP, usual_sec)
     return measuring(
         minutes=minutes,
-        generation_sec=generation_sec,
+        repetition_sec=repetition_sec,
         max_rounds=request.max_rounds or defaults.MAX_ROUNDS,
         target=request.target,
     )
@@ -227,7 +229,7 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
     found = []
-    if measuring.order is Order.RELAY:
+    if measuring.order is Order.INTERLEAVED:
         looks = () if measuring.gate is None else measuring.gate.looks
         number = f"{looks[0]} to {looks[-1]}" if looks else f"{repeats}"
         found.append(
@@ -251,7 +253,7 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
 # - ``input_only``: the input pipelines of the case, without its step.
 # - ``no_update``: the case, and one replica, without the update of the variables.
 
-SOLO_BACKEND = "single"
+INDEPENDENT_BACKEND = "single"
 _NOT_OF_PEERS = "programs of other frameworks offer nosync and synthetic"
 
 
@@ -265,7 +267,7 @@ def choose_controls(
     if not request.controls:
         return [], []
     names = ",".join(control.label for control in request.controls)
-    if order is not Order.RELAY:
+    if order is not Order.INTERLEAVED:
         raise PlanError(
             f"--controls {names} with order {order.label}: a control explains a case"
             " that it takes turns with; use --order interleaved, or --controls none"
@@ -295,7 +297,7 @@ def choose_controls(
                 f"no control {control.label} of backend {backend.name}: {reason}"
             )
             continue
-        name = SOLO_BACKEND if control is Control.SOLO else case.backend
+        name = INDEPENDENT_BACKEND if control is Control.INDEPENDENT else case.backend
         added.append(PlannedCase(name, *size, weak, control))
         if control in (Control.SYNTHETIC, Control.NO_UPDATE):
             added.append(PlannedCase(name, alone.num_replicas, size[1], weak, control))
@@ -327,7 +329,7 @@ def _case_and_alone(
 # Trials that match N replicas with one replica; nothing of them is timed. For every
 # backend and size that a study measures: a few steps on a small global batch, and the
 # same on one replica of the backend ``single``, on one device and without a pipeline
-# (``results/study/matching.py``). All sizes share the global batch, and so the one
+# (``results/study/equivalence.py``). All sizes share the global batch, and so the one
 # replica, if their common multiple is small enough.
 
 REFERENCE_BACKEND: Final = "single"
@@ -341,7 +343,7 @@ NUM_WARMUP_STEPS: Final = 1
 NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
 
 
-def choose_matching(
+def choose_equivalence(
     checked: CheckedSweep, trials: Sequence[PlannedTrial]
 ) -> tuple[list[PlannedCase], list[PlannedCase], dict[str, str]]:
     """Returns references, cases that match them, and by backend why others do not."""
@@ -360,7 +362,7 @@ def choose_matching(
         reason = catalog.backend(backend).lacks.get("synchronous_training", "")
         if not request.is_matched:
             reason = "--no-match was given"
-        elif info.matching is None:
+        elif info.equivalence is None:
             reason = f"{info.name} cannot be matched: {info.not_matched_because}"
         if reason:
             not_checked[backend] = reason
@@ -371,7 +373,7 @@ def choose_matching(
     if found:
         spec = trials[0].spec
         units = catalog.batch_units(info, spec.preset, spec.options)
-        of_splits = info.matching.of_splits if info.matching else ()
+        of_splits = info.equivalence.of_splits if info.equivalence else ()
         parts = math.prod(units.pop(name) for name in of_splits if name in units)
     sizes = {
         count // parts: math.prod(units.values()) * size
@@ -400,9 +402,9 @@ def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
 
 def matching_remark(checked: CheckedSweep, backend: str) -> str:
     """Says what is changed of a backend so that it can be matched."""
-    assert checked.info.matching is not None
+    assert checked.info.equivalence is not None
     rows = catalog.backend(backend).lacks.get(SHARED_ROWS)
-    found = checked.info.matching.remark
+    found = checked.info.equivalence.remark
     found += f"; dense gradients, since otherwise {rows}" if rows else ""
     if program_lib.devices_per_replica(checked.request.options, backend) > 1:
         found += "; the one replica is on one device"
@@ -440,14 +442,16 @@ def _multiple(of: int, at_least: int) -> int:
     return of * math.ceil(at_least / of)
 
 
-def merged_matching(existing: Matching | None, new: Matching | None) -> Matching | None:
+def merged_equivalence(
+    existing: EquivalenceCheck | None, new: EquivalenceCheck | None
+) -> EquivalenceCheck | None:
     """Returns the trials that match of both plans; the new reasons replace others."""
     if existing is None or new is None:
         return new or existing
     trials = {trial.trial_id: trial for trial in (*existing.trials, *new.trials)}
     matched = {trial.spec.backend for trial in trials.values()}
     reasons = {**existing.not_checked, **new.not_checked}
-    return Matching(
+    return EquivalenceCheck(
         trials=tuple(trials.values()),
         not_checked={k: v for k, v in reasons.items() if k not in matched},
         remarks={**existing.remarks, **new.remarks},

@@ -67,8 +67,8 @@ _AS_FAST = ((*_KIND, *_CASE, "global_batch_size"), (*_KIND, *_CASE), _KIND)
 class Estimate:
     total_sec: float  # Duration of all the given trials.
     basis: str  # One line for the user.
-    # Duration where a relay goes on until it has a verdict or its target; None where
-    # the trials are all there are.
+    # Duration where an interleaved study goes on until it has a verdict or its target;
+    # None where the trials are all there are.
     most_sec: float | None = None
 
     @property
@@ -84,8 +84,9 @@ class Durations:
         self._seconds: dict[tuple[str, ...], list[float]] = {}
         self._rates: dict[tuple[str, ...], list[float]] = {}
         self.num_trials = 0
-        self.generation_sec: float | None = None
-        """What the last generation of this relay took; None before the first one."""
+        self.repetition_sec: float | None = None
+        """What the last repetition of this measurement took; None before the first one.
+        """
 
     def add(
         self,
@@ -176,30 +177,32 @@ def estimate(
     measuring: Measuring | None = None,
 ) -> Estimate:
     """Returns the estimated duration of ``trials``."""
-    together = [trial for trial in trials if trial.spec.order is Order.RELAY]
-    if not together or measuring is None or measuring.generation_sec is None:
+    together = [trial for trial in trials if trial.spec.order is Order.INTERLEAVED]
+    if not together or measuring is None or measuring.repetition_sec is None:
         return _of_trials(trials, durations)
-    relay = _of_relay(together, durations, measuring)
-    alone = [trial for trial in trials if trial.spec.order is not Order.RELAY]
+    interleaved = _of_interleaved(together, durations, measuring)
+    alone = [trial for trial in trials if trial.spec.order is not Order.INTERLEAVED]
     if not alone:
-        return relay
+        return interleaved
     rest = _of_trials(alone, durations)
-    most = None if relay.most_sec is None else relay.most_sec + rest.total_sec
+    most = (
+        None if interleaved.most_sec is None else interleaved.most_sec + rest.total_sec
+    )
     return Estimate(
-        total_sec=relay.total_sec + rest.total_sec,
-        basis=f"{relay.basis}; {len(alone)} trials alone {rest.text}",
+        total_sec=interleaved.total_sec + rest.total_sec,
+        basis=f"{interleaved.basis}; {len(alone)} trials alone {rest.text}",
         most_sec=most,
     )
 
 
-def _of_relay(
+def _of_interleaved(
     trials: Sequence[PlannedTrial], durations: Durations, measuring: Measuring
 ) -> Estimate:
-    """Generations end when their time is over, or after their rounds."""
-    assert measuring.generation_sec is not None
+    """Repetitions end when their time is over, or after their rounds."""
+    assert measuring.repetition_sec is not None
     assert measuring.minutes is not None
     number = len({trial.spec.repetition_index for trial in trials})
-    given = number * measuring.generation_sec
+    given = number * measuring.repetition_sec
     guesses = [durations.guess(trial.spec) for trial in trials]
     known = sum(guess for guess in guesses if guess is not None)
     is_shorter = None not in guesses and known < given
@@ -207,10 +210,10 @@ def _of_relay(
     most_sec, numbers = None, f"{number}"
     if looks and looks[-1] > number:
         numbers = f"{number} to {looks[-1]}"
-        most_sec = min(looks[-1] * measuring.generation_sec, measuring.minutes * 60)
+        most_sec = min(looks[-1] * measuring.repetition_sec, measuring.minutes * 60)
     elif measuring.target is not None and not looks:
         numbers, most_sec = f"{number} or more", measuring.minutes * 60
-    each = format_duration(measuring.generation_sec)
+    each = format_duration(measuring.repetition_sec)
     basis = f"{numbers} runs of {each}"
     basis += (
         " at most; from earlier trials like these"

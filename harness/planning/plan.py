@@ -24,7 +24,7 @@ from harness.sources.code_digest import SourceTree, check_code
 from results.records import identity
 from results.records.models import (
     Control,
-    Matching,
+    EquivalenceCheck,
     Order,
     Plan,
     PlannedTrial,
@@ -120,7 +120,7 @@ def check_trials(plan: Plan) -> None:
         catalog.adopt(spec)
         catalog.workload(spec.workload)
         most = catalog.backend(spec.backend).max_replicas
-        if spec.control is Control.SOLO:  # a program per replica
+        if spec.control is Control.INDEPENDENT:  # a program per replica
             continue
         if most is not None and spec.num_replicas > most:
             raise PlanError(
@@ -170,7 +170,7 @@ def arrange(
     request = checked.request
     left_out: list[str] = []
     if order is not None and order is not design.choose_order(request):
-        if order is not Order.RELAY and request.controls:
+        if order is not Order.INTERLEAVED and request.controls:
             names = ", ".join(control.label for control in request.controls)
             left_out = [f"no controls ({names}): they need an interleaved measurement"]
             request = request.model_copy(update={"controls": ()})
@@ -184,13 +184,13 @@ def arrange(
         runs = design.with_revision(learning.cases, request.baseline)
     if request.is_quality_only:
         cases, repeats = [], request.quality_repeats
-    timed = design.with_twin(cases, num_cores, order)
+    timed = design.with_aa_control(cases, num_cores, order)
     timed += design.with_revision(cases, request.baseline)[len(cases) :]
     added, control_notes = design.choose_controls(checked, request, cases, order)
     timed += added
     checked_lib.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = dict(common)
-    if order is Order.RELAY:  # quality runs measure quality
+    if order is Order.INTERLEAVED:  # quality runs measure quality
         measured |= {"order": order, "num_measured_steps": None}
         measured["is_evaluated"] = bool(request.is_evaluated)
     trials = _trials(checked, timed, measured, repeats)
@@ -199,7 +199,7 @@ def arrange(
         common |= {"budget": learning.budget, "is_evaluated": True}
         trials += _trials(checked, runs, common, request.quality_repeats)
     assert len({trial.trial_id for trial in trials}) == len(trials)
-    matched = _plan_matching(checked, trials, common)
+    matched = _plan_equivalence(checked, trials, common)
     info, program = checked.info, request.program
     draws = info.draws_random_numbers
     if trials and info.draws_with:
@@ -219,7 +219,7 @@ def arrange(
         timeout_sec=request.timeout_sec,
         data_dir=data_dir_here(),
         measuring=measuring,
-        matching=matched,
+        equivalence=matched,
         draws_random_numbers=draws,
         amplifies_rounding=info.amplifies_rounding,
         metrics=reader.count_facts(program.record.counts)
@@ -247,14 +247,14 @@ def data_dir_here() -> str | None:
     return str(Path(named).absolute()) if named else None
 
 
-def _plan_matching(
+def _plan_equivalence(
     checked: CheckedSweep, trials: Sequence[PlannedTrial], common: dict[str, Any]
-) -> Matching:
+) -> EquivalenceCheck:
     """Plans the trials that match N replicas with one."""
-    references, matched, not_checked = design.choose_matching(checked, trials)
-    matching = checked.info.matching
+    references, matched, not_checked = design.choose_equivalence(checked, trials)
+    equivalence = checked.info.equivalence
     # The reference is on one device, without a pipeline.
-    left_out = matching.of_splits if matching else ()
+    left_out = equivalence.of_splits if equivalence else ()
     options = {k: v for k, v in common["options"].items() if k not in left_out}
     fields = common | {
         "budget": None,
@@ -263,7 +263,7 @@ def _plan_matching(
         "num_measured_steps": design.NUM_MEASURED_STEPS,
         "steps_per_sync": 1,
     }
-    return Matching(
+    return EquivalenceCheck(
         trials=(
             *_trials(checked, references, fields | {"options": options}),
             *_trials(checked, matched, fields),
@@ -271,7 +271,7 @@ def _plan_matching(
         not_checked=not_checked,
         remarks={
             of.backend: design.matching_remark(checked, of.backend)
-            for of in (matched if matching else ())
+            for of in (matched if equivalence else ())
         },
     )
 
@@ -320,13 +320,13 @@ def _planned(spec: TrialSpec, modes: tuple[ScalingMode, ...]) -> PlannedTrial:
     return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=modes, spec=spec)
 
 
-def with_next_generation(plan: Plan) -> Plan:
+def with_next_repetition(plan: Plan) -> Plan:
     index = plan.repeats
     update = {"repetition_index": index, "seed": trial_seed(plan.seed, index)}
     added = [
         _planned(trial.spec.model_copy(update=update), trial.modes)
         for trial in plan.trials
-        if trial.spec.order is Order.RELAY and trial.spec.repetition_index == 0
+        if trial.spec.order is Order.INTERLEAVED and trial.spec.repetition_index == 0
     ]
     return plan.model_copy(
         update={"repeats": index + 1, "trials": (*plan.trials, *added)}
@@ -391,7 +391,9 @@ def reconcile(
             "data_dir": new.data_dir,
             "plugins": {**existing.plugins, **new.plugins},
             "trials": tuple(known.values()),
-            "matching": design.merged_matching(existing.matching, new.matching),
+            "equivalence": design.merged_equivalence(
+                existing.equivalence, new.equivalence
+            ),
         }
     )
     note = f"study {plan.study}: resumed"
@@ -401,13 +403,13 @@ def reconcile(
 
 
 def _check_same_cases(existing: Plan, new: Plan) -> None:
-    """Checks that a relay is extended by generations only.
+    """Checks that an interleaved study is extended by repetitions only.
 
-    Its cases are compared turn by turn: one that was not there cannot be added.
+    Its cases are compared block by block: one that was not there cannot be added.
     """
-    is_relay = new.measuring.order is Order.RELAY
+    is_interleaved = new.measuring.order is Order.INTERLEAVED
     known = {trial.case_id for trial in existing.trials if not trial.spec.budget}
-    for trial in new.trials if known and is_relay else ():
+    for trial in new.trials if known and is_interleaved else ():
         spec, control = trial.spec, trial.spec.control
         if trial.case_id not in known and spec.budget is None:
             of_control = f"control {control.label!r} of " * (control != Control.NONE)

@@ -84,7 +84,7 @@ def parse_steps(text: str, what: str) -> tuple[int | None, int | None]:
 STEP_COUNTS: Final = kinds.Kind(parse_steps, metavar="WARMUP+MEASURED")
 Count = Annotated[int, Field(ge=1, le=MAX_SEED)]
 CONTROLS: Final = (
-    *(Control.NOSYNC, Control.SOLO, Control.SYNTHETIC),
+    *(Control.NOSYNC, Control.INDEPENDENT, Control.SYNTHETIC),
     *(Control.INPUT_ONLY, Control.NO_UPDATE),
 )
 """Those that can be requested."""
@@ -182,7 +182,7 @@ class SweepRequest(Options):
     repeats: Count | None = option(
         None,
         "Runs of each case, in fresh processes.",
-        shown=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
+        shown=f"{defaults.REPETITIONS}; {defaults.REPEATS} in sequence",
     )
     minutes: float | None = option(
         None,
@@ -401,7 +401,7 @@ def _check(request: SweepRequest) -> None:
                 + " (one that connects has it: --metric client)"
                 * (of.field in _OF_CLIENTS or is_window)
             )
-    if request.order is Order.RELAY and request.metric != CLIENT:
+    if request.order is Order.INTERLEAVED and request.metric != CLIENT:
         raise PlanError(
             "--order interleaved with --command: a command cannot take turns, so whole "
             "trials alternate; leave --order out, or let the program connect by"
@@ -413,7 +413,7 @@ def _check(request: SweepRequest) -> None:
             " does not read what else the program prints; count in a sweep or gate with"
             " --metric NAME=PATTERN"
         )
-    if Control.SOLO in request.controls:
+    if Control.INDEPENDENT in request.controls:
         raise PlanError(
             "--controls independent with --command: only workloads of this project can "
             "run as programs that know nothing of each other; use nosync, which leaves "

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from harness.run.trial_tree import TrialExit
     from harness.trial.rank_file import FirstExit
     from results.records.machine_record import GpuUse
-    from results.records.models import TrialSpec, Turn
+    from results.records.models import Block, TrialSpec
 
 
 _STDERR_TAIL_BYTES = 8_000
@@ -91,7 +91,7 @@ def conclude(
     trial_exit: TrialExit,
     *,
     num_ranks: int = 1,
-    turns: Sequence[Turn] = (),
+    blocks: Sequence[Block] = (),
     late_sec: float = 0.0,
 ) -> Conclusion:
     """Reads the rank files of a finished trial and determines its status.
@@ -125,7 +125,7 @@ def conclude(
     versions = {log.last("nccl").get("version", "") for log in logs} - {""}
     tflops = [log.last("gpu_canary").get("tflops", ()) for log in logs]
     return dataclasses.replace(
-        _complete(trial_id, spec, logs, turns),
+        _complete(trial_id, spec, logs, blocks),
         gpu_tflops=tuple(itertools.chain.from_iterable(tflops)),
         nccl_version="+".join(sorted(versions)) or None,
     )
@@ -251,10 +251,10 @@ def _without_record(
 
 
 def _complete(
-    trial_id: str, spec: TrialSpec, logs: Sequence[RankLog], turns: Sequence[Turn]
+    trial_id: str, spec: TrialSpec, logs: Sequence[RankLog], blocks: Sequence[Block]
 ) -> Conclusion:
     try:
-        result = make_result(trial_id, spec, logs, turns)
+        result = make_result(trial_id, spec, logs, blocks)
     except MALFORMED as error:
         return Conclusion().but(
             Phase.REPORT,
@@ -266,13 +266,13 @@ def _complete(
     for check in result.sanity:
         if not check.is_passed:
             reason = f"{check.name}: {check.detail}"
-            return made.but(Phase.SANITY, reason, status=TrialStatus.INSANE)
-    if turns and not result.rates:
+            return made.but(Phase.SANITY, reason, status=TrialStatus.FAILED_CHECKS)
+    if blocks and not result.rates:
         return made.but(
             Phase.MEASURE,
-            f"all {len(turns)} blocks are discarded; the last one:"
-            f" {turns[-1].void_reason}",
-            status=TrialStatus.VOID,
+            f"all {len(blocks)} blocks are discarded; the last one:"
+            f" {blocks[-1].discard_reason}",
+            status=TrialStatus.DISCARDED,
         )
     return made
 
@@ -281,13 +281,13 @@ def make_result(
     trial_id: str,
     spec: TrialSpec,
     logs: Sequence[RankLog],
-    turns: Sequence[Turn] = (),
+    blocks: Sequence[Block] = (),
 ) -> TrialResult:
     if spec.has_readings:
         return worker.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps
     if num_measured_steps is None:
-        num_measured_steps = sum(turn.num_steps for turn in turns)
+        num_measured_steps = sum(block.num_steps for block in blocks)
     ranks = tuple(_rank_times(spec, log, num_measured_steps) for log in logs)
     # From the latest start on, all ranks were measuring.
     start_ns, end_ns = _window_ns(ranks)
@@ -296,11 +296,11 @@ def make_result(
         # Clocks of two machines differ; ranks that wait for each other measure alike.
         spans_ns = [rank.window_end_ns - rank.window_start_ns for rank in ranks]
         window_sec = max(spans_ns) / 1e9
-    if turns:
-        window_sec = sum(turn.time_sec for turn in turns)
+    if blocks:
+        window_sec = sum(block.time_sec for block in blocks)
     facts = logs[0].last("facts")
     global_batch_size = facts["global_batch_size"]
-    if spec.control is Control.SOLO:  # every process has a batch of its own
+    if spec.control is Control.INDEPENDENT:  # every process has a batch of its own
         global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
 
     def records(model: Any, kind: str) -> tuple[Any, ...]:
@@ -314,7 +314,7 @@ def make_result(
         global_batch_size=global_batch_size,
         num_measured_steps=num_measured_steps,
         window_sec=window_sec,
-        turns=tuple(turns),
+        blocks=tuple(blocks),
         ranks=ranks,
         sanity=tuple(
             SanityCheck.model_validate(check)
@@ -378,14 +378,14 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
 
 
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
-    reason = machine_record.void_reason(uses)
+    reason = machine_record.discard_reason(uses)
     if conclusion.status is not TrialStatus.OK or not reason:
         return conclusion
     return conclusion.but(
         Phase.MEASURE,
         f"{reason} while it was measured; run 'python -m harness doctor --device gpu',"
         " then repeat the sweep with --retry failed",
-        status=TrialStatus.VOID,
+        status=TrialStatus.DISCARDED,
     )
 
 

@@ -32,7 +32,7 @@ def describe_trial(trial: PlannedTrial) -> str:
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
     control = "" if spec.control is Control.NONE else f", control {spec.control.label}"
     revision = f", revision {spec.revision}" if spec.revision else ""
-    repeat = "run" if spec.order is Order.RELAY else "repetition"
+    repeat = "run" if spec.order is Order.INTERLEAVED else "repetition"
     return (
         f"{spec.backend} x{spec.num_replicas} {modes}, batch"
         f" {spec.num_replicas}x{spec.per_replica_batch_size}, {repeat}"
@@ -45,10 +45,10 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
     duration = format_duration(status.duration_sec)
     if status.status is TrialStatus.OK and result is not None:
         rate = f"{result.examples_per_sec:.1f} {result.example_unit}/s"
-        num_void = sum(not turn.is_valid for turn in result.turns)
-        void = f" ({num_void} discarded)" * bool(num_void)
-        turns = f" in {len(result.turns)} blocks{void}" * bool(result.turns)
-        return f"ok, {rate}{turns}, took {duration}"
+        num_discarded = sum(not block.is_valid for block in result.blocks)
+        discarded = f" ({num_discarded} discarded)" * bool(num_discarded)
+        blocks = f" in {len(result.blocks)} blocks{discarded}" * bool(result.blocks)
+        return f"ok, {rate}{blocks}, took {duration}"
     failure = status.failure
     why = "" if failure is None else f" - {failure.phase.value}: {failure.reason}"
     return f"{status.status.label}, took {duration}{why}"
@@ -93,7 +93,7 @@ class Progress:
             self._note_left(f"{self._place}   {text}", eta_sec)
 
     def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
-        """A relay does something else now; of the rounds, only the first is printed."""
+        """Something else is measured now; of rounds, only the first is printed."""
         is_round = ": round " in text
         if not (is_round and self._is_in_rounds):
             self._note_left(text, eta_sec, is_most=is_most)
@@ -103,7 +103,7 @@ class Progress:
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
     ) -> None:
         name = ""
-        if trial.spec.order is Order.RELAY:
+        if trial.spec.order is Order.INTERLEAVED:
             self._number += 1
             name = f"{describe_trial(trial)}: "
         self.note(f"{self._place}   {name}{describe_end(status, result)}")

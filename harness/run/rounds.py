@@ -1,13 +1,13 @@
-"""An interleaved measurement: all cases of a generation take turns, round after round.
+"""An interleaved measurement: all cases of a repetition take turns, round after round.
 
 Cases that are measured within the same second see the same noise, so their ratio does
 not (``docs/measuring.md``). Each case starts a fresh process, as many at a time as
 there are cores. Each runs its last warm-up step alone, which tells how many steps make
-a turn; that number is one for each case of a study. In every round each case has one
-turn, in an order shuffled by the seed; both revisions of a case, and its twin, follow
-each other, since what is divided should lie close together. In a gate, each case has
-some sustained stretches in the same way, after the rounds. Whatever happens to one
-trial does not end the generation.
+a block; that number is one for each case of a study. In every round each case has one
+block, in an order shuffled by the seed; both revisions of a case, and its A/A control,
+follow each other, since what is divided should lie close together. In a gate, each case
+has some sustained stretches in the same way, after the rounds. Whatever happens to one
+trial does not end the repetition.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from harness.run import trial_runner
 from harness.run.trial_tree import Session, SessionEndedError, busy
 from harness.trial import measure, rank_file
 from results.errors import WriteStoreError
-from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
-from results.statistics import generations
+from results.records.measuring import MAX_ATTEMPTS, Block, Control, Order
+from results.statistics import repetitions
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.machine.disturbance import Disturbance
-    from harness.run.trial_runner import RunSettings, VoidReason
+    from harness.run.trial_runner import DiscardReason, RunSettings
     from results.records.models import PlannedTrial, StatusRecord, TrialSpec
     from results.store.study_store import Store, Trial
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 # The trial's own processes cannot see what others do to its cores, so the harness
-# writes these lines, between turns. ``result.json`` is made from them and the rank
+# writes these lines, between blocks. ``result.json`` is made from them and the rank
 # files, and ``verify`` compares it with both.
 
-TURNS_NAME = "turns.jsonl"
+BLOCKS_NAME = "blocks.jsonl"
 _LOAD: Final = (
     *("foreign_cpu_fraction", "foreign_resolution", "num_cores", "one_core_resolution"),
     *("stolen_cpu_fraction", "stolen_resolution", "run_delay_sec", "num_throttled"),
@@ -62,30 +62,30 @@ _USED: Final = (
 """What every process says that it used; the sum is recorded."""
 
 
-def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
-    """Returns round and kind of the last whole turn, to show where a relay is.
+def last_block(trial_dir: Path) -> tuple[int, bool] | None:
+    """Returns round and kind of the last whole block, to show where a study is.
 
     None where there is none yet, or the line is none: ``verify`` says what is damaged.
     """
     try:
-        text = untrusted.read_text(trial_dir / TURNS_NAME) or ""
-        turn = untrusted.parsed(text.rpartition("\n")[0].splitlines()[-1])
-        return int(turn["round_index"]), bool(turn.get("is_sustained"))
+        text = untrusted.read_text(trial_dir / BLOCKS_NAME) or ""
+        block = untrusted.parsed(text.rpartition("\n")[0].splitlines()[-1])
+        return int(block["round_index"]), bool(block.get("is_sustained"))
     except rank_file.MALFORMED:
         return None
 
 
-def append(trial_dir: Path, turn: Turn, load: Disturbance) -> None:
+def append(trial_dir: Path, block: Block, load: Disturbance) -> None:
     line: dict[str, object] = {
-        "round_index": turn.round_index,
-        "attempt": turn.attempt,
+        "round_index": block.round_index,
+        "attempt": block.attempt,
         **{name: getattr(load, name) for name in _LOAD},
     }
-    if turn.is_sustained:
+    if block.is_sustained:
         line["is_sustained"] = True
     if load.gpus:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
-    path = trial_dir / TURNS_NAME
+    path = trial_dir / BLOCKS_NAME
     try:
         atomic.check_fence(path)
         with path.open("a", encoding="utf-8") as file:
@@ -97,10 +97,10 @@ def append(trial_dir: Path, turn: Turn, load: Disturbance) -> None:
         ) from error
 
 
-MIN_TURN_SEC: Final = 0.3
-"""Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
+MIN_BLOCK_SEC: Final = 0.3
+"""Shortest block: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
-"""Rounds of a generation, however little time is left for them."""
+"""Rounds of a repetition, however little time is left for them."""
 MIN_STEP_SEC: Final = 1e-4
 """Shortest step of a program with a client: recording one takes a few microseconds."""
 SUSTAINED_SEC: Final = 2.0
@@ -110,28 +110,28 @@ SUSTAINED_STEPS: Final = 13
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
+class Repetition:
     trials: Sequence[PlannedTrial]  # Its trials, one per case.
     index: int  # Its index, from 0.
     duration_sec: float | None  # The time for all of it; None for no limit.
     max_rounds: int  # The most rounds.
-    seed: int  # Determines the order of the turns.
+    seed: int  # Determines the order of the blocks.
     num_stretches: int = 0  # Sustained ones of each case, after the rounds.
-    # Steps of each turn by case, as earlier generations had them; cases that are not in
-    # it get theirs from their last warm-up steps.
-    steps_of_turn: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # Called before the first turn.
+    # Steps of each block by case, as earlier repetitions had them; cases that are not
+    # in it get theirs from their last warm-up steps.
+    steps_of_block: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Called before the first block.
     on_warm: Callable[[Sequence[Session]], None] = lambda _: None
 
 
-def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:
-    """Returns the steps of a turn by case, of the first generation that has any."""
+def steps_of_blocks(trials: Iterable[Trial]) -> dict[str, int]:
+    """Returns the steps of a block by case, of the first repetition that has any."""
     found: dict[str, int] = {}
     for trial in sorted(trials, key=lambda trial: trial.spec.repetition_index):
-        turns = () if trial.result is None else trial.result.turns
-        for turn in turns:
-            if not turn.is_sustained:
-                found.setdefault(case_of(trial.spec), turn.num_steps)
+        blocks = () if trial.result is None else trial.result.blocks
+        for block in blocks:
+            if not block.is_sustained:
+                found.setdefault(case_of(trial.spec), block.num_steps)
                 break
     return found
 
@@ -149,23 +149,23 @@ def check_resolution(session: Session, step_sec: float) -> None:
 
 def take_all(
     sessions: Sequence[Session],
-    generation: Generation,
+    repetition: Repetition,
     deadline: float | None,
     stage: Stage,
-    void_reason: VoidReason,
+    discard_reason: DiscardReason,
 ) -> None:
     """Takes all rounds, and then all sustained stretches."""
-    # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
+    # One that has ended had no warm step: its 0 s would ask for 300,000 steps a block.
     waiting = [session for session in sessions if session.is_alive]
-    number, stretches = generation.num_stretches, []
+    number, stretches = repetition.num_stretches, []
     if number:
         plain = (of for of in waiting if of.prepared.trial.spec.control is Control.NONE)
         stretches = [(of, _steps_of_stretch(of)) for of in _by_case(plain).values()]
     stretches_sec = sum(steps * _step_sec(of) * len(of) for of, steps in stretches)
     if deadline is not None:
         deadline -= number * stretches_sec
-    _take_rounds(waiting, generation, deadline, stage, void_reason)
-    seed = f"{generation.seed}/{generation.index}/sustained"
+    _take_rounds(waiting, repetition, deadline, stage, discard_reason)
+    seed = f"{repetition.seed}/{repetition.index}/sustained"
     generator = random.Random(seed)  # noqa: S311
     for index in range(number):
         left_sec = (number - index) * stretches_sec
@@ -173,26 +173,28 @@ def take_all(
         for group, num_steps in generator.sample(stretches, len(stretches)):
             # Their rounds follow all others. The garbage collector works in them if
             # both revisions let it work; a program that does not never sees the field.
-            asked = {"round_index": generation.max_rounds + index}
+            asked = {"round_index": repetition.max_rounds + index}
             asked |= {"num_steps": num_steps, "is_sustained": True}
             is_collecting = all(of.has_sustained for of in group)
             both = [session for session in group if session.is_alive]
             for session in generator.sample(both, len(both)):
-                _take_turn(session, asked, void_reason, is_collecting=is_collecting)
+                _measure_block(
+                    session, asked, discard_reason, is_collecting=is_collecting
+                )
 
 
 def _take_rounds(
     sessions: Sequence[Session],
-    generation: Generation,
+    repetition: Repetition,
     deadline: float | None,
     stage: Stage,
-    void_reason: VoidReason,
+    discard_reason: DiscardReason,
 ) -> None:
-    generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
+    generator = random.Random(f"{repetition.seed}/{repetition.index}")  # noqa: S311
     longest_round_sec = 0.0
-    numbers = _steps_of_turns(sessions, generation.steps_of_turn)
-    revisions = {trial.spec.revision for trial in generation.trials}
-    for round_index in range(generation.max_rounds):
+    numbers = _steps_of_blocks(sessions, repetition.steps_of_block)
+    revisions = {trial.spec.revision for trial in repetition.trials}
+    for round_index in range(repetition.max_rounds):
         alive = [session for session in sessions if session.is_alive]
         now = time.monotonic()
         left = math.inf if deadline is None else deadline - now
@@ -202,7 +204,7 @@ def _take_rounds(
             round_index >= MIN_ROUNDS and (is_one_sided or left < longest_round_sec)
         ):
             return
-        expected = (generation.max_rounds - round_index) * longest_round_sec
+        expected = (repetition.max_rounds - round_index) * longest_round_sec
         if deadline is not None:
             expected = min(expected, left) if longest_round_sec else left
         groups = list(_by_case(alive).items())
@@ -213,7 +215,7 @@ def _take_rounds(
             stage(text, max(expected - (time.monotonic() - now), 0.0))
             for session in group:
                 asked = {"round_index": round_index, "num_steps": numbers[case]}
-                _take_turn(session, asked, void_reason)
+                _measure_block(session, asked, discard_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
@@ -221,18 +223,18 @@ def _so_far(session: Session) -> str:
     """Names a case, with its rate in this run and an interval over its rounds."""
     spec = session.prepared.trial.spec
     name = f"{spec.backend} x{spec.num_replicas}"
-    valid = [of for of in session.turns if of.is_valid]
+    valid = [of for of in session.blocks if of.is_valid]
     if len(valid) < MIN_ROUNDS:
         return name
     per_ns = 1e9 * spec.global_batch_size
     rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
-    found = generations.these_processes_only([*map(math.log, rates)])
+    found = repetitions.these_processes_only([*map(math.log, rates)])
     return f"{name}, {found.value:,.2f} [{found.low:,.2f}, {found.high:,.2f}]/s so far"
 
 
 def case_of(spec: TrialSpec) -> str:
-    """Returns what generations and revisions of a case, and its twin, share."""
-    control = Control.NONE if spec.control is Control.TWIN else spec.control
+    """Returns what repetitions and revisions of a case, and its A/A control, share."""
+    control = Control.NONE if spec.control is Control.AA else spec.control
     apart = {"revision", "code_digest", "control", "repetition_index", "seed"}
     return f"{control.value} {spec.model_dump_json(exclude=apart)}"
 
@@ -247,19 +249,19 @@ def _steps_of_stretch(group: Sequence[Session]) -> int:
     return measure.whole_blocks(number, group[0].prepared.trial.spec)
 
 
-def _steps_of_turns(
+def _steps_of_blocks(
     sessions: Sequence[Session], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Returns the steps of a turn by case; of the fastest of its sessions.
+    """Returns the steps of a block by case; of the fastest of its sessions.
 
-    Turns of unlike numbers of steps would not be compared alone for what they measure:
-    the first step of a turn can take longer than the others.
+    Blocks of unlike numbers of steps would not be compared alone for what they measure:
+    the first step of a block can take longer than the others.
     """
     found = dict(known)
     for name, group in _by_case(sessions).items():
         if name not in known:
             step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
-            number = max(1, math.ceil(MIN_TURN_SEC / step_sec))
+            number = max(1, math.ceil(MIN_BLOCK_SEC / step_sec))
             found[name] = measure.whole_blocks(number, group[0].prepared.trial.spec)
     return found
 
@@ -271,26 +273,26 @@ def _by_case(sessions: Iterable[Session]) -> dict[str, list[Session]]:
     return groups
 
 
-def _take_turn(
+def _measure_block(
     session: Session,
     asked: Mapping[str, Any],
-    void_reason: VoidReason,
+    discard_reason: DiscardReason,
     *,
     is_collecting: bool = False,
 ) -> None:
     with busy(session), contextlib.suppress(SessionEndedError):
         for attempt in range(MAX_ATTEMPTS):
-            _attempt_turn(
-                session, {**asked, "attempt": attempt}, void_reason, is_collecting
+            _attempt_block(
+                session, {**asked, "attempt": attempt}, discard_reason, is_collecting
             )
-            if session.turns[-1].is_valid:
+            if session.blocks[-1].is_valid:
                 return
 
 
-def _attempt_turn(
+def _attempt_block(
     session: Session,
     asked: Mapping[str, Any],
-    void_reason: VoidReason,
+    discard_reason: DiscardReason,
     is_collecting: bool,
 ) -> None:
     sent = {k: v for k, v in asked.items() if k != "is_sustained" or is_collecting}
@@ -304,13 +306,13 @@ def _attempt_turn(
             name: max(answer[name] for answer in answers)
             for name in ("start_ns", "end_ns")
         }
-        turn_ns = span["end_ns"] - span["start_ns"]
-        check_resolution(session, turn_ns / asked["num_steps"] / 1e9)
+        block_ns = span["end_ns"] - span["start_ns"]
+        check_resolution(session, block_ns / asked["num_steps"] / 1e9)
         after = machine_state.read_core_clock(session.cores, pids)
     load = disturbance.between(before, after)
     load = dataclasses.replace(load, gpus=watch.uses())
     used = {name: sum(answer[name] for answer in answers) for name in _USED}
-    turn = Turn(
+    block = Block(
         **asked,
         **span,
         **used,
@@ -319,22 +321,23 @@ def _attempt_turn(
         run_delay_sec=load.run_delay_sec,
         num_throttled=load.num_throttled,
         gpus=load.gpus,
-        void_reason=void_reason(load, used["num_retraces"]),
+        discard_reason=discard_reason(load, used["num_retraces"]),
     )
-    append(session.prepared.trial_dir, turn, load)
-    session.turns.append(turn)
+    append(session.prepared.trial_dir, block, load)
+    session.blocks.append(block)
 
 
-def relay_sec(trials: Iterable[Trial]) -> float:
+def interleaved_sec(trials: Iterable[Trial]) -> float:
     return sum(
         trial.status.duration_sec
         for trial in trials
-        if trial.spec.order is Order.RELAY and trial.status is not None
+        if trial.spec.order is Order.INTERLEAVED and trial.status is not None
     )
 
 
-# Nothing of a start is timed in a relay, so that processes import TensorFlow, build and
-# trace side by side. When one is ready the next one starts: backends take unlike times.
+# Nothing of a start is timed in an interleaved study, so that processes import
+# TensorFlow, build and trace side by side. When one is ready the next one starts:
+# backends take unlike times.
 
 _HEADROOM: Final = 1.2
 """Factor on the largest so far, when looking whether one more fits."""
@@ -408,22 +411,22 @@ _OF_FREE_MEMORY: Final = 0.5
 """How much of the free memory heaps may be given, all together."""
 
 
-def run_generation(
+def run_repetition(
     store: Store,
-    generation: Generation,
+    repetition: Repetition,
     settings: RunSettings,
     stage: Stage,
     free_memory: Callable[[], int] = machine_state.read_free_memory,
 ) -> list[StatusRecord]:
     start_sec = time.monotonic()
     deadline = None
-    if generation.duration_sec is not None:
-        deadline = start_sec + generation.duration_sec
-    with _sessions(store, generation, settings) as sessions:
+    if repetition.duration_sec is not None:
+        deadline = start_sec + repetition.duration_sec
+    with _sessions(store, repetition, settings) as sessions:
         start_side_by_side(sessions, stage, free_memory)
         _warm_up(sessions, stage, free_memory)
-        generation.on_warm(sessions)
-        take_all(sessions, generation, deadline, stage, settings.void_reason)
+        repetition.on_warm(sessions)
+        take_all(sessions, repetition, deadline, stage, settings.discard_reason)
         stage("checking and recording", None)
         # Side by side: nothing is timed any more.
         alive = [session for session in sessions if session.is_alive]
@@ -438,13 +441,13 @@ def run_generation(
 
 @contextlib.contextmanager
 def _sessions(
-    store: Store, generation: Generation, settings: RunSettings
+    store: Store, repetition: Repetition, settings: RunSettings
 ) -> Iterator[list[Session]]:
     """Prepares all trials; kills every process at the end, however the block ends."""
     sessions: list[Session] = []
     end, timeout_sec = settings.launcher.end, settings.timeout_sec
     try:
-        for trial in generation.trials:
+        for trial in repetition.trials:
             prepared = trial_runner.prepare(store, trial, settings)
             sessions.append(
                 Session(prepared, timeout_sec=timeout_sec, end_elsewhere=end)
@@ -479,12 +482,12 @@ def _record(
     store: Store, session: Session, settings: RunSettings, changed_code: str
 ) -> StatusRecord:
     assert session.exit is not None
-    turns = [turn for turn in session.turns if turn.is_valid] or session.turns
+    blocks = [block for block in session.blocks if block.is_valid] or session.blocks
     means: dict[str, float | None] = {}
     for name in ("foreign_cpu_fraction", "stolen_cpu_fraction"):  # of the time of all
-        known = [turn for turn in turns if getattr(turn, name) is not None]
-        spent = sum(getattr(turn, name) * turn.time_sec for turn in known)
-        total_sec = sum(turn.time_sec for turn in known)
+        known = [block for block in blocks if getattr(block, name) is not None]
+        spent = sum(getattr(block, name) * block.time_sec for block in known)
+        total_sec = sum(block.time_sec for block in known)
         means[name] = spent / total_sec if known else None
     return trial_runner.record(
         store,
@@ -492,7 +495,7 @@ def _record(
         session.exit,
         settings,
         disturbance=means,
-        turns=session.turns,
+        blocks=session.blocks,
         duration_sec=session.busy_sec,
         changed_code=changed_code,
     )

@@ -1,4 +1,4 @@
-"""The sweep loop: runs what is missing of a plan, a trial or a generation at a time."""
+"""The sweep loop: runs what is missing of a plan, a trial or a repetition at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from harness.machine import environment
 from harness.planning import defaults
 from harness.run import trial_runner
 from harness.run.progress import PhaseWatch, Progress
-from harness.run.rounds import Generation, relay_sec, run_generation, steps_of_turns
+from harness.run.rounds import (
+    Repetition,
+    interleaved_sec,
+    run_repetition,
+    steps_of_blocks,
+)
 from harness.run.trial_runner import RunSettings, run_trial
 from harness.sources import code_digest
 from harness.trial import rank_file
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 
 
 # Counts of both sides of a gate are known once its programs have been built. What
-# differs in them is exact, so a reader need not wait for the generations.
+# differs in them is exact, so a reader need not wait for the repetitions.
 
 
 def differences(sessions: Iterable[Session]) -> Iterator[str]:
@@ -155,11 +160,11 @@ def match_missing(
 
     On GPUs one after the other, since they would share memory.
     """
-    if plan.matching is None:
+    if plan.equivalence is None:
         return
     missing = missing_trials(
-        store.matching,
-        plan.matching.trials,
+        store.equivalence,
+        plan.equivalence.trials,
         is_failed_retried=settings.is_failed_retried,
     )
     if not missing:
@@ -180,7 +185,7 @@ def match_missing(
         with contextlib.ExitStack() as stack:
             started = []
             for trial in batch:
-                prepared = trial_runner.prepare(store.matching, trial, settings)
+                prepared = trial_runner.prepare(store.equivalence, trial, settings)
                 tree = trial_runner.tree_of(prepared, settings.launcher)
                 started.append((prepared, stack.enter_context(tree)))
             deadline = time.monotonic() + settings.timeout_sec
@@ -188,13 +193,13 @@ def match_missing(
                 left_sec = max(deadline - time.monotonic(), 0.0)
                 ended = tree.finish(left_sec, limit_sec=settings.timeout_sec)
                 trial_runner.record(
-                    store.matching, prepared, ended, settings, disturbance={}
+                    store.equivalence, prepared, ended, settings, disturbance={}
                 )
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and SIGHUP into ``Interrupted`` while the block runs."""
+    """Blocks SIGINT, SIGTERM and SIGHUP into ``Interrupted`` while the block runs."""
 
     def stop(number: int, _frame: object) -> None:
         # One is enough: a second one must not interrupt the cleanup.
@@ -221,7 +226,8 @@ def missing_trials(
 ) -> list[PlannedTrial]:
     """Returns the trials that are to run, in order; failures if they are retried.
 
-    A generation of a relay is repeated as a whole: its trials are compared by turns.
+    A repetition of an interleaved study is repeated as a whole: its trials are compared
+    by turns.
     """
     finished = {
         trial.trial_id
@@ -230,18 +236,18 @@ def missing_trials(
         and (trial.status.status is TrialStatus.OK or not is_failed_retried)
     }
     missing = [trial for trial in trials if trial.trial_id not in finished]
-    generations = {_generation_of(trial) for trial in missing} - {None}
+    repetitions = {_repetition_of(trial) for trial in missing} - {None}
     return [
         trial
         for trial in trials
-        if trial.trial_id not in finished or _generation_of(trial) in generations
+        if trial.trial_id not in finished or _repetition_of(trial) in repetitions
     ]
 
 
-def _generation_of(trial: PlannedTrial) -> int | None:
-    """Returns the index of a generation of a relay; None for what runs alone."""
+def _repetition_of(trial: PlannedTrial) -> int | None:
+    """Returns the index of an interleaved repetition; None for what runs alone."""
     spec = trial.spec
-    return spec.repetition_index if spec.order is Order.RELAY else None
+    return spec.repetition_index if spec.order is Order.INTERLEAVED else None
 
 
 def run_trials(
@@ -269,18 +275,20 @@ def run_trials(
             if reason := _why_not(store, settings, missing):
                 progress.note(reason)
                 break
-            # All of a generation, or one that runs alone.
+            # All of a repetition, or one that runs alone.
             first = missing[0].spec
-            index, group = next(itertools.groupby(missing, key=_generation_of))
+            index, group = next(itertools.groupby(missing, key=_repetition_of))
             together = missing[:1] if index is None else list(group)
-            run = loop.run_alone if index is None else loop.run_generation
+            run = loop.run_alone if index is None else loop.run_repetition
             missing = missing[len(together) :]
             statuses = run(together, missing)
             for trial, status in zip(together, statuses, strict=True):
                 result = store.read_trial(trial.trial_id).result
                 rate = None
                 if result is not None and status.status is TrialStatus.OK:
-                    rate = result.examples_per_sec  # others: all turns may be void
+                    rate = (
+                        result.examples_per_sec
+                    )  # others: all blocks may be discarded
                 durations.add(trial.spec, status.duration_sec, rate)
                 progress.trial_ended(trial, status, result)
             if not missing:
@@ -326,12 +334,12 @@ def _why_over(
 ) -> str:
     """Returns why nothing else is started after some trials; empty if it is."""
     number, failure = together[0].spec.repetition_index + 1, statuses[0].failure
-    is_void = {status.status for status in statuses} == {TrialStatus.VOID}
-    # A sweep goes on beside load, whose turns are shown for what they are.
+    is_discarded = {status.status for status in statuses} == {TrialStatus.DISCARDED}
+    # A sweep goes on beside load, whose blocks are shown for what they are.
     if (
-        is_void
+        is_discarded
         and failure is not None
-        and _generation_of(together[0]) is not None
+        and _repetition_of(together[0]) is not None
         and not any(entry.is_measured for entry in load_study(store).planned)
     ):
         return (
@@ -344,7 +352,7 @@ def _why_over(
     failed -= {
         trial.spec.revision
         for trial, status in zip(together, statuses, strict=True)
-        if status.status is TrialStatus.VOID
+        if status.status is TrialStatus.DISCARDED
     }
     for revision in sorted(failed and failed - _ok_revisions(store)):
         side = f"revision {revision}" if revision else "this tree"
@@ -405,7 +413,7 @@ class _Loop:
         with PhaseWatch(self.store.trial_dir(trial.trial_id), show):
             return [run_trial(self.store, trial, self.settings)]
 
-    def run_generation(
+    def run_repetition(
         self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]
     ) -> list[StatusRecord]:
         plan = self.store.read_plan()
@@ -413,41 +421,41 @@ class _Loop:
         before = self.store.trials()
 
         def on_warm(sessions: Sequence[Session]) -> None:
-            if measuring.gate is not None and generation.index == 0:
+            if measuring.gate is not None and repetition.index == 0:
                 for line in differences(sessions):
                     self.progress.note(f"counted in a step: {line}")
 
-        generation = Generation(
+        repetition = Repetition(
             trials=trials,
             index=trials[0].spec.repetition_index,
-            duration_sec=measuring.generation_sec,
+            duration_sec=measuring.repetition_sec,
             max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
             seed=plan.seed,
             num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
-            steps_of_turn=steps_of_turns(before),
+            steps_of_block=steps_of_blocks(before),
             on_warm=on_warm,
         )
         gate_looks = () if measuring.gate is None else measuring.gate.looks
         is_most = bool(gate_looks) or measuring.target is not None
         limit_sec = math.inf
         if is_most and measuring.minutes is not None:
-            limit_sec = measuring.minutes * 60 - relay_sec(before)
-        num_later = len({_generation_of(trial) for trial in later} - {None})
+            limit_sec = measuring.minutes * 60 - interleaved_sec(before)
+        num_later = len({_repetition_of(trial) for trial in later} - {None})
         if gate_looks:
-            num_later = max(num_later, gate_looks[-1] - generation.index - 1)
+            num_later = max(num_later, gate_looks[-1] - repetition.index - 1)
         is_until_limit = is_most and not gate_looks
         whole_sec = (
-            self.durations.generation_sec
-            or measuring.generation_sec
+            self.durations.repetition_sec
+            or measuring.repetition_sec
             or self.durations.remaining_sec(trial.spec for trial in trials)
         )
-        alone = [trial.spec for trial in later if _generation_of(trial) is None]
+        alone = [trial.spec for trial in later if _repetition_of(trial) is None]
         started = time.monotonic()
 
         def stage(text: str, left_sec: float | None) -> None:
             nonlocal whole_sec
             passed_sec = time.monotonic() - started
-            if left_sec is not None and self.durations.generation_sec is None:
+            if left_sec is not None and self.durations.repetition_sec is None:
                 whole_sec = passed_sec + left_sec
             most_sec = max(limit_sec - passed_sec, 0.0)
             eta_sec = max(whole_sec - passed_sec, 0.0)
@@ -456,11 +464,11 @@ class _Loop:
             elif limit_sec < math.inf:
                 eta_sec = most_sec
             self.progress.stage(
-                f"run {generation.index + 1} of {plan.repeats}: {text}",
+                f"run {repetition.index + 1} of {plan.repeats}: {text}",
                 eta_sec + self.durations.remaining_sec(alone),
                 is_most=is_most,
             )
 
-        statuses = run_generation(self.store, generation, self.settings, stage)
-        self.durations.generation_sec = time.monotonic() - started
+        statuses = run_repetition(self.store, repetition, self.settings, stage)
+        self.durations.repetition_sec = time.monotonic() - started
         return statuses

@@ -1,6 +1,7 @@
 """Runs one trial: places it, starts its processes, and records the outcome.
 
-A relay (``harness/run/rounds.py``) prepares and records its trials with the same code.
+An interleaved study (``harness/run/rounds.py``) prepares and records its trials with
+the same code.
 
 Whatever this module imports may change a trial's numbers, and is part of the trial's
 code digest (``harness/sources/code_digest.py``); planning, listing and showing are
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
     from harness.sources.code_digest import SourceTree
     from results.records.machine_record import GpuUses
-    from results.records.models import Environment, PlannedTrial, Turn
+    from results.records.models import Block, Environment, PlannedTrial
     from results.store.study_store import Store
 
-    VoidReason = Callable[[Disturbance, int], str]
+    DiscardReason = Callable[[Disturbance, int], str]
     GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
 
 
@@ -90,10 +91,10 @@ class RunSettings:
     # Returns the seconds of the fixed computation on a core.
     canary: Callable[[int | None], float] = disturbance.run_canary
     data_dir: str | None = None  # Directory of TFDS data sets; by default that of TFDS.
-    # How long a relay measures.
+    # How long an interleaved study measures.
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
-    # Says why a turn does not count, or "" if it does.
-    void_reason: VoidReason = disturbance.void_reason
+    # Says why a block does not count, or "" if it does.
+    discard_reason: DiscardReason = disturbance.discard_reason
     # Sources of other revisions, by the name that specs have.
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     # Starts the processes of a trial.
@@ -197,7 +198,7 @@ def record(
     settings: RunSettings,
     *,
     disturbance: Mapping[str, float | None],
-    turns: Sequence[Turn] = (),
+    blocks: Sequence[Block] = (),
     duration_sec: float | None = None,
     gpu_uses: GpuUsesWithin | None = None,
     changed_code: str = "",
@@ -215,7 +216,7 @@ def record(
         prepared.trial_dir,
         trial_exit,
         num_ranks=prepared.processes.num_ranks,
-        turns=turns,
+        blocks=blocks,
         late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
     if changed_code and conclusion.status is TrialStatus.OK:
@@ -277,7 +278,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             f"{others} before it was started; end the others, or reset the GPU"
             " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
         )
-        conclusion = Conclusion().but(Phase.LAUNCH, reason, status=TrialStatus.VOID)
+        conclusion = Conclusion().but(
+            Phase.LAUNCH, reason, status=TrialStatus.DISCARDED
+        )
         return _write_status(store, prepared, conclusion)
     clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:

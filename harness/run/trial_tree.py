@@ -1,6 +1,6 @@
-"""The process tree of a trial: its variables, its start, its turns and its end.
+"""The process tree of a trial: its variables, its start, its blocks and its end.
 
-The other end of a session, in which a tree waits for turns of a relay, is
+The other end of a session, in which a tree waits for blocks of an interleaved study, is
 ``harness/client/scaling_client.py``, or a program in any language that keeps to
 ``docs/client_protocol.md``. Every rank connects on its own; a command goes to all of
 them, and is done when all have answered.
@@ -38,7 +38,7 @@ from harness.trial.rank_file import FirstExit
 from replicator.cluster.local_cluster import LineListener
 from results import plugins
 from results.records import protocol as client_protocol
-from results.records.models import Allocator, Placement, TrialSpec, Turn
+from results.records.models import Allocator, Block, Placement, TrialSpec
 from results.records.protocol import ProtocolError, TrialFile
 from results.store import atomic, study_store, untrusted
 
@@ -90,7 +90,7 @@ _DROPPED_VARIABLES = (
 # glibc gives large buffers back when they are freed, so that those of every step are
 # mapped, cleared and faulted in again (docs/measuring.md). They come from the heap
 # only if none may be mapped: a threshold above 32 MiB is ignored, and setting any
-# turns its growth off. And only the heap of the main arena is kept: those of others
+# blocks its growth off. And only the heap of the main arena is kept: those of others
 # are unmapped when they are empty, and hold at most 64 MiB. The kernel that gives huge
 # pages to who asks gives them to the heap: fewer addresses to translate.
 _KEEP: Mapping[str, str] = {
@@ -233,7 +233,7 @@ class ProcessTree:
         if self._gang is not None:
             self._gang.wait(timeout_sec)
         else:
-            process_tree.wait_for_turn(self.process, timeout_sec)
+            process_tree.wait_for_block(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""
@@ -334,7 +334,7 @@ class SessionEndedError(RuntimeError):
 
 
 class Session:
-    """A trial that is alive and waits for its turns."""
+    """A trial that is alive and waits for its blocks."""
 
     def __init__(
         self,
@@ -344,14 +344,14 @@ class Session:
         end_elsewhere: EndElsewhere = lambda _: None,
     ) -> None:
         self.prepared = prepared
-        self.turns: list[Turn] = []  # void ones included
+        self.blocks: list[Block] = []  # discarded ones included
         self.exit: TrialExit | None = None  # None while its processes run
         self.step_time_sec = 0.0  # of a warm step
         self.busy_sec = 0.0  # in which this trial had the machine
         self.awaited = ""  # the state that ``poll`` waits for
         # Processes that are measured; a program with a client says it.
         self.num_ranks = prepared.processes.num_ranks
-        # Whether all let their garbage collector work in sustained turns.
+        # Whether all let their garbage collector work in sustained blocks.
         self.has_sustained = True
         self._deadline = 0.0
         self._answers: dict[int, dict[str, Any]] = {}

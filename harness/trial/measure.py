@@ -23,7 +23,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from harness.client.scaling_client import PROTOCOL, quiet_collector, turns
+from harness.client.scaling_client import PROTOCOL, blocks, quiet_collector
 from harness.machine import disturbance
 from harness.trial.rank_file import LastGood, one_line
 from results.records import measuring
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 
 
-# In a relay (``docs/measuring.md``) the processes of several cases are alive at once.
-# Each connects to the harness, says what it has reached, and waits for the next command
-# on a socket, without using a core. The messages are those of every program that takes
-# part in a study: ``docs/client_protocol.md`` describes them, and
+# In an interleaved study (``docs/measuring.md``) the processes of several cases are
+# alive at once. Each connects to the harness, says what it has reached, and waits for
+# the next command on a socket, without using a core. The messages are those of every
+# program that takes part in a study: ``docs/client_protocol.md`` describes them, and
 # ``harness/client/scaling_client.py`` sends them.
 
 __all__ = ["COMPATIBLE", "PROTOCOL"]
@@ -106,13 +106,13 @@ def measure_trial(
                 steps.run(num_steps)
                 memory.sample()
         else:
-            program.pause()  # background work, such as actors, except in turns
+            program.pause()  # background work, such as actors, except in blocks
             warm_sec = steps.step_time_sec[-1]
-            for turn in turns(channel, writer, memory, clock, warm_sec):
+            for block in blocks(channel, writer, memory, clock, warm_sec):
                 program.resume()
                 num_traces = count_traces()
-                turn.begin()
-                turn.end(steps.run(turn.num_steps), count_traces() - num_traces)
+                block.begin()
+                block.end(steps.run(block.num_steps), count_traces() - num_traces)
                 program.pause()
         peak_memory_bytes = memory.peak_bytes() - reservation.unused_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
@@ -137,7 +137,9 @@ def measure_trial(
 def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
     for name in ("per_replica_batch_size", "global_batch_size"):
         got, expected = getattr(program, name), getattr(spec, name)
-        if spec.control is Control.SOLO:  # one of several programs with one replica
+        if (
+            spec.control is Control.INDEPENDENT
+        ):  # one of several programs with one replica
             expected = spec.per_replica_batch_size
         if got != expected:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
@@ -151,7 +153,7 @@ def _warm_up(
     writer: RankFile,
     run_counted: RunCounted | None,
 ) -> Reservation:
-    """Runs warm-up steps, in a relay the last one when the harness says so."""
+    """Runs warm-up steps; interleaved, the last one when the harness says so."""
     reservation = Reservation()
     num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
     for _ in range(num_steps - 1):
@@ -397,8 +399,9 @@ def write_tflops(
 
 # With an allocator that keeps freed memory, the heap of a program still grows for some
 # steps: buffers of different sizes leave holes that the next ones do not fit into. Each
-# growth takes page faults, which the steps of a long training do not have. A relay has
-# no time for a dozen warm-up steps of every process, so the pages are made at once.
+# growth takes page faults, which the steps of a long training do not have. An
+# interleaved study has no time for a dozen warm-up steps of every process, so the pages
+# are made at once.
 
 FRACTION: Final = 0.25
 """Of the memory that a process has after its first steps."""

@@ -31,7 +31,7 @@ __all__ = [
     "kill_tree",
     "on_stop_signals",
     "request_death_signal",
-    "wait_for_turn",
+    "wait_for_block",
     "watch_pipe",
 ]
 
@@ -139,7 +139,7 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
 _LONGEST_POLL_SEC = 86_400.0
 
 
-def wait_for_turn(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
+def wait_for_block(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
     """Returns the exit code of a child process, as soon as it has ended."""
     deadline = time.monotonic() + timeout_sec
     # Kernels without descriptors of processes: Linux before 5.3, macOS.

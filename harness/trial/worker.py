@@ -140,7 +140,7 @@ def measure_spec(
     *,
     num_replicas_here: int = 0,
 ) -> None:
-    """Prepares TensorFlow, then measures; in a relay, when the harness says so."""
+    """Prepares TensorFlow, then measures; interleaved, when the harness says so."""
     import tensorflow as tf
 
     threading = tf.config.threading
@@ -160,9 +160,9 @@ def measure_spec(
     info = catalog.workload(spec.workload)
     data, options = spec.data, dict(spec.options)
     if spec.control is Control.MATCH:
-        assert info.matching is not None  # otherwise it is not planned
-        data = info.matching.data or data
-        options |= info.matching.options
+        assert info.equivalence is not None  # otherwise it is not planned
+        data = info.equivalence.data or data
+        options |= info.equivalence.options
     info.prepare(data=data)
     counter = measure.StepCounter(recorded, count_functions)
 
@@ -226,7 +226,7 @@ def _create(spec: TrialSpec) -> Any:
         options |= info.on_mesh(spec.num_replicas, spec.devices_per_replica)
     elif spec.devices_per_replica > 1:
         options["logical_devices_per_replica"] = spec.devices_per_replica
-    if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
+    if spec.control is Control.INDEPENDENT:  # this process is one of ``num_replicas``
         return replicator.create(spec.backend, num_replicas=1, **options)
     made = replicator.create(
         spec.backend,

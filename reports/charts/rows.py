@@ -34,7 +34,7 @@ MOST_TICKS: Final = 4
 BAR_HEIGHT: Final = 0.6
 PART_SERIES: Final = {
     **dict.fromkeys(("computing", "contention"), 3),
-    **dict.fromkeys(("core_wait", "update"), 5),
+    **dict.fromkeys(("run_queue_delay", "update"), 5),
     **dict.fromkeys(("idle", "imbalance"), 6),
     "exposed_communication": 8,
     "input": 2,

@@ -24,7 +24,7 @@ from results.errors import ResultsError
 from results.figures import frame
 from results.judging.gate import GATE_NAME
 from results.store import manifest, public, untrusted
-from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
+from results.store.study_store import EQUIVALENCE_NAME, PLAN_NAME, TRIALS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -273,8 +273,8 @@ def _names(store: Store) -> Iterator[str]:
     """Yields the path of each file of records in the study."""
     top = untrusted.names_in(store.root)
     yield from (name for name in (PLAN_NAME, GATE_NAME) if name in top)
-    for part in (store, store.matching):
-        below = TRIALS_NAME if part is store else f"{MATCHING_NAME}/{TRIALS_NAME}"
+    for part in (store, store.equivalence):
+        below = TRIALS_NAME if part is store else f"{EQUIVALENCE_NAME}/{TRIALS_NAME}"
         for trial_id in part.trial_ids():
             for name in sorted(untrusted.names_in(part.trial_dir(trial_id))):
                 if manifest.EVIDENCE.fullmatch(name):

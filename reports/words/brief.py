@@ -207,7 +207,7 @@ def _note(view: View, points: Sequence[Point]) -> str:
         return f"{number}: no intervals."
     if not any(estimate.is_conclusive or estimate.is_disturbed for estimate in known):
         return f"Brackets are intervals of these processes only, {number}."
-    more = " of fresh processes" * view.is_relay
+    more = " of fresh processes" * view.is_interleaved
     return f"Brackets are 95{formats.HARD_SPACE}% intervals over {number}{more}."
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reports.words import evidence, formats
 from reports.words.formats import grouped
-from results.figures import relay, scaling
+from results.figures import conditions, scaling
 from results.records.models import Evidence
-from results.study import matching
-from results.study.matching import Outcome
+from results.study import equivalence
+from results.study.equivalence import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,10 +32,10 @@ MANY = 0.2
 SMALL_DRIFT, LARGE_DRIFT = 0.10, 0.25
 FINE, COARSE = 0.06, 0.20
 """Half an interval, relative to its figure, up to which a study resolves what its
-reader asks (the median of a default relay is 4 %), and above which it resolves little.
+reader asks (the median of a default study is 4 %), and above which it resolves little.
 """
-SLOW_TURNS = 0.03
-"""By which efficiencies of total time may be below those of typical turns."""
+SLOW_BLOCKS = 0.03
+"""By which efficiencies of total time may be below those of typical blocks."""
 
 
 class Level(enum.Enum):
@@ -96,7 +96,7 @@ def _evidence(view: View) -> tuple[Level, str] | None:
 
 
 def _design(view: View) -> tuple[Level, str]:
-    agreements = matching.agreements_of(view.study)
+    agreements = equivalence.agreements_of(view.study)
     for pair in agreements.broken[:1]:
         return Level.BAD, (
             f"{pair.second.label} does not do the same work as"
@@ -104,26 +104,26 @@ def _design(view: View) -> tuple[Level, str]:
             f" {formats.percent(pair.difference)} within the first"
             f" {_steps(agreements)}, so their ratio is left out"
         )
-    if not view.is_relay:
+    if not view.is_interleaved:
         return Level.CAUTION, "trials one after another: drift is in the ratios"
-    twin = relay.twin_of(view.study)
-    if twin is None:
+    aa_control = conditions.aa_control_of(view.study)
+    if aa_control is None:
         return Level.CAUTION, "in turns, without an A/A control"
-    ratio, verdict = twin.ratio, "consistent with 1"
+    ratio, verdict = aa_control.ratio, "consistent with 1"
     if ratio.excludes(1.0):
         verdict = "not consistent with 1: small differences may be chance"
     elif ratio.is_disturbed:
         verdict = "measured beside load, which decides nothing"
     elif not ratio.is_conclusive or not ratio.has_interval:
         verdict = "one run decides nothing"
-    # Of twenty twins, one is outside its 95 % interval by chance.
-    return _level(is_caution=ratio.excludes(1.0), is_bad=twin.differs), (
-        f"cases take turns; {twin.case.label}, measured twice:"
+    # Of twenty A/A controls, one is outside its 95 % interval by chance.
+    return _level(is_caution=ratio.excludes(1.0), is_bad=aa_control.differs), (
+        f"cases take turns; {aa_control.case.label}, measured twice:"
         f" {formats.estimate(ratio, formats.times)} (n = {ratio.n}; {verdict})"
     )
 
 
-def _steps(found: matching.Agreements) -> str:
+def _steps(found: equivalence.Agreements) -> str:
     return "step" if found.num_steps == 1 else f"{found.num_steps} steps"
 
 
@@ -154,7 +154,8 @@ def _plausibility(view: View) -> tuple[Level, str] | None:
 def _resolution(view: View) -> tuple[Level, str] | None:
     """How finely the figures of the first screen are known, where any has one.
 
-    The twin counts with its distance from 1 as well: equal programs differ by that.
+    The A/A control counts with its distance from 1 as well: equal programs differ by
+    that.
     """
     shown = [p.efficiency for p in view.most_replicas if p.efficiency]
     halves = [
@@ -166,41 +167,41 @@ def _resolution(view: View) -> tuple[Level, str] | None:
         return None
     widest = round(max(halves), 2)  # as it is shown
     reason = f"efficiencies within {formats.percent(widest)} to either side"
-    twin = relay.twin_of(view.study)
-    if twin is not None:
-        apart = round(abs(math.log(twin.ratio.value)), 2)
+    aa_control = conditions.aa_control_of(view.study)
+    if aa_control is not None:
+        apart = round(abs(math.log(aa_control.ratio.value)), 2)
         if apart > max(FINE, widest):
             widest = apart
             reason = f"equal programs are {formats.percent(apart)} apart"
     reason += ": coarse" * (widest > FINE)
-    # By which part an efficiency of total time is below that of turns.
+    # By which part an efficiency of total time is below that of blocks.
     hidden = max(
-        scaling.hidden_by_slow_turns(point.case, point.baseline) or 0.0
+        scaling.hidden_by_slow_blocks(point.case, point.baseline) or 0.0
         if point.efficiency is not None and point.baseline is not None
         else 0.0
         for point in view.most_replicas
     )
-    if hidden > SLOW_TURNS:
+    if hidden > SLOW_BLOCKS:
         reason += (
             f"; of total time {formats.percent(hidden)} lower: some blocks are much"
             " slower"
         )
-    is_caution = widest > FINE or hidden > SLOW_TURNS
+    is_caution = widest > FINE or hidden > SLOW_BLOCKS
     return _level(is_caution=is_caution, is_bad=widest > COARSE), reason
 
 
 def is_unfit(view: View) -> bool:
     """Whether the machine disturbed a gate too much for any verdict."""
     is_gate = view.study.plan.measuring.gate is not None
-    return is_gate and relay.count_turns(view.study).is_unfit
+    return is_gate and conditions.count_blocks(view.study).is_unfit
 
 
-def blocks_text(counts: relay.TurnCounts) -> str:
+def blocks_text(counts: conditions.BlockCounts) -> str:
     """Says how many blocks are discarded, why, and how many had no valid attempt."""
-    if not counts.num_void:
+    if not counts.num_discarded:
         return "no block was discarded"
     # In numbers: less than half a per cent would be 0 %.
-    text = f"{counts.num_void} of {counts.num_turns} blocks discarded"
+    text = f"{counts.num_discarded} of {counts.num_blocks} blocks discarded"
     reason, number = counts.reasons[0]
     text += f", {number} since {reason}"
     if counts.num_lost:
@@ -209,16 +210,18 @@ def blocks_text(counts: relay.TurnCounts) -> str:
 
 
 def _quiet(view: View) -> tuple[Level, str]:
-    load = relay.load_of_study(view.study)
-    if not view.is_relay:
+    load = conditions.load_of_study(view.study)
+    if not view.is_interleaved:
         is_bad = load.num_busy > MANY * (load.num_all - load.num_unknown)
         is_caution = bool(load.num_busy or load.num_unknown)
         reason = load_text(load)
         if load.num_busy:
-            reason += f"; more than {formats.percent(relay.QUIET_FRACTION)} affects"
+            reason += (
+                f"; more than {formats.percent(conditions.QUIET_FRACTION)} affects"
+            )
             reason += " the figures"
         return _level(is_caution=is_caution, is_bad=is_bad), reason
-    counts = relay.count_turns(view.study)
+    counts = conditions.count_blocks(view.study)
     reason = blocks_text(counts)
     if any(case.is_disturbed for case in view.study.cases):
         return Level.BAD, f"no evidence: {reason}"
@@ -231,7 +234,7 @@ def _quiet(view: View) -> tuple[Level, str]:
     return _level(is_caution=bool(counts.busy)), reason
 
 
-def load_text(found: relay.Load) -> str:
+def load_text(found: conditions.Load) -> str:
     """Says what others used of the machine, or that it is unknown."""
     unknown = "load was not recorded"
     if found.num_all:
@@ -261,7 +264,7 @@ def busy(view: View) -> str:
             f"Busy machine: all blocks of {names} were disturbed, so figures of it are"
             " what was measured beside this load, and no evidence."
         )
-    text = relay.count_turns(view.study).busy
+    text = conditions.count_blocks(view.study).busy
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
@@ -289,14 +292,14 @@ class Drift(NamedTuple):
 def drift_of(view: View, entries: Iterable[Entry]) -> Drift | None:
     """Returns the drift over some trials of a study; None where it was not recorded.
 
-    In a relay the trials of a generation lie side by side.
+    In an interleaved study the trials of a repetition lie side by side.
     """
     found: dict[str | int, list[float]] = collections.defaultdict(list)
     for entry in entries:
         env = None if entry.trial is None else entry.trial.env
         if env is not None:
-            is_of_generation = view.is_relay and entry.spec.budget is None
-            key = entry.spec.repetition_index if is_of_generation else entry.trial_id
+            is_of_repetition = view.is_interleaved and entry.spec.budget is None
+            key = entry.spec.repetition_index if is_of_repetition else entry.trial_id
             canaries = (env.canary_before_sec, env.canary_after_sec)
             found[key] += [seconds for seconds in canaries if seconds]
     medians = [statistics.median(readings) for readings in found.values() if readings]
@@ -317,7 +320,7 @@ def _drift(view: View) -> tuple[Level, str]:
     reason = f"speed of the machine moved by {formats.percent(moved)}"
     if moved <= SMALL_DRIFT:
         return Level.OK, reason
-    if view.is_relay:
+    if view.is_interleaved:
         return Level.CAUTION, f"{reason}: rates move with it, ratios do not"
     return _level(is_caution=True, is_bad=moved > LARGE_DRIFT), reason
 
@@ -359,13 +362,13 @@ def limits(view: View) -> Iterator[str]:
             " case, each in a separate process; each covers 95 % by itself, not all of"
             " them jointly."
         )
-    primary = view.study.plan.measuring.primary if view.is_relay else None
+    primary = view.study.plan.measuring.primary if view.is_interleaved else None
     if primary is not None:
         yield (
             f"The study was planned for one contrast: {primary.text}. All other "
             "ratios are secondary."
         )
-    if view.is_relay:
+    if view.is_interleaved:
         yield from first_steps(view)
     yield from evidence.sentences(view.study)
     yield from matches(view)
@@ -381,8 +384,8 @@ def limits(view: View) -> Iterator[str]:
 
 
 def first_steps(view: View) -> Iterator[str]:
-    """Yields what turns cost, since the first step of each is slower."""
-    known = [relay.first_step_of(case) for case in view.measured_cases]
+    """Yields what blocks cost, since the first step of each is slower."""
+    known = [conditions.first_step_of(case) for case in view.measured_cases]
     found = [of for of in known if of is not None]
     # Cases that were chosen before anything was measured: no largest of several.
     primary = view.study.plan.measuring.primary
@@ -432,8 +435,8 @@ def matches(view: View) -> Iterator[str]:
         verb = "matches" if len(matched) == 1 else "match"
         yield (
             f"{', '.join(match.label for match in matched)} {verb} one replica on the "
-            f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
-            f"{changes}"
+            f"first {equivalence.NUM_STEPS} steps: losses differ by at most "
+            f"{losses:.1g}, {changes}"
         )
     remarks = grouped((match.remark, match.label) for match in matched if match.remark)
     for remark, labels in remarks.items():
@@ -447,8 +450,8 @@ def matches(view: View) -> Iterator[str]:
 
 def same_work(view: View) -> Iterator[str]:
     """Yields whether backends compute the same on their first steps."""
-    found = matching.agreements_of(view.study)
-    matched = view.study.plan.matching
+    found = equivalence.agreements_of(view.study)
+    matched = view.study.plan.equivalence
     # What shows that backends do the same work, where losses do not.
     else_shown = "nor does anything else: there was no equivalence check"
     if matched is not None and matched.trials:

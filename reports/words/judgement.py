@@ -114,7 +114,11 @@ def _notes(gate: Gate) -> Iterator[str]:
     if gate.differences:
         listed = "; ".join(gate.differences)
         yield f"not comparable, shown only and never a pass: {listed}"
-    ratio = None if gate.twin is None else gate.twin.strict or gate.twin.ratio
+    ratio = (
+        None
+        if gate.aa_control is None
+        else gate.aa_control.strict or gate.aa_control.ratio
+    )
     if ratio is not None and ratio.has_interval:
         yield (
             f"A/A control (one case measured twice): {ratio.value:.3f}"
@@ -123,8 +127,8 @@ def _notes(gate: Gate) -> Iterator[str]:
         )
     yield from _notes_of_counts(gate)
     yield from _notes_of_looks(gate)
-    if gate.turns.num_turns:
-        yield f"blocks: {blocks_text(gate.turns)}"
+    if gate.blocks.num_blocks:
+        yield f"blocks: {blocks_text(gate.blocks)}"
     load = gate.load
     if load is not None and (load.num_busy or load.num_unknown):
         why = ", and what is unknown does not pass" * bool(load.num_unknown)
@@ -163,9 +167,9 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     paired, worse = gate.paired, gate.metric.worse
     if paired is None:
         return
-    if paired.num_generations < paired.fewest:
+    if paired.num_repetitions < paired.fewest:
         yield (
-            f"{paired.num_generations} runs cannot pass, since they may miss"
+            f"{paired.num_repetitions} runs cannot pass, since they may miss"
             f" what slows one in five; give --repeats {paired.fewest}, or more"
             " --time-budget"
         )
@@ -471,7 +475,7 @@ def power_text(
     *,
     source: str,
     num_cases: int,
-    minutes_per_generation: float,
+    minutes_per_repetition: float,
 ) -> str:
     """Says what a gate finds at a given standard deviation of the log ratio.
 
@@ -480,10 +484,10 @@ def power_text(
       rule: When it looks, what matters, and how often it may err.
       source: Where the spread is from, in words.
       num_cases: Cases of the gate; the change is in one of them.
-      minutes_per_generation: Of a run, start-up included.
+      minutes_per_repetition: Of a run, start-up included.
     """
     effects, last = sorted({*EFFECTS, rule.delta}), rule.looks[-1]
-    share, minutes = power.DEFAULT_POWER, last * minutes_per_generation
+    share, minutes = power.DEFAULT_POWER, last * minutes_per_repetition
     when = f"one interim analysis after {last} runs"
     if len(rule.looks) > 1:
         when = f"looks after {', '.join(map(str, rule.looks))} runs"
@@ -502,7 +506,7 @@ def power_text(
     ]
     lines += [
         f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.regresses:7.3f}"
-        f"  {point.inconclusive:12.3f}  {point.generations:11.1f}"
+        f"  {point.inconclusive:12.3f}  {point.repetitions:11.1f}"
         for point in power.operating_points(spread, effects, rule, num_cases=num_cases)
     ]
     lines += [
@@ -513,14 +517,14 @@ def power_text(
     for need in power.needed(
         effects,
         spread=spread,
-        minutes_per_generation=minutes_per_generation,
+        minutes_per_repetition=minutes_per_repetition,
         num_cases=num_cases,
         delta=rule.delta,
         alpha=rule.alpha,
     ):
-        number, takes = f"> {power.MOST_GENERATIONS}", "-"
-        if need.num_generations is not None and need.minutes is not None:
-            number, takes = str(need.num_generations), f"{need.minutes:.1f}"
+        number, takes = f"> {power.MOST_REPETITIONS}", "-"
+        if need.num_repetitions is not None and need.minutes is not None:
+            number, takes = str(need.num_repetitions), f"{need.minutes:.1f}"
         word = need.verdict.value
         lines.append(f"{need.effect:+10.1%}   {word:7}  {number:>11}  {takes:>8}")
     half_width = math.expm1(power.median_half_width(spread, last))

@@ -64,7 +64,7 @@ PARTS: Final = {
             " smaller batches, the work of collectives"
         ),
     ),
-    "core_wait": (
+    "run_queue_delay": (
         "waiting for a core",
         "threads that could run have no core: others have it",
     ),

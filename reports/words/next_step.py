@@ -59,14 +59,14 @@ def other_study(plan: Plan, options: Mapping[str, str]) -> str:
 
 
 def with_repetitions(plan: Plan, number: int) -> str:
-    """Returns the command that measures the same in so many generations or repetitions.
+    """Returns the command that measures the same in so many repetitions or repetitions.
 
     A study of its own, since only the code that began a study can extend it.
     """
     options = {"--repeats": str(number)}
     minutes = plan.measuring.minutes
     if minutes is not None and plan.measuring.target is None:
-        # A generation stays as long as it was.
+        # A repetition stays as long as it was.
         options["--time-budget"] = f"{minutes * number / max(plan.repeats, 1):g}min"
     return other_study(plan, options)
 
@@ -142,7 +142,7 @@ REMEDIES: Final = {
     "imbalance": "try equal work per replica",
     "update": "try a sharded update",
 }
-"""By parts that a control has shown; what turns record is too coarse for an advice."""
+"""By parts that a control has shown; what blocks record is too coarse for an advice."""
 
 
 def _is_lost(efficiency: Estimate | None) -> bool:
@@ -152,7 +152,7 @@ def _is_lost(efficiency: Estimate | None) -> bool:
 def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | None]:
     """Returns the point of the lowest efficiency, and the parts of its step.
 
-    From controls, else from its turns.
+    From controls, else from its blocks.
     """
     point = min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
     for item in view.losses:
@@ -235,7 +235,7 @@ def _typed(command: str, does: str) -> str:
 def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
     """Returns the command that narrows what is open; nothing where nothing is.
 
-    How many generations would settle a figure is not said: that supposes that the truth
+    How many repetitions would settle a figure is not said: that supposes that the truth
     is what was measured, and of equal backends it was kept in 0.09 to 0.67.
     """
     numbers = [

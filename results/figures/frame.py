@@ -18,7 +18,7 @@ from results.plugins import PluginError
 from results.records.machine_record import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
-from results.study import cases, matching
+from results.study import cases, equivalence
 from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     Their speedup and efficiency are relative to the baseline of each backend.
     """
     for case in study.controls:
-        if case.spec.control is not Control.SOLO:
+        if case.spec.control is not Control.INDEPENDENT:
             continue
         found = scaling.estimate(case, scaling.throughput_of, unit="")
         if found is None:
@@ -522,10 +522,10 @@ def _pick(source: object, *names: str) -> dict[str, Any]:
     return {name: None if of == math.inf else of for name, of in found.items()}
 
 
-def _agreements(found: matching.Agreements) -> dict[str, Any]:
+def _agreements(found: equivalence.Agreements) -> dict[str, Any]:
     return {
         "num_steps": found.num_steps,
-        "tolerance": matching.TOLERANCE,
+        "tolerance": equivalence.TOLERANCE,
         "repeats_itself": found.repeats_itself,
         "pairs": [
             {
@@ -541,12 +541,12 @@ def _agreements(found: matching.Agreements) -> dict[str, Any]:
     }
 
 
-def _match(match: matching.Match) -> dict[str, Any]:
+def _match(match: equivalence.Match) -> dict[str, Any]:
     return {
         **_pick(match, "backend", "num_replicas", "outcome", "reason"),
         **_pick(match, "global_batch_size", "loss_difference"),
-        "num_steps": matching.NUM_STEPS,
-        "loss_tolerance": matching.LOSS_TOLERANCE,
+        "num_steps": equivalence.NUM_STEPS,
+        "loss_tolerance": equivalence.LOSS_TOLERANCE,
         **_pick(match, "change_difference", "change_tolerance", "changed", "remark"),
     }
 
@@ -559,7 +559,7 @@ def summarize(study: Study, frame: pd.DataFrame) -> dict[str, Any]:
         **_pick(study.plan, "study", "baseline_num_replicas", "repeats"),
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
         "figures": records(frame),
-        "agreement": _agreements(matching.agreements_of(study)),
+        "agreement": _agreements(equivalence.agreements_of(study)),
         "matches": [_match(match) for match in study.matches],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
         "failures": [

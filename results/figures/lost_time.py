@@ -1,26 +1,26 @@
 """Where the time of a step went: what N replicas lose against one replica alone.
 
 Every part is the difference of two step times that were measured in turns in the same
-generation, so that slow phases of the machine cancel. With T the mean time of a step:
+repetition, so that slow phases of the machine cancel. With T the mean time of a step:
 
 =====================  ==============================================================
 part                   difference
 =====================  ==============================================================
 alone                  T(one replica), with its own input and update
-contention             T(solo) - T(one replica): N programs that never communicate
-exposed_communication  T(case) - T(nosync): what a step waits for collectives
-input                  T(case) - T(synthetic), less the same at one replica
-imbalance              slowest - fastest process of nosync, on average over steps
-update                 T(case) - T(without update), less the same at one replica
-unexplained            T(case) - all others
-=====================  ==============================================================
+contention             T(the independent control) - T(one replica): N programs that
+never communicate exposed_communication  T(case) - T(nosync): what a step waits for
+collectives input                  T(case) - T(synthetic), less the same at one replica
+imbalance              slowest - fastest process of nosync, on average over steps update
+T(case) - T(without update), less the same at one replica unexplained            T(case)
+- all others =====================
+==============================================================
 
 All but ``alone`` are *losses*: what N replicas take longer than one. What one replica
 waits for its own input is not lost by having more of them.
 
 The parts are in seconds, not in logarithms, because only differences add up: in every
-generation, and therefore on average, they sum to the step exactly. Intervals are
-Student's t over generations. A part can be negative: noise, or two controls that took
+repetition, and therefore on average, they sum to the step exactly. Intervals are
+Student's t over repetitions. A part can be negative: noise, or two controls that took
 away the same time, which then is missing from ``unexplained``. A part without its
 control is not guessed; its time is in ``unexplained``, and it says so.
 
@@ -28,7 +28,7 @@ A replica that is late in a single step makes the others wait: that is exposed
 communication; ``imbalance`` is what one process takes longer in all steps. Which part
 is most of the loss, if one is, says ``name_of``.
 
-A study need not have controls. Every turn records the CPU time of the trial, how much
+A study need not have controls. Every block records the CPU time of the trial, how much
 of its cores others had (other processes, and other guests of the hypervisor), and how
 long its runnable threads waited for a core. With c the CPU time of a step, o the time
 of others and w this wait, each per core, and ``ideal`` the step of the baseline with as
@@ -40,7 +40,8 @@ part           difference
 ideal          T of the baseline, times the examples per replica relative to it
 computing      c - c of ideal: the same examples take more CPU time. Shared caches and
                memory bandwidth, smaller batches, and the work of collectives
-core_wait      w - w of ideal: runnable threads while others have the core, so w is at
+run_queue_delay      w - w of ideal: runnable threads while others have the core, so w
+is at
                most o. Where more threads than cores are runnable, they also wait for
                one another; that costs no time of a core
 idle           T - c - o, less that of ideal: cores without work. They wait for
@@ -51,7 +52,7 @@ unexplained    T(case) - all others: others had cores that no thread waited for
 
 Only for CPUs: the CPU time of a step on a GPU is not what the step costs.
 
-With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
+With 4 repetitions, 3 % between repetitions and 2 % between processes, nominal 95 %
 intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
 (tests/results/figures/test_known_losses.py repeats a smaller version).
 """
@@ -77,30 +78,30 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Study
 
-    StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
+    StepTimes = Mapping[Hashable, float]  # repetition -> mean seconds per step
     Rounds = Mapping[int, tuple[float, ...]]  # round -> the same of each process
 
 
 METHOD = "Student's t of differences of step times over runs"
-ONE_GENERATION = "no interval: one run tells nothing about other processes"
+ONE_REPETITION = "no interval: one run tells nothing about other processes"
 PARTS = (
     *("alone", "contention", "exposed_communication", "input", "imbalance"),
     *("update", "unexplained"),
 )
 """Of a case with controls."""
-RECORDED_PARTS = ("ideal", "computing", "core_wait", "idle", "unexplained")
-"""Of a case without controls, by what its turns record."""
+RECORDED_PARTS = ("ideal", "computing", "run_queue_delay", "idle", "unexplained")
+"""Of a case without controls, by what its blocks record."""
 UNEXPLAINED: Final = "unexplained"
 NO_LOSS = frozenset({"alone", "ideal", "step"})
 """Durations, which are never negative; the other parts are differences: losses."""
 NO_COMMON_ROUND = (
     "no round of any run has a valid block of the case and of all its controls"
 )
-NO_COMMON_TURN = "no round of any run has a valid block of case and baseline"
+NO_COMMON_BLOCK = "no round of any run has a valid block of case and baseline"
 NO_CPU_TIME = "blocks of this case or of its baseline have no duration or CPU time"
 NOT_RECORDED = "the kernel does not record it here: part of unexplained"
 _NEEDS = {
-    "contention": ("solo",),
+    "contention": ("independent",),
     "exposed_communication": ("nosync",),
     "imbalance": ("imbalance",),
     "input": ("synthetic", "baseline_synthetic"),
@@ -120,10 +121,10 @@ class Part:
     """A part of the step."""
 
     name: str  # One of ``PARTS`` or ``RECORDED_PARTS``, or ``step``.
-    time: Estimate | None  # Mean seconds over generations; None if it was not measured.
+    time: Estimate | None  # Mean seconds over repetitions; None if it was not measured.
     # Why there is no value, or what else the value holds; empty if nothing.
     reason: str = ""
-    # Of the step: the mean over generations of their shares, with its interval; None if
+    # Of the step: the mean over repetitions of their shares, with its interval; None if
     # it was not measured.
     share: Estimate | None = None
 
@@ -172,26 +173,26 @@ class Explained:
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
     reason: str  # Why there are no parts; empty if there are.
     mode: ScalingMode = ScalingMode.WEAK  # Weak wherever controls explain it.
-    has_controls: bool = True  # Otherwise it is by what the turns record.
+    has_controls: bool = True  # Otherwise it is by what the blocks record.
 
 
-def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
-    """Returns the mean over generations with the interval of Student's t."""
+def over_repetitions(values: np.ndarray, unit: str = "") -> Estimate:
+    """Returns the mean over repetitions with the interval of Student's t."""
     mean = estimates.one_group(values)
-    return mean.estimate(METHOD, otherwise=ONE_GENERATION, unit=unit)
+    return mean.estimate(METHOD, otherwise=ONE_REPETITION, unit=unit)
 
 
 def _is_above_zero(values: np.ndarray) -> bool:
-    low = over_generations(values).low
+    low = over_repetitions(values).low
     return low is not None and low > 0
 
 
-# With T the mean time of a step, and f = T(input_only) / T(case) in every generation:
+# With T the mean time of a step, and f = T(input_only) / T(case) in every repetition:
 #
 # - *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
 #   the whole step, so faster replicas, or faster communication, would wait for batches.
 # - *not input-bound*: the interval is below 0.9.
-# - otherwise inconclusive, as it is with one generation.
+# - otherwise inconclusive, as it is with one repetition.
 #
 # Pipelines run beside the step, so what they take alone is a lower limit of it, and not
 # a part that others add up to. On CPUs the control has the cores to itself: a step can
@@ -206,14 +207,14 @@ def judge_input_bound(
     case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
 ) -> InputBound:
     """Says whether a case is input-bound."""
-    fraction = over_generations(input_only / case)
+    fraction = over_repetitions(input_only / case)
     verdict = "inconclusive"
     if fraction.low is not None and fraction.low >= FRACTION:
         verdict = "input-bound"
     elif fraction.high is not None and fraction.high < FRACTION:
         verdict = "not input-bound"
     return InputBound(
-        input_sec=over_generations(input_only, "s"),
+        input_sec=over_repetitions(input_only, "s"),
         fraction=fraction,
         verdict=verdict,
         explains_loss=verdict == "input-bound"
@@ -222,7 +223,7 @@ def judge_input_bound(
 
 
 # A *loss* is what a step takes longer than that of one replica. A part is named only
-# if, over generations and with the 95 % interval of Student's t,
+# if, over repetitions and with the 95 % interval of Student's t,
 #
 # - the loss itself is above 0,
 # - the part is more than half of the loss,
@@ -230,7 +231,7 @@ def judge_input_bound(
 # - and it is not larger than the loss by half of it: then two controls contradict each
 #   other, such as two that take away the same time.
 #
-# All of these are paired differences of one generation, so noise that cases share
+# All of these are paired differences of one repetition, so noise that cases share
 # cancels. Otherwise nothing is named, which is not evidence that there is no single
 # cause. In the studies of ``tests/results/figures/test_known_losses.py``, each with one
 # known loss, the part that is named is the right one, or none is.
@@ -254,7 +255,7 @@ def decompose(**measured: StepTimes) -> LostTime:
     """Splits the step of a case into parts that add up to it.
 
     Args:
-      **measured: Mean seconds per step by generation: of ``case`` and ``baseline``, one
+      **measured: Mean seconds per step by repetition: of ``case`` and ``baseline``, one
         replica with the batch of the case; of the controls ``nosync`` (the slowest
         process), ``solo`` (the mean over programs), ``synthetic``, ``without_update``,
         the last two with ``baseline_`` as well, and ``input_only``; and ``imbalance``,
@@ -262,11 +263,11 @@ def decompose(**measured: StepTimes) -> LostTime:
     """
     for name, of in measured.items():
         least = "at least 0" if name == "imbalance" else "positive"
-        for generation, value in of.items():
+        for repetition, value in of.items():
             is_right = value >= 0 if name == "imbalance" else value > 0
             if not (math.isfinite(value) and is_right):
                 raise errors.ResultsError(
-                    f"{name} has {value!r} seconds per step in run {generation!r}, "
+                    f"{name} has {value!r} seconds per step in run {repetition!r}, "
                     f"must be finite and {least}; leave out trials that are not ok"
                 )
     common = [g for g in measured["case"] if all(g in of for of in measured.values())]
@@ -289,7 +290,7 @@ def decompose(**measured: StepTimes) -> LostTime:
 def _differences(
     times: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The measured parts by generation, and why others are missing."""
+    """The measured parts by repetition, and why others are missing."""
     case, alone = times["case"], times["baseline"]
     values, reasons = {"alone": alone}, {}
     for part, controls in _NEEDS.items():
@@ -305,7 +306,7 @@ def _differences(
                 f"{' and '.join(absent)} {verb} not measured: part of unexplained"
             )
         elif part == "contention":
-            values[part] = times["solo"] - alone
+            values[part] = times["independent"] - alone
         elif part == "imbalance":
             values[part] = times["imbalance"]
         else:
@@ -331,7 +332,7 @@ def _split(
         reason = reasons.get(name, "")
         if of is None:
             return Part(name=name, time=None, reason=reason)
-        time, share = over_generations(of, "s"), over_generations(of / step)
+        time, share = over_repetitions(of, "s"), over_repetitions(of / step)
         if time.low is not None and name in NO_LOSS:
             time = dataclasses.replace(time, low=max(time.low, 0.0))
         return Part(name=name, time=time, reason=reason, share=share)
@@ -345,18 +346,19 @@ def _split(
 
 
 # From a study with controls to step times: means over the rounds in which the case and
-# all its controls have a valid turn, so that all parts are from the same moments: those
-# of the slowest process; for ``solo``, whose programs do not wait for each other, the
-# mean over processes. Only cases with a control are explained, and only where one
+# all its controls have a valid block, so that all parts are from the same moments:
+# those of the slowest process; for ``solo``, whose programs do not wait for each other,
+# the mean over processes. Only cases with a control are explained, and only where one
 # replica with the same batch is a case too: in weak scaling.
 
-# What differs between a case and its controls; programs of solo have their own backend.
+# What differs between a case and its controls; programs of the independent control have
+# their own backend.
 _OF_CONTROL = {"repetition_index", "seed", "control"}
-_OF_SOLO = {*_OF_CONTROL, "backend", "code_digest"}
+_OF_INDEPENDENT = {*_OF_CONTROL, "backend", "code_digest"}
 
 
 def losses(study: Study, points: Iterable[Point]) -> tuple[Explained, ...]:
-    """Returns where the time of every case went: by its controls, else by its turns."""
+    """Returns where the time of each case went: by its controls, else by its blocks."""
     explained = explain(study)
     return *explained, *recorded_losses(points, explained)
 
@@ -367,7 +369,7 @@ def explain(study: Study) -> tuple[Explained, ...]:
     ok = [case for case in study.cases if case.ok_entries]
     found = []
     for case in ok:
-        if not (case.is_in_relay and case.spec.num_replicas > 1):
+        if not (case.is_interleaved and case.spec.num_replicas > 1):
             continue
         wanted = case.spec_without(_OF_CONTROL) | {
             "num_replicas": 1,
@@ -385,7 +387,7 @@ def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str,
     """Returns the controls that explain a case, by their name in ``decompose``."""
     kinds = (
         ("nosync", Control.NOSYNC, case, _OF_CONTROL),
-        ("solo", Control.SOLO, case, _OF_SOLO),
+        ("independent", Control.INDEPENDENT, case, _OF_INDEPENDENT),
         ("synthetic", Control.SYNTHETIC, case, _OF_CONTROL),
         ("input_only", Control.INPUT_ONLY, case, _OF_CONTROL),
         ("baseline_synthetic", Control.SYNTHETIC, alone, _OF_CONTROL),
@@ -415,7 +417,7 @@ def _explain(cases: Mapping[str, Case]) -> Explained:
         means = _means(there) if len(there) == len(cases) else {}
         for name, of_processes in means.items():
             times[name][key] = max(of_processes)
-            if name == "solo":
+            if name == "independent":
                 times[name][key] = math.fsum(of_processes) / len(of_processes)
         if len(means.get("nosync", ())) > 1:
             imbalance[key] = max(means["nosync"]) - min(means["nosync"])
@@ -444,10 +446,10 @@ def _means(entries: Mapping[str, Entry]) -> dict[str, tuple[float, ...]]:
 
 
 def rounds_of(result: TrialResult) -> Rounds:
-    """Returns the mean seconds per step of each process, by round with a valid turn."""
+    """Returns the mean seconds per step of each process, by round with a valid one."""
     return {
         index: tuple(math.fsum(times) / len(times) for times in of_processes)
-        for index, of_processes in result.steps_of_turns().items()
+        for index, of_processes in result.steps_of_blocks().items()
     }
 
 
@@ -462,7 +464,7 @@ def recorded_losses(
         if point.speedup is not None
         and point.baseline is not None
         and not point.is_baseline
-        and point.case.is_in_relay
+        and point.case.is_interleaved
         and point.case.spec.device == "cpu"
         and point.case.case_id not in with_controls
     )
@@ -472,7 +474,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
     there = {entry.key: entry for entry in baseline.ok_entries}
     pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
     steps = [found for pair in pairs if (found := _recorded(*pair))]
-    reason, lost = "" if steps else NO_COMMON_TURN, None
+    reason, lost = "" if steps else NO_COMMON_BLOCK, None
     sides = [of for both in steps for of in both]
     if any(of["time"] <= 0 or of["computing"] <= 0 for of in sides):
         reason = NO_CPU_TIME
@@ -480,7 +482,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
         scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
         values = {"ideal": np.array([alone["time"] * scale for _, alone in steps])}
         reasons = {}
-        for name in ("computing", "core_wait", "idle"):
+        for name in ("computing", "run_queue_delay", "idle"):
             if all(name in of for of in sides):
                 of_steps = [here[name] - alone[name] * scale for here, alone in steps]
                 values[name] = np.array(of_steps)
@@ -494,7 +496,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
 def _recorded(*pair: Entry) -> list[dict[str, float]]:
     """Returns mean seconds per step and core of a case and of its baseline.
 
-    Over the rounds in which both have a valid turn, empty without any; what the kernel
+    Over the rounds in which both have a valid block, empty without any; what the kernel
     does not record is left out.
     """
     rounds = [rounds_of(entry.result) for entry in pair]
@@ -503,21 +505,21 @@ def _recorded(*pair: Entry) -> list[dict[str, float]]:
     for entry, of_rounds in zip(pair, rounds, strict=True):
         cores = entry.spec.num_replicas * entry.spec.cores_per_replica
         found: dict[str, list[float]] = collections.defaultdict(list)
-        turns = entry.result.turns
-        valid = {t.round_index: t for t in turns if t.is_valid and not t.is_sustained}
-        for turn, time in ((valid[index], max(of_rounds[index])) for index in common):
-            computing = (turn.user_sec + turn.system_sec) / turn.num_steps / cores
+        blocks = entry.result.blocks
+        valid = {t.round_index: t for t in blocks if t.is_valid and not t.is_sustained}
+        for block, time in ((valid[index], max(of_rounds[index])) for index in common):
+            computing = (block.user_sec + block.system_sec) / block.num_steps / cores
             found["time"].append(time)
             found["computing"].append(computing)
-            if turn.foreign_cpu_fraction is None:
+            if block.foreign_cpu_fraction is None:
                 continue
             # The kernel counts others in ticks, so with the trial they can exceed the
-            # turn.
-            others = min(turn.others * time, max(time - computing, 0.0))
+            # block.
+            others = min(block.others * time, max(time - computing, 0.0))
             found["idle"].append(max(time - computing - others, 0.0))
-            if turn.run_delay_sec is not None:
-                wait = turn.run_delay_sec / turn.num_steps / cores
-                found["core_wait"].append(min(wait, others))
+            if block.run_delay_sec is not None:
+                wait = block.run_delay_sec / block.num_steps / cores
+                found["run_queue_delay"].append(min(wait, others))
         means.append(
             {
                 name: math.fsum(of) / len(of)

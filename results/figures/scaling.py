@@ -28,14 +28,14 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from results.figures import trial_metrics
-from results.statistics import estimates, generations
+from results.statistics import estimates, repetitions
 from results.study import cases as cases_lib
-from results.study import matching
+from results.study import equivalence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from results.records.models import ScalingMode, Turn
+    from results.records.models import Block, ScalingMode
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study
 
@@ -51,7 +51,7 @@ def is_implausible(efficiency: Estimate | None) -> bool:
 
 
 MOST_DISCARDED = 0.3
-"""Beyond this part of the turns of two cases, their ratio says what load is left."""
+"""Beyond this part of the blocks of two cases, their ratio says what load is left."""
 MOST_OF_A_CORE = 0.5
 """What load below the limit takes of a core at most, as far as it is allowed for."""
 
@@ -143,18 +143,18 @@ def estimate(
         return None
     is_rate = metric in (throughput_of, flop_utilisation_of)
     is_disturbed = is_rate and not entries[0].is_ok
-    if metric is throughput_of and case.is_in_relay:
+    if metric is throughput_of and case.is_interleaved:
         results = [entry.result for entry in entries]
         rates = [of.rates or of.rates_beside_load for of in results]
         logs = [[math.log(rate) for rate in of.values()] for of in rates]
-        found = _from_generations(case, logs, unit=unit)
+        found = _from_repetitions(case, logs, unit=unit)
     else:
         found = estimates.geometric_mean([*map(metric, entries)], unit=unit)
     return _beside_load(found) if is_disturbed else found
 
 
 def _beside_load(found: Estimate) -> Estimate:
-    """Returns an estimate from turns of which each was disturbed: it shows nothing."""
+    """Returns an estimate from blocks of which each was disturbed: it shows nothing."""
     return dataclasses.replace(
         found,
         method=f"{found.method}; every block was disturbed",
@@ -163,23 +163,23 @@ def _beside_load(found: Estimate) -> Estimate:
     )
 
 
-def _from_generations(
+def _from_repetitions(
     case: Case, logs: Sequence[Sequence[float]], *, unit: str = ""
 ) -> Estimate:
-    """Estimates a figure from the logarithms of each generation's rounds."""
+    """Estimates a figure from the logarithms of each repetition's rounds."""
     if len(logs) == 1:
-        return generations.these_processes_only(logs[0], unit=unit)
-    return generations.over_rounds(
+        return repetitions.these_processes_only(logs[0], unit=unit)
+    return repetitions.over_rounds(
         logs, unit=unit, is_stopped_on_width=case.is_stopped_on_width
     )
 
 
-def turn_logs(
+def block_logs(
     first: Case, second: Case, *, is_beside_load: bool = False
 ) -> list[tuple[float, ...]]:
-    """Returns ln(X(first) / X(second)) of each round, by generation that has both.
+    """Returns ln(X(first) / X(second)) of each round, by repetition that has both.
 
-    Of valid turns; beside load, of the least disturbed turn of each round.
+    Of valid blocks; beside load, of the least disturbed block of each round.
     """
     here, there = (
         {e.key: e.result.rates_beside_load for e in case.measured_entries}
@@ -188,7 +188,7 @@ def turn_logs(
         for case in (first, second)
     )
     logs = [
-        generations.log_ratios(here[key], there[key]) for key in here if key in there
+        repetitions.log_ratios(here[key], there[key]) for key in here if key in there
     ]
     return [of for of in logs if of]
 
@@ -196,15 +196,16 @@ def turn_logs(
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     """Estimates X(first) / X(second), or None if one side has no ok trial.
 
-    In a relay, turns of the same round are compared; None if no round has both. Where
-    every one of them was disturbed, the ratio is what it was beside that load.
+    In an interleaved study, blocks of the same round are compared; None if no round has
+    both. Where every one of them was disturbed, the ratio is what it was beside that
+    load.
     """
-    if first.is_in_relay and second.is_in_relay:
-        if logs := turn_logs(first, second):
-            found = _from_generations(first, logs)
+    if first.is_interleaved and second.is_interleaved:
+        if logs := block_logs(first, second):
+            found = _from_repetitions(first, logs)
             return _with_load_left(found, first, second)
-        logs = turn_logs(first, second, is_beside_load=True)
-        return _beside_load(_from_generations(first, logs)) if logs else None
+        logs = block_logs(first, second, is_beside_load=True)
+        return _beside_load(_from_repetitions(first, logs)) if logs else None
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
@@ -215,16 +216,16 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
 def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
     """Returns a ratio whose interval holds what load below the limit may have done.
 
-    Where many turns are discarded, load is just below the limit in many that are left.
+    Where many blocks are discarded, load is just below the limit in many that are left.
     If all of it was on one core, a step took longer by as much, so the rate of a quiet
     machine may be higher by that: the upper end is further up for the first case, and
     the lower one further down for the second (``tests/validation``).
     """
-    turns = [
+    blocks = [
         t for of in (first, second) for e in of.measured_entries for t in _rounds(e)
     ]
-    num_discarded = sum(not turn.is_valid for turn in turns)
-    if num_discarded <= MOST_DISCARDED * len(turns) or found.low is None:
+    num_discarded = sum(not block.is_valid for block in blocks)
+    if num_discarded <= MOST_DISCARDED * len(blocks) or found.low is None:
         return found
     assert found.high is not None
     return dataclasses.replace(
@@ -236,7 +237,7 @@ def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
 
 
 def _load_left(case: Case, other: Case) -> float:
-    """Returns by which factor load slowed the turns that are compared, at most."""
+    """Returns by which factor load slowed the blocks that are compared, at most."""
     there = {entry.key: entry.result.rates.keys() for entry in other.ok_entries}
     logs = []
     for entry in case.ok_entries:
@@ -245,27 +246,27 @@ def _load_left(case: Case, other: Case) -> float:
             cpusets = entry.env.placement.cpusets
             num_cores = len({core for of in cpusets for core in of})
         lost = [
-            -math.log1p(-min(turn.others * num_cores, MOST_OF_A_CORE))
-            for turn in _rounds(entry)
-            if turn.is_valid and turn.round_index in there.get(entry.key, ())
+            -math.log1p(-min(block.others * num_cores, MOST_OF_A_CORE))
+            for block in _rounds(entry)
+            if block.is_valid and block.round_index in there.get(entry.key, ())
         ]
         if lost:
-            logs.append(generations.mean(lost))
-    return math.exp(generations.mean(logs))
+            logs.append(repetitions.mean(lost))
+    return math.exp(repetitions.mean(logs))
 
 
-def _rounds(entry: Entry) -> list[Turn]:
-    return [turn for turn in entry.result.turns if not turn.is_sustained]
+def _rounds(entry: Entry) -> list[Block]:
+    return [block for block in entry.result.blocks if not block.is_sustained]
 
 
-def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
+def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
     """Returns by which part the ratio of total times is below ``throughput_ratio``.
 
-    That one is of typical turns: a mean of logarithms. Where some turns of the first
+    That one is of typical blocks: a mean of logarithms. Where some blocks of the first
     case take several times as long, fewer examples per hour come of it. Negative where
-    the second case has them; None without turns that both have.
+    the second case has them; None without blocks that both have.
     """
-    if not (first.is_in_relay and second.is_in_relay):
+    if not (first.is_interleaved and second.is_interleaved):
         return None
     there = {entry.key: entry.result.rates for entry in second.ok_entries}
     found = []
@@ -276,9 +277,9 @@ def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
             times = [
                 math.fsum(1 / of[index] for index in rounds) for of in (here, other)
             ]
-            logs = generations.log_ratios(here, other)
-            found.append(generations.mean(logs) + math.log(times[0] / times[1]))
-    return -math.expm1(-generations.mean(found)) if found else None
+            logs = repetitions.log_ratios(here, other)
+            found.append(repetitions.mean(logs) + math.log(times[0] / times[1]))
+    return -math.expm1(-repetitions.mean(found)) if found else None
 
 
 def points(study: Study) -> tuple[Point, ...]:
@@ -417,7 +418,7 @@ def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
 # Each ratio has its own 95 % interval. Of six equal backends, one of their fifteen
 # ratios excludes 1 in most studies. So a difference is claimed only where it holds
 # among all ratios of the study, by Holm's procedure
-# (``results/statistics/generations.py``).
+# (``results/statistics/repetitions.py``).
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -446,10 +447,10 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
 
     A case that serves both modes is compared once. Pairs are in planned order: the
     backend named first is the numerator. Pairs whose losses show that they do not
-    compute the same are left out (``results/study/matching.py``). Oversubscribed pairs
-    are no evidence, and are not among those that are tested together.
+    compute the same are left out (``results/study/equivalence.py``). Oversubscribed
+    pairs are no evidence, and are not among those that are tested together.
     """
-    broken = {pair.case_ids for pair in matching.agreements_of(study).broken}
+    broken = {pair.case_ids for pair in equivalence.agreements_of(study).broken}
     cases = {case.case_id: case for case in study.cases}
     modes_of: dict[tuple[str, str], list[ScalingMode]] = {}
     index = cases_lib.by_mode_and_size(study)
@@ -472,7 +473,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
                     or second.is_oversubscribed,
                 )
             )
-    adjusted = generations.holm(
+    adjusted = repetitions.holm(
         {
             index: _p_value(item)
             for index, item in enumerate(found)
@@ -483,7 +484,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
         dataclasses.replace(
             item,
             num_compared=max(len(adjusted), 1),
-            holds=adjusted.get(index, 1.0) < generations.DEFAULT_ALPHA
+            holds=adjusted.get(index, 1.0) < repetitions.DEFAULT_ALPHA
             # Of a busy machine, the interval is wider than the test knows.
             and item.ratio is not None
             and item.ratio.excludes(1.0),
@@ -501,11 +502,11 @@ def _p_value(item: Comparison) -> float | None:
         {key: math.log(value) for key, value in values(case, throughput_of).items()}
         for case in (first, second)
     )
-    if first.is_in_relay and second.is_in_relay:
-        mean = generations.mean_of_rounds(turn_logs(first, second))
+    if first.is_interleaved and second.is_interleaved:
+        mean = repetitions.mean_of_rounds(block_logs(first, second))
     elif here.keys() == there.keys():
         mean = estimates.one_group([here[key] - there[key] for key in here])
     else:
         mean = estimates.two_groups(list(here.values()), list(there.values()))
-    factor = generations.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
+    factor = repetitions.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
     return mean.widened(factor).p_value()

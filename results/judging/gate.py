@@ -6,8 +6,9 @@ not those of the change, so nothing cancels, and what varies between days is in 
 interval: such a verdict is advice.
 
 The verdict of a gate is the worst of its cases. There is none on a machine that
-disturbed too many turns, and none where the twin (one case measured twice) differs from
-its case: a design that finds a difference between equal programs can find any.
+disturbed too many blocks, and none where the A/A control (one case measured twice)
+differs from its case: a design that finds a difference between equal programs can find
+any.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
-from results.figures import relay
+from results.figures import conditions
 from results.judging import gate_metrics, judged_case, paired_gate, quality_gate
 from results.judging.gate_metrics import Rule
 from results.judging.judged_case import JudgedCase, name_of, worst
@@ -32,7 +33,7 @@ from results.study import case_pairs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from results.figures.relay import Load, TurnCounts, Twin
+    from results.figures.conditions import AaControl, BlockCounts, Load
     from results.judging.gate_metrics import Metric
     from results.judging.paired_gate import Paired
     from results.statistics.estimates import Estimate
@@ -62,8 +63,10 @@ class Gate:
     delta: float  # The slowdown that matters, as a ratio.
     alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
     cases: tuple[JudgedCase, ...]  # In planned order.
-    twin: Twin | None  # The case that was measured twice; None where none was.
-    turns: TurnCounts  # How many turns were void.
+    aa_control: (
+        AaControl | None
+    )  # The case that was measured twice; None where none was.
+    blocks: BlockCounts  # How many blocks were discarded.
     # What others used of the machine; None where it changes nothing, as of what runs
     # have learned.
     load: Load | None = None
@@ -76,9 +79,9 @@ class Gate:
     differences: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()  # Trials that are not ok, one line each.
     num_ok: int = 0  # Trials that are.
-    # How a gate of two revisions looked at its generations; None of others.
+    # How a gate of two revisions looked at its repetitions; None of others.
     paired: Paired | None = None
-    # The time of steps in a row over that of steps of turns, which it checks; None
+    # The time of steps in a row over that of steps of blocks, which it checks; None
     # without sustained stretches.
     sustained: Estimate | None = None
     # What is counted of each case and judged, exactly.
@@ -103,12 +106,12 @@ class Gate:
     @property
     def has_failed_trials(self) -> bool:
         """Whether a trial failed for another reason than what others did meanwhile."""
-        harmless = (": void: ", ": missing: ")
+        harmless = (": discarded: ", ": missing: ")
         return not all(any(of in text for of in harmless) for text in self.failures)
 
     @property
     def has_risen(self) -> bool:
-        """Whether a count that is judged rose, which no disturbed turn changes."""
+        """Whether a count that is judged rose, which no disturbed block changes."""
         return not (self.is_advice or self.has_failed_trials) and any(
             case.verdict is Verdict.REGRESS for case in self.counts
         )
@@ -116,17 +119,18 @@ class Gate:
     @property
     def why_unfit(self) -> str:
         """Why the measurement gives no verdict; empty if it does."""
-        if self.turns.is_unfit:
+        if self.blocks.is_unfit:
             return (
-                f"{self.turns.num_void} of {self.turns.num_turns} blocks are discarded"
-                f" ({self.turns.reasons[0][0]}), more than {relay.MOST_VOID:.0%}"
+                f"{self.blocks.num_discarded} of {self.blocks.num_blocks} blocks are "
+                f"discarded ({self.blocks.reasons[0][0]}), more than "
+                f"{conditions.MOST_DISCARDED:.0%}"
             )
-        if self.twin is not None and self.twin.differs:
-            ratio = self.twin.strict
+        if self.aa_control is not None and self.aa_control.differs:
+            ratio = self.aa_control.strict
             assert ratio is not None
             return (
-                f"the A/A control of {name_of(self.twin.case)} differs from it: ratio"
-                f" {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+                f"the A/A control of {name_of(self.aa_control.case)} differs from it: "
+                f"ratio {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
                 f" ({ratio.confidence:.0%}) of equal programs"
             )
         return ""
@@ -157,8 +161,8 @@ class Gate:
         """The exit code: trials that are not ok come before a verdict."""
         if self.has_risen:
             return _CODES[Verdict.REGRESS]
-        is_void = any(": void: " in failure for failure in self.failures)
-        if self.failures and (self.has_failed_trials or not is_void):
+        is_discarded = any(": discarded: " in failure for failure in self.failures)
+        if self.failures and (self.has_failed_trials or not is_discarded):
             return _SOME_FAILED if self.num_ok else _NOTHING_MEASURED
         if self.failures or self.why_unfit or self.verdict is None:
             return _UNFIT
@@ -242,7 +246,7 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     design = study.plan.measuring.gate
     looks = () if design is None else design.looks
     judged, paired = paired_gate.judge(pairs, rule, looks)
-    sustained = paired_gate.sustained_over_turns(pairs)
+    sustained = paired_gate.sustained_over_blocks(pairs)
     more = {"paired": paired, "sustained": sustained}
     return _gate(study, pairs, rule, baseline, judged, **more)
 
@@ -255,8 +259,10 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
         delta=rule.delta,
         alpha=rule.alpha,
         cases=(),
-        twin=None,
-        turns=relay.TurnCounts(num_turns=0, num_void=0, num_lost=0, reasons=()),
+        aa_control=None,
+        blocks=conditions.BlockCounts(
+            num_blocks=0, num_discarded=0, num_lost=0, reasons=()
+        ),
         equal_code=digests,
     )
 
@@ -312,9 +318,9 @@ def _gate(
         delta=rule.delta,
         alpha=rule.alpha,
         cases=tuple(cases),
-        twin=relay.twin_of(study),
-        turns=relay.count_turns(study),
-        load=None if rule.metric.is_quality else relay.load_of_study(study),
+        aa_control=conditions.aa_control_of(study),
+        blocks=conditions.count_blocks(study),
+        load=None if rule.metric.is_quality else conditions.load_of_study(study),
         failures=tuple(map(shared, failures)),
         num_ok=sum(entry.is_ok for entry in study.planned),
         counts=counts,
@@ -353,10 +359,10 @@ def _of_two_studies(
         for of in (case, other)
     )
     fewest = min(len(change), len(stored))
-    if fewest < group_sequential.FEWEST_GENERATIONS:
+    if fewest < group_sequential.FEWEST_REPETITIONS:
         return None, (
             f"{fewest} run(s) have both, a verdict needs"
-            f" {group_sequential.FEWEST_GENERATIONS} or more"
+            f" {group_sequential.FEWEST_REPETITIONS} or more"
         )
     mean = gate_metrics.mean_of_two_studies(case, change, other, stored)
     return group_sequential.of_mean(mean, delta=rule.delta, alpha=rule.alpha), ""
@@ -377,13 +383,13 @@ def of_plan(study: Study) -> Gate | None:
 
 
 def has_risen(study: Study) -> bool:
-    """Whether a count that is judged rose, which no further generation changes."""
+    """Whether a count that is judged rose, which no further repetition changes."""
     found = of_plan(study)
     return found is not None and found.has_risen
 
 
 def is_decided(study: Study) -> bool:
-    """Whether a look after the generations so far ends the gate.
+    """Whether a look after the repetitions so far ends the gate.
 
     It ends with a clear verdict, after the last look, and where the machine disturbed
     too much for any verdict. Between two looks it goes on, unless a count rose.
@@ -394,7 +400,7 @@ def is_decided(study: Study) -> bool:
     if found is not None and found.has_risen:
         return True
     number = study.plan.repeats
-    if number >= design.looks[-1] or relay.count_turns(study).is_unfit:
+    if number >= design.looks[-1] or conditions.count_blocks(study).is_unfit:
         return True
     if number not in design.looks:
         return False

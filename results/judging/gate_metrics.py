@@ -1,9 +1,9 @@
-"""Figures that can be compared between generations, and their log ratios.
+"""Figures that can be compared between repetitions, and their log ratios.
 
-A *generation* is one repetition: fresh processes of every case. In a relay, a
-throughput is compared turn by turn within rounds; every other figure exists once per
-process, so it is compared process by process. What was learned is judged by the facts
-that its workload declares, which plans record.
+A *repetition* is one repetition: fresh processes of every case. In an interleaved
+study, a throughput is compared block by block within rounds; every other figure exists
+once per process, so it is compared process by process. What was learned is judged by
+the facts that its workload declares, which plans record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
-from results.statistics import estimates, generations, group_sequential
+from results.statistics import estimates, group_sequential, repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +58,7 @@ EFFICIENCY = Metric(
     name="efficiency", is_cost=False, of=scaling.throughput_of, worse="less efficient"
 )
 """Of a gate of two revisions only: a throughput over that of the fewest replicas."""
-OF_TURNS = (THROUGHPUT, EFFICIENCY)
+OF_BLOCKS = (THROUGHPUT, EFFICIENCY)
 FIRST_STEP = "time_to_first_step"
 METRICS = {
     metric.name: metric
@@ -145,16 +145,16 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
 
 
 def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
-    """Returns ln(first / second) of each generation that has both, in order."""
-    is_relay = first.is_in_relay and second.is_in_relay
-    if is_relay and metric.name == THROUGHPUT.name:
-        return [generations.mean(of) for of in scaling.turn_logs(first, second)]
+    """Returns ln(first / second) of each repetition that has both, in order."""
+    is_interleaved = first.is_interleaved and second.is_interleaved
+    if is_interleaved and metric.name == THROUGHPUT.name:
+        return [repetitions.mean(of) for of in scaling.block_logs(first, second)]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
 
 
 def logs(case: Case, metric: Metric) -> list[float]:
-    """Returns ln(value) of each generation, for two groups that are not paired."""
+    """Returns ln(value) of each repetition, for two groups that are not paired."""
     return [math.log(value) for value in _positive(case, metric).values()]
 
 
@@ -163,7 +163,7 @@ def mean_of_two_studies(
 ) -> Mean:
     """Returns the mean difference of two groups, which no round has in common."""
     factor = max(
-        generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
+        repetitions.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
         for of, logs in ((case, here), (other, there))
     )
     return estimates.two_groups(here, there).widened(factor)
@@ -187,14 +187,14 @@ def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
         if here and there:
             means.append((case, other, mean_of_two_studies(case, here, other, there)))
     tested = {place: mean.p_value() for place, (*_, mean) in enumerate(means)}
-    p_values = generations.holm(tested)
+    p_values = repetitions.holm(tested)
     method = group_sequential.OF_TWO_STUDIES
     return [
         Ratio(
             case,
             other,
             estimates.from_logs(
-                mean.estimate(method, otherwise=generations.NO_GENERATIONS)
+                mean.estimate(method, otherwise=repetitions.NO_REPETITIONS)
             ),
             p_values.get(place),
         )

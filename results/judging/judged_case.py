@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from results.records import measuring
 from results.records.models import TrialStatus
-from results.statistics.group_sequential import FEWEST_GENERATIONS, Verdict
+from results.statistics.group_sequential import FEWEST_REPETITIONS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class JudgedCase:
     """One case of the change."""
 
     name: str  # Backend, replicas and scaling modes; or the name of a micro-benchmark.
-    # The verdict on the metric; None where either side has fewer than two generations.
+    # The verdict on the metric; None where either side has fewer than two repetitions.
     judgement: Judgement | None
     # Why there is no verdict; of runs that were trained, how many failed.
     reason: str = ""
@@ -65,7 +65,7 @@ def name_of(case: Case) -> str:
 
 ROSE, FELL = "rose", "fell"
 """What a count did that nobody asked to judge."""
-_COUNTED = (TrialStatus.OK.value, TrialStatus.VOID.value)
+_COUNTED = (TrialStatus.OK.value, TrialStatus.DISCARDED.value)
 _SMALL = 5e-4  # below it, one digit would say 0.0 %
 
 
@@ -141,9 +141,9 @@ def count_of(
             return None, f"no run of {side} has it"
     fewest = min(map(len, sides.values()))
     # Of a step nobody has to believe the program: what counts it was looked at.
-    if fewest < FEWEST_GENERATIONS and name not in measuring.UNITS:
+    if fewest < FEWEST_REPETITIONS and name not in measuring.UNITS:
         return None, (
-            f"{fewest} run(s) of a side have it, and {FEWEST_GENERATIONS} show whether"
+            f"{fewest} run(s) of a side have it, and {FEWEST_REPETITIONS} show whether"
             " it is the same in each"
         )
     for side, values in sides.items():
@@ -179,7 +179,7 @@ def exact_text(before: float, after: float) -> str:
 
 
 def _values(case: Case, name: str) -> list[float]:
-    """The values of a count, of each trial that has it, void ones included.
+    """The values of a count, of each trial that has it, discarded ones included.
 
     What others did on the machine changes no count.
     """

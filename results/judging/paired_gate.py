@@ -1,14 +1,14 @@
 """Verdicts on two revisions that were measured in the same rounds.
 
 The rule is that of ``results/statistics/group_sequential.py``: looks after some
-generations, the first of which that is clear ends the gate. What a case is said to be
+repetitions, the first of which that is clear ends the gate. What a case is said to be
 is what it was at the look that decided it.
 
-Judged are log slowdowns by generation and case. Of the turns of a relay, the mean over
-rounds of ln(baseline / change). Of its sustained stretches, the ratio of arithmetic
-mean step times, and that of their 99th percentiles: a step in fifty that takes ten
-times as long is in those, and hardly in a mean of logarithms. Every other figure is one
-number of a process.
+Judged are log slowdowns by repetition and case. Of the blocks of an interleaved study,
+the mean over rounds of ln(baseline / change). Of its sustained stretches, the ratio of
+arithmetic mean step times, and that of their 99th percentiles: a step in fifty that
+takes ten times as long is in those, and hardly in a mean of logarithms. Every other
+figure is one number of a process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from results import errors
 from results.figures import lost_time
 from results.judging import gate_metrics
 from results.judging.judged_case import JudgedCase, name_of
-from results.statistics import estimates, generations, group_sequential
+from results.statistics import estimates, group_sequential, repetitions
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 # ``make statistics`` writes the table, of gates of 1, 3 and 6 cases that look, and with
-# fixed numbers of generations, under truths whose generations do or do not depend on
+# fixed numbers of repetitions, under truths whose repetitions do or do not depend on
 # each other.
 
 PATH: Final = Path(__file__).with_name("error_rates.json")
 ALPHA: Final = 0.05
 NUMBERS: Final = (3, 4, 5, 6, 8, 10, 15, 20, 40)
-"""Generations of gates with one look."""
+"""Repetitions of gates with one look."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,20 +59,20 @@ class Rates:
 
     passes: float  # That a true mean of ``delta`` or more passes.
     regresses: float  # That equal programs regress.
-    passes_dependent: float  # The same where generations depend on each other.
-    regresses_dependent: float  # The same where generations depend on each other.
+    passes_dependent: float  # The same where repetitions depend on each other.
+    regresses_dependent: float  # The same where repetitions depend on each other.
 
 
-def of_gate(num_cases: int, num_generations: int | None, alpha: float) -> Rates | None:
+def of_gate(num_cases: int, num_repetitions: int | None, alpha: float) -> Rates | None:
     """Returns the rates of a gate; None at an ``alpha`` that was not simulated."""
     if alpha != ALPHA:
         return None
-    if num_generations is not None:
-        num_generations = max(
-            (number for number in NUMBERS if number <= num_generations),
+    if num_repetitions is not None:
+        num_repetitions = max(
+            (number for number in NUMBERS if number <= num_repetitions),
             default=NUMBERS[0],
         )
-    table = [row for row in error_rate_rows() if row["generations"] == num_generations]
+    table = [row for row in error_rate_rows() if row["repetitions"] == num_repetitions]
     fewer = max(row["cases"] for row in table if row["cases"] <= num_cases)
     more = [row for row in table if row["cases"] >= num_cases] or table[-1:]
     found = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
@@ -99,9 +99,9 @@ TAIL_QUANTILE = 0.99
 
 
 def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
-    """Returns log slowdowns by kind of measurement, over generations and cases.
+    """Returns log slowdowns by kind of measurement, over repetitions and cases.
 
-    Not a number where a generation of a case has none. Of an efficiency, columns are of
+    Not a number where a repetition of a case has none. Of an efficiency, columns are of
     ``scaled`` cases only: what a case is slower by, less what its baseline is.
     """
     if metric is gate_metrics.EFFICIENCY:
@@ -112,10 +112,10 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
             for kind, of in found.items()
             if kind is not group_sequential.TAIL  # no percentile of a ratio
         }
-    is_relay = metric is gate_metrics.THROUGHPUT and all(
-        case.is_in_relay for case, _ in pairs
+    is_interleaved = metric is gate_metrics.THROUGHPUT and all(
+        case.is_interleaved for case, _ in pairs
     )
-    if not is_relay:
+    if not is_interleaved:
         sign = 1.0 if metric.is_cost else -1.0
 
         def of_trials(here: Entry, there: Entry) -> float | None:
@@ -125,7 +125,7 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
             return sign * (math.log(both[0]) - math.log(both[1]))
 
         return {group_sequential.PROCESSES: _array(pairs, of_trials)}
-    kinds = {group_sequential.TURNS: _array(pairs, _of_turns)}
+    kinds = {group_sequential.BLOCKS: _array(pairs, _of_blocks)}
     for kind, figure in (
         (group_sequential.SUSTAINED, np.mean),
         (group_sequential.TAIL, functools.partial(np.quantile, q=TAIL_QUANTILE)),
@@ -176,36 +176,36 @@ def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:
     return found
 
 
-def _of_turns(here: Entry, there: Entry) -> float | None:
-    logs = generations.log_ratios(there.result.rates, here.result.rates)
-    return generations.mean(logs) if logs else None
+def _of_blocks(here: Entry, there: Entry) -> float | None:
+    logs = repetitions.log_ratios(there.result.rates, here.result.rates)
+    return repetitions.mean(logs) if logs else None
 
 
 def stretches(result: TrialResult) -> dict[int, np.ndarray]:
     """Returns the step times of each valid sustained stretch of a trial, by round."""
-    found = result.steps_of_turns(is_sustained=True)
+    found = result.steps_of_blocks(is_sustained=True)
     # A step ends with the slowest process.
     return {index: np.max(of_ranks, axis=0) for index, of_ranks in found.items()}
 
 
-def sustained_over_turns(pairs: Pairs) -> Estimate | None:
-    """Estimates the time of steps in a row over that of steps of turns.
+def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
+    """Estimates the time of steps in a row over that of steps of blocks.
 
-    A check of the turns: of all cases and both sides, by generation. None where no
-    trial has valid stretches and turns.
+    A check of the blocks: of all cases and both sides, by repetition. None where no
+    trial has valid stretches and blocks.
     """
-    by_generation: dict[Key, list[float]] = {}
+    by_repetition: dict[Key, list[float]] = {}
     for case in itertools.chain(*pairs):
         for entry in case.ok_entries:
             in_a_row = stretches(entry.result)
-            turns = lost_time.rounds_of(entry.result)
-            if in_a_row and turns:
+            blocks = lost_time.rounds_of(entry.result)
+            if in_a_row and blocks:
                 time = float(np.concatenate([*in_a_row.values()]).mean())
-                of_turns = float(np.mean([max(of) for of in turns.values()]))
-                found = by_generation.setdefault(entry.key, [])
-                found.append(math.log(time / of_turns))
-    logs = [generations.mean(of) for of in by_generation.values()]
-    return generations.over_generations(logs) if logs else None
+                of_blocks = float(np.mean([max(of) for of in blocks.values()]))
+                found = by_repetition.setdefault(entry.key, [])
+                found.append(math.log(time / of_blocks))
+    logs = [repetitions.mean(of) for of in by_repetition.values()]
+    return repetitions.over_repetitions(logs) if logs else None
 
 
 def _of_stretches(
@@ -237,18 +237,18 @@ VERDICTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """How a gate looked at its generations."""
+    """How a gate looked at its repetitions."""
 
-    num_generations: int  # Generations that are there.
-    # Generations at the look that ended the gate; None where none did.
+    num_repetitions: int  # Repetitions that are there.
+    # Repetitions at the look that ended the gate; None where none did.
     decided_after: int | None
-    looks: tuple[int, ...]  # All looks, up to the last generation.
-    most: int  # Generations after which it ends in any case.
-    fewest: int  # Generations that a pass needs.
-    widening: float  # Of the intervals, for generations that may depend on each other.
+    looks: tuple[int, ...]  # All looks, up to the last repetition.
+    most: int  # Repetitions after which it ends in any case.
+    fewest: int  # Repetitions that a pass needs.
+    widening: float  # Of the intervals, for repetitions that may depend on each other.
     # How often such a gate errs, simulated; None at another ``alpha``.
     rates: Rates | None
-    # Generations in which processes of the change stand out as slow; see
+    # Repetitions in which processes of the change stand out as slow; see
     # ``group_sequential.singles``.
     num_slower: int
     num_faster: int  # The same of the baseline.
@@ -315,7 +315,7 @@ def judge(
     singles = group_sequential.singles(logs[main], design, number=end)
     is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
     paired = Paired(
-        num_generations=first.shape[0],
+        num_repetitions=first.shape[0],
         decided_after=end if is_decided else None,
         looks=looks,
         most=design.most,

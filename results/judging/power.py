@@ -1,7 +1,7 @@
 """What a gate can find: the share of each verdict, and what more precision costs.
 
-All of it follows from one number, the *spread*: the standard deviation over generations
-of d_g, the log slowdown of a generation (``results/statistics/generations.py``).
+All of it follows from one number, the *spread*: the standard deviation over repetitions
+of d_g, the log slowdown of a repetition (``results/statistics/repetitions.py``).
 
 The shares are those of simulated gates that follow the rule of the gate itself
 (``results/statistics/group_sequential.py``): its looks, all of its cases together, and
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_POWER = 0.9
 """A true slowdown is found in 9 of 10 gates."""
 
-MOST_GENERATIONS = 200
+MOST_REPETITIONS = 200
 """Searches end here: at two minutes each, a night."""
 
 NUM_GATES = 2000
@@ -49,7 +49,7 @@ class OperatingPoint:
     passes: float  # Of pass.
     regresses: float  # Of regress.
     inconclusive: float  # Of inconclusive.
-    generations: float  # Mean number until the gate ended.
+    repetitions: float  # Mean number until the gate ended.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,8 @@ class Need:
     # The correct verdict: regress from ``delta`` on, pass below.
     verdict: Verdict
     # The fewest of a gate with one look that give it with the wanted probability; None
-    # if ``MOST_GENERATIONS`` do not.
-    num_generations: int | None
+    # if ``MOST_REPETITIONS`` do not.
+    num_repetitions: int | None
     minutes: float | None  # Time to measure them, or None.
 
 
@@ -78,10 +78,10 @@ def _check_spread(spread: float) -> None:
     )
 
 
-def _check_generations(number: int) -> None:
+def _check_repetitions(number: int) -> None:
     _check(
-        number >= group_sequential.FEWEST_GENERATIONS,
-        f"num_generations is {number}, must be {group_sequential.FEWEST_GENERATIONS} or"
+        number >= group_sequential.FEWEST_REPETITIONS,
+        f"num_repetitions is {number}, must be {group_sequential.FEWEST_REPETITIONS} or"
         " more: one says nothing about the spread between processes",
     )
 
@@ -90,29 +90,29 @@ def design(
     *,
     delta: float,
     alpha: float,
-    num_generations: int | None = None,
+    num_repetitions: int | None = None,
     most: int | None = None,
 ) -> Design:
     """Returns when a gate looks."""
     group_sequential.check_delta(delta)
     group_sequential.check_alpha(alpha)
-    if num_generations is not None:
-        _check_generations(num_generations)
-        last = num_generations
+    if num_repetitions is not None:
+        _check_repetitions(num_repetitions)
+        last = num_repetitions
         looks = group_sequential.looks_until(last, ())
     else:
         planned = group_sequential.planned_looks(alpha)
         last = planned[-1]
         most = last if most is None else most
-        _check_generations(most)
+        _check_repetitions(most)
         looks = group_sequential.looks_until(min(most, last), planned)
     return group_sequential.Design(looks=looks, most=last, delta=delta, alpha=alpha)
 
 
 @functools.lru_cache(maxsize=4)
-def _draws(num_generations: int, num_cases: int) -> np.ndarray:
+def _draws(num_repetitions: int, num_cases: int) -> np.ndarray:
     generator = np.random.default_rng([_SEED, num_cases])
-    return generator.standard_normal((NUM_GATES, num_generations, num_cases))
+    return generator.standard_normal((NUM_GATES, num_repetitions, num_cases))
 
 
 def operating_points(
@@ -132,7 +132,7 @@ def operating_points(
         )
         logs = spread * _draws(rule.looks[-1], num_cases)
         logs[..., -1] += math.log1p(effect)
-        found = group_sequential.outcomes({group_sequential.TURNS: logs}, rule)
+        found = group_sequential.outcomes({group_sequential.BLOCKS: logs}, rule)
         passes = float((found.verdicts == group_sequential.PASSED).mean())
         regresses = float((found.verdicts == group_sequential.REGRESSED).mean())
         points.append(
@@ -141,7 +141,7 @@ def operating_points(
                 passes=passes,
                 regresses=regresses,
                 inconclusive=max(0.0, 1 - passes - regresses),
-                generations=float(found.ends.mean()),
+                repetitions=float(found.ends.mean()),
             )
         )
     return tuple(points)
@@ -151,22 +151,22 @@ def needed(
     effects: Sequence[float],
     *,
     spread: float,
-    minutes_per_generation: float,
+    minutes_per_repetition: float,
     num_cases: int = 1,
     delta: float = group_sequential.DEFAULT_DELTA,
     alpha: float = group_sequential.DEFAULT_ALPHA,
 ) -> tuple[Need, ...]:
     """Returns what it takes to give each true effect its correct verdict."""
     _check(
-        math.isfinite(minutes_per_generation) and minutes_per_generation > 0,
-        f"minutes_per_generation is {minutes_per_generation!r}, must be positive "
+        math.isfinite(minutes_per_repetition) and minutes_per_repetition > 0,
+        f"minutes_per_repetition is {minutes_per_repetition!r}, must be positive "
         "and finite",
     )
     found = []
     for effect in effects:
 
         def is_enough(number: int, effect: float = effect) -> bool:
-            rule = design(delta=delta, alpha=alpha, num_generations=number)
+            rule = design(delta=delta, alpha=alpha, num_repetitions=number)
             (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
             return (
                 point.regresses if effect >= delta else point.passes
@@ -177,21 +177,21 @@ def needed(
             Need(
                 effect=effect,
                 verdict=Verdict.REGRESS if effect >= delta else Verdict.PASS,
-                num_generations=number,
-                minutes=None if number is None else number * minutes_per_generation,
+                num_repetitions=number,
+                minutes=None if number is None else number * minutes_per_repetition,
             )
         )
     return tuple(found)
 
 
 def _fewest(is_enough: Callable[[int], bool]) -> int | None:
-    """Returns the fewest generations: doubling, then halving, since more find more."""
-    high = group_sequential.FEWEST_GENERATIONS
+    """Returns the fewest repetitions: doubling, then halving, since more find more."""
+    high = group_sequential.FEWEST_REPETITIONS
     low = high - 1
     while not is_enough(high):
-        if high == MOST_GENERATIONS:
+        if high == MOST_REPETITIONS:
             return None
-        low, high = high, min(2 * high, MOST_GENERATIONS)
+        low, high = high, min(2 * high, MOST_REPETITIONS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
@@ -220,13 +220,13 @@ def smallest_effect_found(
     return high
 
 
-def median_half_width(spread: float, num_generations: int) -> float:
+def median_half_width(spread: float, num_repetitions: int) -> float:
     """Returns the half width, as a logarithm, that half of all measurements reach."""
     from scipy import special
 
     _check_spread(spread)
-    _check_generations(num_generations)
-    degrees = num_generations - 1
+    _check_repetitions(num_repetitions)
+    degrees = num_repetitions - 1
     relative = math.sqrt(float(special.chdtri(degrees, 0.5)) / degrees)
     quantile = estimates.student_quantile(degrees)
-    return quantile * spread * relative / math.sqrt(num_generations)
+    return quantile * spread * relative / math.sqrt(num_repetitions)

@@ -163,7 +163,7 @@ def _complaints_of_result(spec: TrialSpec, result: TrialResult) -> Iterator[str]
     if spec.has_readings:  # a short output can have fewer than were asked for
         num_steps = result.num_measured_steps
     elif num_steps is None:
-        num_steps = sum(turn.num_steps for turn in result.turns)
+        num_steps = sum(block.num_steps for block in result.blocks)
     pairs = [
         ("global_batch_size", result.global_batch_size, spec.global_batch_size),
         ("num_measured_steps", result.num_measured_steps, num_steps),
@@ -176,21 +176,21 @@ def _complaints_of_result(spec: TrialSpec, result: TrialResult) -> Iterator[str]
     for name, found, wanted in pairs:
         if found != wanted:
             yield f"{name} is {found}, the spec of the trial has {wanted}"
-    yield from _complaints_of_turns(spec, result)
+    yield from _complaints_of_blocks(spec, result)
 
 
-def _complaints_of_turns(spec: TrialSpec, result: TrialResult) -> Iterator[str]:
-    """Yields why turns are not those of a relay, each round valid at most once."""
-    if (spec.order is Order.RELAY) != bool(result.turns):
-        yield f"has {len(result.turns)} blocks, the order is {spec.order.label!r}"
+def _complaints_of_blocks(spec: TrialSpec, result: TrialResult) -> Iterator[str]:
+    """Yields why blocks are not as they are interleaved, a round valid at most once."""
+    if (spec.order is Order.INTERLEAVED) != bool(result.blocks):
+        yield f"has {len(result.blocks)} blocks, the order is {spec.order.label!r}"
     seen: set[tuple[int, int]] = set()
-    for turn in result.turns:
-        if turn.end_ns < turn.start_ns:
-            yield f"the block of round {turn.round_index} ends before it starts"
-        name = turn.round_index, turn.attempt
+    for block in result.blocks:
+        if block.end_ns < block.start_ns:
+            yield f"the block of round {block.round_index} ends before it starts"
+        name = block.round_index, block.attempt
         if name in seen:
-            yield f"attempt {turn.attempt} of round {turn.round_index} occurs twice"
+            yield f"attempt {block.attempt} of round {block.round_index} occurs twice"
         seen.add(name)
-    rounds = [turn.round_index for turn in result.turns if turn.is_valid]
+    rounds = [block.round_index for block in result.blocks if block.is_valid]
     if len(set(rounds)) < len(rounds):
         yield "a round has two valid blocks"

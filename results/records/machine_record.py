@@ -31,7 +31,7 @@ under full load most GPUs run at theirs."""
 
 
 class GpuUse(Record):
-    """One GPU over a measured window or a turn. None: the driver did not say."""
+    """One GPU over a measured window or a block. None: the driver did not say."""
 
     index: Index = Field(description="its number for the driver")
     num_samples: Total = Field(description="readings that the figures are taken from")
@@ -71,7 +71,7 @@ class GpuUse(Record):
     )
 
     @property
-    def void_reason(self) -> str:
+    def discard_reason(self) -> str:
         """Why nothing measured on it counts, as one phrase; empty if it does."""
         if self.faults:
             return self.faults[0]
@@ -126,9 +126,9 @@ def with_products(
     )
 
 
-def void_reason(uses: Sequence[GpuUse]) -> str:
-    """Returns why the first of the GPUs to blame makes a figure void, or ""."""
-    return next((use.void_reason for use in uses if use.void_reason), "")
+def discard_reason(uses: Sequence[GpuUse]) -> str:
+    """Returns why the first of the GPUs to blame makes a figure discarded, or ""."""
+    return next((use.discard_reason for use in uses if use.discard_reason), "")
 
 
 def joules_per_example(uses: Sequence[GpuUse], examples_per_sec: float) -> float | None:

@@ -1,8 +1,8 @@
-"""Records of how a study is measured: order, turns, controls, the primary contrast.
+"""Records of how a study is measured: order, blocks, controls, the primary contrast.
 
-In a *relay*, the processes of all cases of one repetition (a *generation*) are alive at
-once and take *turns*, in an order that is shuffled every *round*; in a *sequential*
-study, each trial has the machine to itself and one contiguous window. See
+In a *interleaved study*, the processes of all cases of one repetition (a *repetition*)
+are alive at once and take *blocks*, in an order that is shuffled every *round*; in a
+*sequential* study, each trial has the machine to itself and one contiguous window. See
 ``docs/measuring.md``.
 """
 
@@ -31,14 +31,14 @@ from results.records.record_base import (
 )
 
 MAX_ATTEMPTS = 3
-"""Attempts at one turn: a void turn is repeated up to twice in its round."""
+"""Attempts at one block: a discarded block is repeated up to twice in its round."""
 
 
 class Order(Word):
     """How the trials of one repetition share the machine."""
 
     SEQUENTIAL = "sequential"
-    RELAY = "relay"
+    INTERLEAVED = "relay"
 
 
 class Control(Word):
@@ -51,8 +51,8 @@ class Control(Word):
     """
 
     NONE = "none"
-    TWIN = "twin"
-    SOLO = "solo"
+    AA = "twin"
+    INDEPENDENT = "solo"
     NOSYNC = "nosync"
     SYNTHETIC = "synthetic"
     INPUT_ONLY = "input_only"
@@ -67,8 +67,8 @@ class Allocator(str, Enum):
     KEEP = "keep"
 
 
-class Turn(Record):
-    """One turn of a trial in a relay; void turns are kept, and count nowhere."""
+class Block(Record):
+    """One block of an interleaved trial; discarded ones are kept, and count nowhere."""
 
     round_index: Index
     attempt: int = Field(ge=0, lt=MAX_ATTEMPTS)
@@ -92,7 +92,7 @@ class Turn(Record):
     num_throttled: Total | None = None
     num_retraces: Total = 0
     gpus: GpuUses = Field(default=(), description="of the trial, within the block")
-    void_reason: Line = Field(default="", description="empty if the block is valid")
+    discard_reason: Line = Field(default="", description="empty if the block is valid")
     is_sustained: bool = Field(
         default=False,
         description="a stretch of a gate: longer, with the garbage collector on if"
@@ -102,7 +102,7 @@ class Turn(Record):
     @property
     def is_valid(self) -> bool:
         """Whether figures may use it."""
-        return not self.void_reason
+        return not self.discard_reason
 
     @property
     def load(self) -> tuple[bool, float]:
@@ -158,7 +158,7 @@ class Measuring(Record):
         default=None,
         description="of an interleaved measurement: all runs, start-up included",
     )
-    generation_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
+    repetition_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
         default=None, description="of one run of an interleaved measurement"
     )
     max_rounds: Steps | None = Field(
@@ -180,7 +180,7 @@ class Measuring(Record):
 
     @property
     def is_stopped_on_width(self) -> bool:
-        """Whether the width of an interval decided how many generations there are."""
+        """Whether the width of an interval decided how many repetitions there are."""
         return self.target is not None or self.had_target
 
 

@@ -6,8 +6,8 @@ History of ``SCHEMA_VERSION``:
 2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
-4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
-   ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+4. Interleaved studies: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
+   ``revision``; ``TrialResult.blocks``; ``Plan.measuring``; the status ``discarded``;
    ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
    how many steps are queued; ``RankTimes.peak_flops_per_sec``;
    ``Plan.matching`` and ``TrialResult.changes``.
@@ -33,12 +33,12 @@ from results.records import program as program_lib
 from results.records.machine_record import Environment, Placement
 from results.records.measuring import (
     Allocator,
+    Block,
     Contrast,
     Control,
     Measuring,
     Order,
     StepSettings,
-    Turn,
 )
 from results.records.program import Evidence, Identity, Program, Readings
 from results.records.record_base import (
@@ -72,6 +72,7 @@ from results.records.record_base import (
 
 __all__ = [  # of other modules
     "Allocator",
+    "Block",
     "Contrast",
     "Control",
     "Environment",
@@ -83,7 +84,6 @@ __all__ = [  # of other modules
     "Program",
     "Readings",
     "Record",
-    "Turn",
 ]
 
 SCHEMA_VERSION = 6
@@ -265,7 +265,7 @@ class PlannedTrial(Record):
     spec: TrialSpec
 
 
-class Matching(Record):
+class EquivalenceCheck(Record):
     """What shows that N replicas of a study match one, before a number counts."""
 
     trials: tuple[PlannedTrial, ...] = Field(
@@ -296,7 +296,7 @@ class Plan(Record):
         default=None, description="directory of TFDS data sets, if not that of TFDS"
     )
     measuring: Measuring = Measuring()
-    matching: Matching | None = Field(
+    equivalence: EquivalenceCheck | None = Field(
         default=None, description="None if an earlier version made the plan"
     )
     draws_random_numbers: bool = Field(
@@ -331,16 +331,17 @@ class Plan(Record):
 class TrialStatus(Word):
     """How a trial ended.
 
-    ``insane``: a sanity check failed. ``void``: the machine disturbed every turn.
+    ``failed_checks``: a sanity check failed. ``discarded``: the machine disturbed every
+    block.
     """
 
     OK = "ok"
     FAILED = "failed"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
-    INSANE = "insane"
+    FAILED_CHECKS = "failed_checks"
     SKIPPED = "skipped"
-    VOID = "void"
+    DISCARDED = "discarded"
 
 
 class Phase(str, Enum):
@@ -439,7 +440,7 @@ class TrialResult(Record):
         description="latest start to latest end over ranks; on several machines, of"
         " the slowest rank; in an interleaved measurement, of all blocks"
     )
-    turns: tuple[Turn, ...] = Field(default=(), max_length=limits.MAX_STEPS)
+    blocks: tuple[Block, ...] = Field(default=(), max_length=limits.MAX_STEPS)
     ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
     sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
     quality: Metrics = Field(default=(), description="at the end")
@@ -467,54 +468,54 @@ class TrialResult(Record):
     def examples_per_sec(self) -> float:
         """Throughput: examples of the global batch per second in the window.
 
-        In a relay, the geometric mean over valid turns; of a trial that has none, over
-        its least disturbed ones.
+        In an interleaved study, the geometric mean over valid blocks; of a trial that
+        has none, over its least disturbed ones.
         """
-        if self.turns:
+        if self.blocks:
             rates = self.rates or self.rates_beside_load
             return statistics.geometric_mean(rates.values())
         return self.global_batch_size * self.num_measured_steps / self.window_sec
 
     @property
     def rates(self) -> dict[int, float]:
-        """Examples per second of the valid turns, by round; empty without turns."""
+        """Examples per second of the valid blocks, by round; empty without blocks."""
         return {
-            turn.round_index: self.global_batch_size * turn.num_steps / turn.time_sec
-            for turn in self.turns
-            if turn.is_valid and not turn.is_sustained
+            block.round_index: self.global_batch_size * block.num_steps / block.time_sec
+            for block in self.blocks
+            if block.is_valid and not block.is_sustained
         }
 
     @property
     def rates_beside_load(self) -> dict[int, float]:
-        """The same of the least disturbed turn of each round; no evidence.
+        """The same of the least disturbed block of each round; no evidence.
 
         One that was retraced is left out: load did not make it slow.
         """
-        chosen: dict[int, Turn] = {}
-        for turn in self.turns:
-            if turn.num_retraces or turn.is_sustained:
+        chosen: dict[int, Block] = {}
+        for block in self.blocks:
+            if block.num_retraces or block.is_sustained:
                 continue
-            known = chosen.setdefault(turn.round_index, turn)
-            if turn.load < known.load:
-                chosen[turn.round_index] = turn
+            known = chosen.setdefault(block.round_index, block)
+            if block.load < known.load:
+                chosen[block.round_index] = block
         return {
-            index: self.global_batch_size * turn.num_steps / turn.time_sec
-            for index, turn in chosen.items()
+            index: self.global_batch_size * block.num_steps / block.time_sec
+            for index, block in chosen.items()
         }
 
-    def steps_of_turns(
+    def steps_of_blocks(
         self, *, is_sustained: bool = False
     ) -> dict[int, list[tuple[float, ...]]]:
-        """Returns the step times of each process in each valid turn, by round.
+        """Returns the step times of each process in each valid block, by round.
 
         Sustained stretches of a gate have rounds of their own.
         """
         found: dict[int, list[tuple[float, ...]]] = {}
         first = 0
-        for turn in self.turns:
-            last = first + turn.num_steps
-            if turn.is_valid and turn.is_sustained is is_sustained:
-                found[turn.round_index] = [
+        for block in self.blocks:
+            last = first + block.num_steps
+            if block.is_valid and block.is_sustained is is_sustained:
+                found[block.round_index] = [
                     rank.step_time_sec[first:last] for rank in self.ranks
                 ]
             first = last

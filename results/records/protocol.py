@@ -86,8 +86,8 @@ class Ready(Record):
     step_time_sec: Amount
 
 
-class TurnFacts(Record):
-    """What a process did and used in a turn; the usage is that of ``getrusage``."""
+class BlockFacts(Record):
+    """What a process did and used in a block; the usage is that of ``getrusage``."""
 
     round_index: Index
     attempt: Attempt
@@ -104,14 +104,14 @@ class TurnFacts(Record):
     )
 
 
-class TurnDone(TurnFacts):
-    """The turn has ended; answered by ``turn`` or ``finish``."""
+class BlockDone(BlockFacts):
+    """The block has ended; answered by ``turn`` or ``finish``."""
 
     state: Literal["turn"]
     rank: Rank
 
 
-Message = Annotated[Imported | Built | Ready | TurnDone, Field(discriminator="state")]
+Message = Annotated[Imported | Built | Ready | BlockDone, Field(discriminator="state")]
 """From a process to the harness: one line of JSON."""
 
 
@@ -131,7 +131,7 @@ class WarmUp(Record):
     )
 
 
-class TakeTurn(Record):
+class MeasureBlock(Record):
     """Run so many steps."""
 
     command: Literal["turn"]
@@ -151,7 +151,9 @@ class Finish(Record):
     command: Literal["finish"]
 
 
-Command = Annotated[Build | WarmUp | TakeTurn | Finish, Field(discriminator="command")]
+Command = Annotated[
+    Build | WarmUp | MeasureBlock | Finish, Field(discriminator="command")
+]
 """From the harness to each process: one line of JSON."""
 
 
@@ -221,8 +223,8 @@ class FirstStepLine(Record):
     )
 
 
-class TurnLine(TurnFacts):
-    """The turn whose steps are the lines before; as it is sent."""
+class BlockLine(BlockFacts):
+    """The block whose steps are the lines before; as it is sent."""
 
     kind: Literal["turn"]
 
@@ -319,7 +321,7 @@ RankLine = Annotated[
     | FactsLine
     | StepLine
     | FirstStepLine
-    | TurnLine
+    | BlockLine
     | PeakLine
     | GpuCanaryLine
     | ExplainLine

@@ -35,8 +35,8 @@ _LABELS = {
     "relay": "interleaved",
     "twin": "A/A control",
     "solo": "independent",
-    "insane": "failed_checks",
-    "void": "discarded",
+    "failed_checks": "failed_checks",
+    "discarded": "discarded",
 }
 
 

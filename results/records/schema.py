@@ -24,8 +24,37 @@ OLDEST_VERSION = 4
 _MAX_VERSION = 9_999  # a larger number was not written by this program
 
 
+# Until 2026-11-29 some fields and states had other names. Those of a spec stay, since a
+# trial's id is made of them.
+_RENAMED = {
+    "turns": "blocks",
+    "void_reason": "discard_reason",
+    "generation_sec": "repetition_sec",
+    "matching": "equivalence",
+}
+_STATES = {"void": "discarded", "insane": "failed_checks"}
+
+
+def renamed(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a record under the names of today."""
+    if kind in ("env", "spec"):
+        return data
+    found = {_RENAMED.get(name, name): value for name, value in data.items()}
+    if kind == "result" and isinstance(blocks := found.get("blocks"), list):
+        found["blocks"] = [
+            renamed("block", block) if isinstance(block, dict) else block
+            for block in blocks
+        ]
+    if kind == "plan" and isinstance(measuring := found.get("measuring"), dict):
+        found["measuring"] = renamed("measuring", measuring)
+    if kind == "status" and isinstance(state := found.get("status"), str):
+        found["status"] = _STATES.get(state, state)
+    return found
+
+
 def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     """Returns the fields of a record in the format of the current version."""
+    data = renamed(kind, data)
     version = data.get("schema_version")
     if (
         not isinstance(version, int)
@@ -56,9 +85,12 @@ def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
     recognizes. The whole record is checked afterwards.
     """
     found = _current(data)
-    matching, trials = data.get("matching"), data.get("trials")
-    if isinstance(matching, dict):
-        found["matching"] = {**matching, "trials": _of_trials(matching.get("trials"))}
+    equivalence, trials = data.get("equivalence"), data.get("trials")
+    if isinstance(equivalence, dict):
+        found["equivalence"] = {
+            **equivalence,
+            "trials": _of_trials(equivalence.get("trials")),
+        }
     if isinstance(trials, list):
         specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
         names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}

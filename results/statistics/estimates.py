@@ -1,7 +1,7 @@
 """An estimate: a value with its interval, and Student's t, from which most come.
 
 Every figure with an uncertainty is an ``Estimate``. Its interval is over what is
-repeated (trials, generations, seeds), never over steps, and covers the truth in 95 % of
+repeated (trials, repetitions, seeds), never over steps, and covers the truth in 95 % of
 studies by itself, not together with others.
 
 ``one_group`` is Student's t (Student 1908). ``two_groups`` is Welch's, for groups that

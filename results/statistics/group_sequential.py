@@ -1,8 +1,8 @@
 """The rule of a gate that looks several times, for all of its cases at once.
 
-After some generations the gate looks: it ends where the answer is clear and goes on
-where it is not. Of each case and kind of measurement the log slowdown of a generation
-is one number, positive where the change is slower; its mean over all generations has
+After some repetitions the gate looks: it ends where the answer is clear and goes on
+where it is not. Of each case and kind of measurement the log slowdown of a repetition
+is one number, positive where the change is slower; its mean over all repetitions has
 
     [m - t(r) w s / sqrt(n), m + t(p) w s / sqrt(n)]
 
@@ -11,24 +11,24 @@ with the levels r and p that the spending function leaves for this look: p spend
 calling equal programs slower, divided by the cases that are not yet known to be slower
 (Holm, Scandinavian Journal of Statistics 6, 1979).
 
-``w`` is for generations that depend on each other, which Student's t takes to be
+``w`` is for repetitions that depend on each other, which Student's t takes to be
 independent: with a correlation of 0.6 from one to the next it is twice too short. A few
-generations cannot show that there is none, so intervals are as wide as the largest
+repetitions cannot show that there is none, so intervals are as wide as the largest
 correlation that they do not rule out (``widening``). It is estimated from all cases
-together, with what they share in a generation apart from what processes have.
+together, with what they share in a repetition apart from what processes have.
 
-No generation is left out or counts less: what slows all cases of a generation is an
-effect. What slows one generation in five is not seen at all in n generations with
+No repetition is left out or counts less: what slows all cases of a repetition is an
+effect. What slows one repetition in five is not seen at all in n repetitions with
 probability 0.8^n, whatever the rule, so a case passes only after ``fewest_to_pass`` of
 them, when that probability is well below ``alpha``. It regresses where the lower end is
 above 0 and it did not pass. The gate ends with the first regression, or when all have
 passed.
 
 Whether single processes are slow, no mean shows before it is too late. Were the
-programs equal, a generation that stands out would stand out to either side with
+programs equal, a repetition that stands out would stand out to either side with
 probability 1/2 whatever the noise, so those that do are judged by a sign test.
 
-All functions work on arrays whose last axes are generations and cases, so that
+All functions work on arrays whose last axes are repetitions and cases, so that
 ``make statistics`` simulates the rule itself.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate, Mean
 
 
-# A test that is made after 3, 4, 6, 8 and 12 generations, each at the level 5 %, errs
+# A test that is made after 3, 4, 6, 8 and 12 repetitions, each at the level 5 %, errs
 # in far more than 5 % of gates. A *spending function* says which part of the error may
 # be spent until each look, and from it follow the nominal levels of the single tests
 # (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
@@ -113,21 +113,21 @@ def nominal_levels(
 
 
 def looks_until(number: int, planned: Sequence[int]) -> tuple[int, ...]:
-    """Returns the looks of a gate that ended after so many generations."""
+    """Returns the looks of a gate that ended after so many repetitions."""
     return (*(look for look in planned if look < number), number)
 
 
 RARE = 0.2
-"""The share of generations in which a change may be slow, and must be seen to be."""
+"""The share of repetitions in which a change may be slow, and must be seen to be."""
 OF_PASSING = 0.5
 """Share of ``alpha`` that the levels of passing spend: t tests on skewed noise err
 twice as often as their levels say (``make statistics``)."""
 STANDS_OUT = 4.0
 """Robust standard deviations from 0, and at least the margin."""
 FEWEST_TO_JUDGE = 3
-"""Generations: two are as often far from 0 as two states of a machine are."""
+"""Repetitions: two are as often far from 0 as two states of a machine are."""
 MOST_ASSUMED = 0.5
-"""The largest correlation between generations that is assumed without being seen."""
+"""The largest correlation between repetitions that is assumed without being seen."""
 _NORMAL_DEVIATION = 1.4826  # of the median absolute deviation
 _UPPER = 1.28  # standard errors: a bound at 90 %
 _MOST_SEEN = 0.95
@@ -137,7 +137,7 @@ UNDECIDED, PASSED, REGRESSED, IMPROVED = 0, 1, 2, 3
 
 
 def fewest_to_pass(alpha: float) -> int:
-    """Returns how many generations show with 1 - alpha what slows one in five.
+    """Returns how many repetitions show with 1 - alpha what slows one in five.
 
     And one more, for what is seen once and still passes.
     """
@@ -145,7 +145,7 @@ def fewest_to_pass(alpha: float) -> int:
 
 
 def planned_looks(alpha: float) -> tuple[int, ...]:
-    """Returns after how many generations a gate looks; with less time, after fewer."""
+    """Returns after how many repetitions a gate looks; with less time, after fewer."""
     fewest = fewest_to_pass(alpha)
     early = (look for look in _EARLY if look < fewest)
     return (*early, fewest, fewest + 2)
@@ -162,20 +162,20 @@ class Kind:
     margins: float | None
 
 
-TURNS = Kind(name="turns", share=0.6, margins=1.0)
+BLOCKS = Kind(name="blocks", share=0.6, margins=1.0)
 SUSTAINED = Kind(name="sustained mean", share=0.1, margins=3.0)
 TAIL = Kind(name="sustained 99th percentile", share=0.05, margins=None)
 SINGLE = Kind(name="single processes", share=0.15, margins=None)
 PROCESSES = Kind(name="processes", share=0.6, margins=1.0)
-"""One number per process, where there are no turns."""
+"""One number per process, where there are no blocks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Design:
     """When a gate looks, and how strictly; decided before it measures."""
 
-    looks: tuple[int, ...]  # After how many generations: all looks so far and to come.
-    most: int  # Generations after which all error is spent.
+    looks: tuple[int, ...]  # After how many repetitions: all looks so far and to come.
+    most: int  # Repetitions after which all error is spent.
     delta: float  # The slowdown that matters, as a ratio.
     alpha: float  # The accepted probability of passing it, and of a false regression.
 
@@ -199,18 +199,18 @@ class Look:
     """What one kind of measurement says at one look; arrays over gates and cases."""
 
     mean: np.ndarray  # Mean log slowdown.
-    low: np.ndarray  # Lower end of its interval; not a number below two generations.
+    low: np.ndarray  # Lower end of its interval; not a number below two repetitions.
     high: np.ndarray  # Upper end.
     verdicts: np.ndarray  # ``UNDECIDED``, ``PASSED``, ``REGRESSED`` or ``IMPROVED``.
     widening: np.ndarray  # Of the intervals, of all cases of a gate.
 
 
 def widening(away: np.ndarray) -> np.ndarray:
-    """Returns the factor of intervals, of generations that may depend on each other.
+    """Returns the factor of intervals, of repetitions that may depend on each other.
 
     The correlation of neighbours, over all cases, is too low by (1 + 4 r) / n (Marriott
     and Pope, Biometrika 41, 1954). Its error is of as many series as there are cases,
-    or of fewer, down to one, by what they share in a generation.
+    or of fewer, down to one, by what they share in a repetition.
     """
     number, num_cases = away.shape[-2:]
     total = np.maximum((away**2).sum(axis=(-2, -1)), np.finfo(np.float64).tiny)
@@ -297,14 +297,14 @@ def _median(values: np.ndarray, axis: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Singles:
-    """Generations with processes that stand out from the others; arrays over gates.
+    """Repetitions with processes that stand out from the others; arrays over gates.
 
-    A generation counts once, however many of its cases stand out: they share a machine.
+    A repetition counts once, however many of its cases stand out: they share a machine.
     """
 
     threshold: np.ndarray  # Log ratio from which a process stands out.
-    num_slower: np.ndarray  # Generations with more that are slower, of the change.
-    # Generations with more that are faster, of the baseline slower.
+    num_slower: np.ndarray  # Repetitions with more that are slower, of the change.
+    # Repetitions with more that are faster, of the baseline slower.
     num_faster: np.ndarray
     p_value: np.ndarray  # Of so many or more slower ones, were the programs equal.
     holds: np.ndarray  # Whether the change has slow processes.
@@ -341,14 +341,14 @@ class Outcomes:
     """How gates end; arrays over gates, and over cases in the last axis."""
 
     verdicts: np.ndarray  # Of each gate: ``UNDECIDED``, ``PASSED`` or ``REGRESSED``.
-    ends: np.ndarray  # Generations after which it ended, or of its last look.
+    ends: np.ndarray  # Repetitions after which it ended, or of its last look.
     of_cases: dict[Kind, np.ndarray]  # By kind, the verdict of each case.
     # By kind, at which look; 0 where it is undecided.
     decided_at: dict[Kind, np.ndarray]
 
 
 def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
-    """Lets gates look at their generations until they end."""
+    """Lets gates look at their repetitions until they end."""
     first = next(iter(logs.values()))
     num_gates, _, num_cases = first.shape
     verdicts = np.full(num_gates, UNDECIDED)
@@ -397,7 +397,7 @@ def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
 
 DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
-FEWEST_GENERATIONS = 2
+FEWEST_REPETITIONS = 2
 OF_TWO_STUDIES = (
     "Welch's t over the runs of two studies, which were not measured in the same rounds"
 )
@@ -466,7 +466,7 @@ def of_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
     found = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)
     if found.low is None or found.high is None:
         raise errors.ResultsError(
-            f"there is {mean.n} run, a verdict needs {FEWEST_GENERATIONS} or "
+            f"there is {mean.n} run, a verdict needs {FEWEST_REPETITIONS} or "
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME: Final = "SHA256SUMS"
 EVIDENCE: Final = re.compile(
-    r"(?:spec|env|result|status)\.json|(?:rank_\d{1,6}|turns)\.jsonl"
+    r"(?:spec|env|result|status)\.json|(?:rank_\d{1,6}|blocks|turns)\.jsonl"
     r"|samples_\d{1,12}\.png"
 )
 """Names of the files of a trial that figures and pages are made of."""

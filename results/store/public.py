@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pathlib
 import re
 from typing import Any, Final
 
+from results.records import schema
 from results.records.texts import shared
 from results.store import untrusted
 
@@ -25,10 +27,10 @@ transparent_huge_pages trial_id verdict version workload_version
 """
 # Words of people, programs and plugins, and sentences that may quote them.
 _TEXTS = """
-backend baseline collectives command container counts data detail environment_variables
-example_unit exception_type failures faults folder headline host method metric name
-not_checked notes options plugins preset program_code protocol reason remarks revision
-setup study text title unfit unit variables void_reason workload worse
+backend baseline collectives command container counts data detail discard_reason
+environment_variables example_unit exception_type failures faults folder headline host
+method metric name not_checked notes options plugins preset program_code protocol reason
+remarks revision setup study text title unfit unit variables workload worse
 """
 # Fields whose keys are names of people, not of fields.
 _MAPPINGS = """
@@ -58,7 +60,7 @@ def content(name: str, stored: bytes) -> bytes | None:
     record = untrusted.parsed(stored)
     if not isinstance(record, dict):
         raise untrusted.DamagedFileError(f"{name} holds no object")
-    found = facts(record)
+    found = facts(schema.renamed(pathlib.PurePath(name).stem, record))
     return stored if found == record else (json.dumps(found, indent=1) + "\n").encode()
 
 

@@ -7,7 +7,7 @@
       trials/<trial_id>/
         spec.json  env.json  result.json  status.json    status is written last
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
-        turns.jsonl                                      load within each turn
+        blocks.jsonl                                      load within each block
       earlier/<trial_id>-<k>/                          results.store.earlier
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
       gate.json                    what a gate concluded (results.judging.gate)
@@ -71,7 +71,7 @@ PLAN_NAME = "plan.json"
 VARIED_NAME = "vary.json"
 """In a folder of studies that differ in one setting (``results.store.studies``)."""
 TRIALS_NAME = "trials"
-MATCHING_NAME = "match"
+EQUIVALENCE_NAME = "match"
 
 
 class Store:
@@ -190,10 +190,10 @@ class Store:
         return self.root / TRIALS_NAME / trial_id
 
     @property
-    def matching(self) -> Store:
+    def equivalence(self) -> Store:
         """The trials that match N replicas with one; they have no plan of their own."""
         return Store(
-            self.root / MATCHING_NAME, listed_in=self.root, is_public=self.is_public
+            self.root / EQUIVALENCE_NAME, listed_in=self.root, is_public=self.is_public
         )
 
     @property
@@ -411,14 +411,14 @@ def _looks_like_study(root: pathlib.Path) -> bool:
     )
 
 
-# A trial is measured again where its generation was interrupted, or where its failure
+# A trial is measured again where its repetition was interrupted, or where its failure
 # is retried. What is there then is moved by one rename, whole, to
 # ``earlier/<trial_id>-<k>``: nothing that was measured is lost, however the next
 # attempt ends. No figure is made of it. ``status`` counts it, and ``verify`` finds
 # there what was listed and is not measured again yet.
 
 EARLIER_NAME: Final = "earlier"
-_CONCLUDED: Final = {"status.json", "result.json", "turns.jsonl"}
+_CONCLUDED: Final = {"status.json", "result.json", "blocks.jsonl", "turns.jsonl"}
 _RANK_FILE: Final = re.compile(r"rank_\d{1,6}\.jsonl")
 _OBSERVATION: Final = re.compile(rb'"kind": "(?:step|reading|change|failure)"')
 

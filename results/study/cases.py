@@ -15,8 +15,8 @@ from results.records.models import (
     ScalingMode,
     TrialStatus,
 )
-from results.study import matching
-from results.study.matching import Outcome
+from results.study import equivalence
+from results.study.equivalence import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TrialSpec,
     )
     from results.store.study_store import Store, Trial
-    from results.study.matching import Match
+    from results.study.equivalence import Match
 
 
 UNFINISHED = "unfinished"
@@ -42,7 +42,7 @@ _ENDED_EARLY = {
     TrialStatus.FAILED.value,
     TrialStatus.TIMEOUT.value,
     TrialStatus.OUT_OF_MEMORY.value,
-    TrialStatus.INSANE.value,
+    TrialStatus.FAILED_CHECKS.value,
 }
 """State of a trial that ended well, and whose replicas do not match one replica."""
 
@@ -64,7 +64,7 @@ class Entry:
     # ``unmatched``.
     state: str
     reason: str  # One line saying why it is not ok; empty if it is.
-    # Whether it was measured, of a sweep, and every turn beside load: its figures are
+    # Whether it was measured, of a sweep, and every block beside load: its figures are
     # shown where its case has no others, and are no evidence.
     is_disturbed: bool = False
 
@@ -112,7 +112,7 @@ class Case:
     case_id: str  # Content hash.
     modes: tuple[ScalingMode, ...]  # Scaling modes that the case serves.
     entries: tuple[Entry, ...]  # One per repetition, planned order.
-    # Whether the number of generations followed from the width of an interval, which is
+    # Whether the number of repetitions followed from the width of an interval, which is
     # then widened.
     is_stopped_on_width: bool = False
 
@@ -161,9 +161,9 @@ class Case:
         return next((e.reason for e in self.entries if e.state == UNMATCHED), "")
 
     @property
-    def is_in_relay(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Whether its trials take turns with those of other cases."""
-        return self.spec.order is Order.RELAY
+        return self.spec.order is Order.INTERLEAVED
 
     @functools.cached_property
     def is_oversubscribed(self) -> bool:
@@ -326,7 +326,7 @@ def load_study(store: Store) -> Study:
       UnavailableRecordError: The file system does not say what one of them holds.
     """
     plan = store.read_plan()
-    found, matched = store.read(), store.matching.read()
+    found, matched = store.read(), store.equivalence.read()
     trials = {trial.trial_id: trial for trial in found.trials}
     corrupt = {
         problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
@@ -338,7 +338,9 @@ def load_study(store: Store) -> Study:
         entry = entry_of(of, trial, corrupt)
         result = None if trial is None else trial.result
         # A gate judges: what was measured beside load is none of its evidence.
-        is_shown = plan.measuring.gate is None and entry.state == TrialStatus.VOID.value
+        is_shown = (
+            plan.measuring.gate is None and entry.state == TrialStatus.DISCARDED.value
+        )
         if is_shown and result is not None and result.rates_beside_load:
             entry = dataclasses.replace(entry, is_disturbed=True)
         entries.append(entry)
@@ -346,7 +348,7 @@ def load_study(store: Store) -> Study:
         entry = entry_of(trial, trial, corrupt)
         reason = entry.reason or "not in the plan"
         entries.append(dataclasses.replace(entry, reason=reason))
-    matches = matching.of_plan(
+    matches = equivalence.of_plan(
         plan, {trial.trial_id: trial for trial in matched.trials}
     )
     differs = {
@@ -356,7 +358,7 @@ def load_study(store: Store) -> Study:
     }
     for index, entry in enumerate(entries):
         reason = differs.get((entry.spec.backend, entry.spec.num_replicas), "")
-        if reason and entry.is_measured and matching.is_judged(entry.spec):
+        if reason and entry.is_measured and equivalence.is_judged(entry.spec):
             entries[index] = dataclasses.replace(
                 entry, state=UNMATCHED, reason=reason, is_disturbed=False
             )
@@ -368,7 +370,7 @@ def load_study(store: Store) -> Study:
     )
 
 
-def matching_entries(store: Store) -> list[Entry]:
+def equivalence_entries(store: Store) -> list[Entry]:
     """Returns the trials that match N replicas with one, of ``Store.matching``."""
     return [entry_of(trial, trial, {}) for trial in store.read().trials]
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from results.figures import relay, scaling
+from results.figures import conditions, scaling
 from results.judging.gate import GATE_NAME
 from results.store import manifest, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME, NOTHING
-from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
-from results.study import matching
-from results.study.cases import CORRUPT, load_study, matching_entries
-from results.study.matching import Outcome
+from results.store.study_store import EQUIVALENCE_NAME, PLAN_NAME, TRIALS_NAME
+from results.study import equivalence
+from results.study.cases import CORRUPT, equivalence_entries, load_study
+from results.study.equivalence import Outcome
 from results.verify import trials
 from results.verify.trials import QUALITY
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from results.store.manifest import Listed
     from results.store.study_store import Store
     from results.study.cases import Case, Entry, Key, Study
-    from results.study.matching import Match
+    from results.study.equivalence import Match
     from results.verify.trials import Fields, Raws
 
-    Logs = Mapping[Key, Mapping[int, float]]  # By generation and round.
+    Logs = Mapping[Key, Mapping[int, float]]  # By repetition and round.
 
 
 # They are throughput, speedup, efficiency, ratios of backends and the A/A control with
@@ -52,7 +52,7 @@ LOSSES, VERDICT = "losses of equivalence checks", "verdict"
 OF_CASES: Final = ("throughput", "speedup", "efficiency")
 KINDS: Final = (*OF_CASES, RATIO, CONTROL, QUALITY, LOSSES, VERDICT)
 TOLERANCE: Final = 1e-9
-_WIDENING, _MOST_VOID = 1.1, 0.3
+_WIDENING, _MOST_DISCARDED = 1.1, 0.3
 
 
 class Figure(NamedTuple):
@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
     centre: float
     half: float | None  # Half width of the interval, None without one.
-    n: int  # Repetitions, or generations.
+    n: int  # Repetitions, or repetitions.
     is_least: bool = False  # Whether the interval may be wider.
 
 
@@ -83,9 +83,9 @@ def compare_headlines(study: Study, raws: Raws, matched: Raws, check: Check) -> 
         where = f"{first.backend} / {second.backend} {pair.modes[0].value}"
         where = f"{where} x{first.num_replicas}"
         compare_one(RATIO, where, pair.ratio, ratio_of(pair.first, pair.second))
-    if twin := relay.twin_of(study):
-        both = ratio_of(twin.control, twin.case)
-        compare_one(CONTROL, twin.case.label, twin.ratio, both)
+    if aa_control := conditions.aa_control_of(study):
+        both = ratio_of(aa_control.control, aa_control.case)
+        compare_one(CONTROL, aa_control.case.label, aa_control.ratio, both)
     for match in study.matches:
         if match.outcome is not Outcome.NOT_CHECKED:
             losses = functools.partial(_loss_difference, study, match, matched)
@@ -140,17 +140,17 @@ def _results(raws: Raws, entries: Iterable[Entry]) -> dict[Key, Fields]:
 
 
 def log_rates(results: Mapping[Key, Fields]) -> Logs:
-    """Returns logs of examples per second of valid turns or windows, where any is."""
+    """Returns logs of examples per second of valid blocks or windows, where any is."""
     found = {}
     for key, result in results.items():
-        batch, turns = result["global_batch_size"], result["turns"]
+        batch, blocks = result["global_batch_size"], result["blocks"]
         rates = {
-            turn["round_index"]: batch * turn["num_steps"] / (ns / 1e9)
-            for turn in turns
-            if not (turn["is_void"] or turn["is_sustained"])
-            and (ns := turn["end_ns"] - turn["start_ns"])
+            block["round_index"]: batch * block["num_steps"] / (ns / 1e9)
+            for block in blocks
+            if not (block["is_discarded"] or block["is_sustained"])
+            and (ns := block["end_ns"] - block["start_ns"])
         }
-        if not turns:
+        if not blocks:
             rates = {0: batch * result["num_measured_steps"] / result["window_sec"]}
         found[key] = {index: math.log(rate) for index, rate in rates.items()}
     return {key: logs for key, logs in found.items() if logs}
@@ -165,7 +165,7 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
     """Returns the ratio of two cases, in pairs of rounds or repetitions if possible."""
     sides = [_results(raws, case.measured_entries) for case in (first, second)]
     here, there = map(log_rates, sides)
-    if not first.is_in_relay and here.keys() != there.keys():
+    if not first.is_interleaved and here.keys() != there.keys():
         groups = [[of[0] for of in side.values()] for side in (here, there)]
         if not all(groups):
             return None
@@ -175,14 +175,18 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
     logs = _differences(here, there)
     if not logs:
         return None
-    turns = [turn for of in sides for result in of.values() for turn in result["turns"]]
-    are_void = [turn["is_void"] for turn in turns if not turn["is_sustained"]]
-    has_load = sum(are_void) > _MOST_VOID * len(are_void)
+    blocks = [
+        block for of in sides for result in of.values() for block in result["blocks"]
+    ]
+    are_discarded = [
+        block["is_discarded"] for block in blocks if not block["is_sustained"]
+    ]
+    has_load = sum(are_discarded) > _MOST_DISCARDED * len(are_discarded)
     return over_rounds([*logs.values()])._replace(is_least=has_load)
 
 
 def _differences(here: Logs, there: Logs) -> dict[Key, list[float]]:
-    """Returns differences of the rounds that both have, by generation with any."""
+    """Returns differences of the rounds that both have, by repetition with any."""
     found = {
         key: [here[key][r] - there[key][r] for r in here[key] if r in there[key]]
         for key in sorted(here.keys() & there.keys())
@@ -191,10 +195,10 @@ def _differences(here: Logs, there: Logs) -> dict[Key, list[float]]:
 
 
 def over_rounds(logs: Sequence[Sequence[float]]) -> Figure:
-    """Returns a mean over generations; of one alone, from batches of its rounds.
+    """Returns a mean over repetitions; of one alone, from batches of its rounds.
 
-    The interval is Student's over means of generations, or of rounds if that is wider,
-    which takes the variance within generations as the only one.
+    The interval is Student's over means of repetitions, or of rounds if that is wider,
+    which takes the variance within repetitions as the only one.
     """
     means = [statistics.fmean(of) for of in logs]
     centre, number = statistics.fmean(means), len(logs)
@@ -220,7 +224,7 @@ def _half(squared_error: float, degrees: int) -> float:
 
 def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
     """Returns by how much the first losses of N replicas and of one differ."""
-    planned = () if study.plan.matching is None else study.plan.matching.trials
+    planned = () if study.plan.equivalence is None else study.plan.equivalence.trials
     losses = []
     for trial_id, spec in ((of.trial_id, of.spec) for of in planned):
         is_same = spec.global_batch_size == match.global_batch_size
@@ -231,8 +235,8 @@ def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
         if is_same and (is_own or spec.num_devices == 1):
             ranks = [rank["losses"] for rank in raws[trial_id].result["ranks"]]
             losses.append([statistics.fmean(of) for of in zip(*ranks, strict=False)])
-    pairs = [*zip(*losses, strict=False)][: matching.NUM_STEPS]
-    if len(pairs) < matching.NUM_STEPS:
+    pairs = [*zip(*losses, strict=False)][: equivalence.NUM_STEPS]
+    if len(pairs) < equivalence.NUM_STEPS:
         return math.inf
     return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs)
 
@@ -318,8 +322,8 @@ def verify(store: Store) -> Check:
         check.differ("records", problem.label, "readable", problem.reason)
     entries = [entry for entry in study.entries if entry.state != CORRUPT]
     raws = trials.compare(store, entries, check)
-    entries = matching_entries(store.matching)
-    matched = trials.compare(store.matching, entries, check)
+    entries = equivalence_entries(store.equivalence)
+    matched = trials.compare(store.equivalence, entries, check)
     compare_headlines(study, raws, matched, check)
     return check
 
@@ -355,7 +359,7 @@ def compare_files(store: Store, check: Check) -> Covered:
     """Compares every listed file, and finds what is missing, added or exchanged."""
     finished = {
         f"{place}/{name}"
-        for place in (TRIALS_NAME, f"{MATCHING_NAME}/{TRIALS_NAME}")
+        for place in (TRIALS_NAME, f"{EQUIVALENCE_NAME}/{TRIALS_NAME}")
         for name in untrusted.names_in(store.root / place)
         if "status.json" in untrusted.names_in(store.root / place / name)
     }
@@ -405,7 +409,7 @@ def _present(store: Store, finished: Iterable[str]) -> Iterator[tuple[str, str]]
     """Yields path and digest of what is there and would be listed."""
     kept = (
         folder.relative_to(store.root).as_posix()
-        for root in (store.root, store.matching.root)
+        for root in (store.root, store.equivalence.root)
         for folder in study_store.attempts(root)
     )
     paths = [path for of in (*finished, *kept) for path in _evidence(store, of)]

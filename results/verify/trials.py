@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from results.errors import ResultsError
+from results.records import schema
 from results.records.measuring import Control
 from results.store import untrusted
 from results.study.cases import UNMATCHED
@@ -53,8 +54,8 @@ class RawError(ValueError):
 class RawTrial(NamedTuple):
     """What the raw observations of a trial say."""
 
-    # Looks like ``result.json``. Turns have ``is_void`` in place of the reason; without
-    # a record of load None, until the reason that is stated is read.
+    # Looks like ``result.json``. Blocks have ``is_discarded`` in place of the reason;
+    # without a record of load None, until the reason that is stated is read.
     result: Fields
     is_complete: bool  # Whether all processes finished, and all checks passed.
 
@@ -66,9 +67,11 @@ def compare(store: Store, entries: Iterable[Entry], check: Check) -> Raws:
         if entry.trial is None or entry.trial.result is None:
             continue
         folder, label = store.trial_dir(entry.trial_id), f"trials/{entry.trial_id}"
-        is_solo = entry.spec.control is Control.SOLO
+        is_independent = entry.spec.control is Control.INDEPENDENT
         try:
-            raw = read_trial(folder, entry.spec.num_warmup_steps, is_solo=is_solo)
+            raw = read_trial(
+                folder, entry.spec.num_warmup_steps, is_independent=is_independent
+            )
         except FileNotFoundError:
             check.lack("trials", f"{label}: no rank_0.jsonl")
         except RawError as error:
@@ -87,26 +90,29 @@ def _compare_records(
         untrusted.parsed(untrusted.read_text(folder / f"{name}.json") or "{}")
         for name in ("result", "spec", "env")
     )
-    turns, raw_turns = stated.get("turns", []), raw.result["turns"]
-    is_valid = any(not turn.get("void_reason") for turn in turns)
-    if not turns:
-        is_valid = not any(map(_is_gpu_void, env.get("gpu_uses", ())))
+    stated = schema.renamed("result", stated)
+    blocks, raw_blocks = stated.get("blocks", []), raw.result["blocks"]
+    is_valid = any(not block.get("discard_reason") for block in blocks)
+    if not blocks:
+        is_valid = not any(map(_is_gpu_discarded, env.get("gpu_uses", ())))
     # A trial that is well by itself counts only if its replicas match one.
     is_used = entry.is_ok or entry.state == UNMATCHED
     where = f"{label}/status.json status"
     check.compare(_RECORDS, where, is_used, raw.is_complete and is_valid)
     label = f"{label}/result.json"
-    for index, (turn, own) in enumerate(zip(turns, raw_turns, strict=False)):
-        reason = turn.pop("void_reason", "")
-        if own["is_void"] is None:
-            check.lack(_RECORDS, f"{label} block {index}: no turns.jsonl")
-            own["is_void"] = turn["is_void"] = bool(reason)  # nothing else says so
+    for index, (block, own) in enumerate(zip(blocks, raw_blocks, strict=False)):
+        reason = block.pop("discard_reason", "")
+        if own["is_discarded"] is None:
+            check.lack(_RECORDS, f"{label} block {index}: no blocks.jsonl")
+            own["is_discarded"] = block["is_discarded"] = bool(
+                reason
+            )  # nothing else says so
             for name in (*_LOADS, "gpus"):
-                turn.pop(name, None)
+                block.pop(name, None)
         else:
             numbers = {int(text) for text in re.findall(r"\d+", reason)}
-            turn["void_reason"] = sorted(numbers - _numbers_in_reason(own))
-            turn["is_void"], turn["num_cores"] = bool(reason), own["num_cores"]
+            block["discard_reason"] = sorted(numbers - _numbers_in_reason(own))
+            block["is_discarded"], block["num_cores"] = bool(reason), own["num_cores"]
     if readings := stated.get("readings"):  # the words are no observations
         readings["num_remarks"] = len(readings.pop("remarks", ()))
     derived = {**raw.result, "schema_version": spec.get("schema_version")}
@@ -133,19 +139,19 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _numbers_in_reason(turn: Fields) -> set[int]:
-    """Returns the numbers that a reason why a turn is void can have."""
-    cores, gpus = turn["num_cores"], turn["gpus"]
-    foreign, stolen = (turn[name] or 0.0 for name in _FRACTIONS)
+def _numbers_in_reason(block: Fields) -> set[int]:
+    """Returns the numbers that a reason why a block is discarded can have."""
+    cores, gpus = block["num_cores"], block["gpus"]
+    foreign, stolen = (block[name] or 0.0 for name in _FRACTIONS)
     of_one_core = foreign * cores, LARGEST_OF_ONE_CORE + OF_EVERY_CORE * cores
     shares = (*_LIMITS, *of_one_core, foreign, stolen)
-    counts = {cores, turn["num_throttled"], turn["num_retraces"]}
+    counts = {cores, block["num_throttled"], block["num_retraces"]}
     counts |= {use[name] for use in gpus for name in ("index", "num_foreign_processes")}
     return counts | {round(100 * share) for share in shares}
 
 
 def read_trial(
-    folder: pathlib.Path, num_warmup_steps: int, *, is_solo: bool = False
+    folder: pathlib.Path, num_warmup_steps: int, *, is_independent: bool = False
 ) -> RawTrial:
     """Reads the raw observations of a trial that has a result."""
     all_names = untrusted.names_in(folder)
@@ -158,7 +164,7 @@ def read_trial(
     lines_of = [_read_lines(folder / name) for name in names]
     try:
         ranks = [_by_kind(lines) for lines in lines_of]
-        return _derive(folder, ranks, num_warmup_steps, is_solo=is_solo)
+        return _derive(folder, ranks, num_warmup_steps, is_independent=is_independent)
     except (RawError, ResultsError):
         raise
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -195,7 +201,11 @@ def _by_kind(lines: Iterable[Fields]) -> Rank:
 
 
 def _derive(
-    folder: pathlib.Path, ranks: Sequence[Rank], num_warmup_steps: int, *, is_solo: bool
+    folder: pathlib.Path,
+    ranks: Sequence[Rank],
+    num_warmup_steps: int,
+    *,
+    is_independent: bool,
 ) -> RawTrial:
     first, (facts,) = ranks[0], ranks[0]["facts"]
     is_done = all(of["done"] and not of["failure"] for of in ranks)
@@ -210,16 +220,16 @@ def _derive(
     if first["reading"]:
         (only,) = ranks
         return RawTrial(result | _of_readings(only, facts, num_warmup_steps), is_done)
-    if is_solo:
+    if is_independent:
         batches = (of["facts"][0]["global_batch_size"] for of in ranks)
         result["global_batch_size"] = sum(batches)
     times = [_rank_times(rank, of, num_warmup_steps) for rank, of in enumerate(ranks)]
-    turns = _turns(folder, ranks)
+    blocks = _blocks(folder, ranks)
     # From the latest start to the latest end. Clocks of several machines differ, and
     # ranks that wait for each other measure the same time: then of the longest rank.
     spans = [(of["window_start_ns"], of["window_end_ns"]) for of in times]
-    if turns:
-        spans = [(turn["start_ns"], turn["end_ns"]) for turn in turns]
+    if blocks:
+        spans = [(block["start_ns"], block["end_ns"]) for block in blocks]
     elif len({line["host"] for of in ranks for line in of["clock"]}) > 1:
         spans = [max(spans, key=lambda span: span[1] - span[0])]
     else:
@@ -228,7 +238,7 @@ def _derive(
     result |= {
         "num_measured_steps": len(times[0]["step_time_sec"]),
         "window_sec": sum(end - start for start, end in spans) / 1e9,
-        "turns": turns,
+        "blocks": blocks,
         "ranks": times,
         "sanity": sanity,
         "quality": first["quality"],
@@ -258,15 +268,15 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
             )
         now_ns = step["end_ns"]
     left = measured
-    for turn in of["turn"]:
-        own, left = left[: turn["num_steps"]], left[turn["num_steps"] :]
-        if len(own) != turn["num_steps"] or not (
+    for block in of["turn"]:
+        own, left = left[: block["num_steps"]], left[block["num_steps"] :]
+        if len(own) != block["num_steps"] or not (
             own
-            and turn["start_ns"] <= own[0]["start_ns"]
-            and turn["end_ns"] == own[-1]["end_ns"]
+            and block["start_ns"] <= own[0]["start_ns"]
+            and block["end_ns"] == own[-1]["end_ns"]
         ):
             raise RawError(
-                f"the block of round {turn['round_index']} of rank {rank} does not "
+                f"the block of round {block['round_index']} of rank {rank} does not "
                 "have the times of its steps"
             )
     if of["turn"] and left:
@@ -287,40 +297,46 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
     }
 
 
-def _turns(folder: pathlib.Path, ranks: Sequence[Rank]) -> list[Fields]:
-    """Returns the turns of all processes together, and the load within them."""
-    path = folder / "turns.jsonl"
+def _blocks(folder: pathlib.Path, ranks: Sequence[Rank]) -> list[Fields]:
+    """Returns the blocks of all processes together, and the load within them."""
+    path = folder / "blocks.jsonl"
+    if not untrusted.is_there(path):
+        path = folder / "turns.jsonl"  # its name until 2026-11-29
     loads = _read_lines(path) if untrusted.is_there(path) else None
     of_ranks = [of["turn"] for of in ranks]
     names, of_loads, *others = (
-        [(turn["round_index"], turn["attempt"]) for turn in turns]
-        for turns in (of_ranks[0], loads or (), *of_ranks[1:])
+        [(block["round_index"], block["attempt"]) for block in blocks]
+        for blocks in (of_ranks[0], loads or (), *of_ranks[1:])
     )
     if any(of != names for of in others):
         raise RawError("ranks have different blocks")
     if loads is not None and of_loads != names:
-        raise RawError("turns.jsonl and the rank files have different blocks")
+        raise RawError("blocks.jsonl and the rank files have different blocks")
     if len(cores := {load.get("num_cores") for load in loads or ()}) > 1:
         what = " and ".join(map(str, cores))
-        raise RawError(f"turns.jsonl has blocks of {what} cores")
+        raise RawError(f"blocks.jsonl has blocks of {what} cores")
     found = []
     for index, parts in enumerate(zip(*of_ranks, strict=True)):
-        turn = {name: sum(of.get(name, 0) for of in parts) for name in _SUMS}
-        turn |= {name: max(of[name] for of in parts) for name in ("start_ns", "end_ns")}
+        block = {name: sum(of.get(name, 0) for of in parts) for name in _SUMS}
+        block |= {
+            name: max(of[name] for of in parts) for name in ("start_ns", "end_ns")
+        }
         of_all = ("round_index", "attempt", "num_steps")
-        turn |= {name: parts[0][name] for name in of_all}
+        block |= {name: parts[0][name] for name in of_all}
         load = {"num_cores": 0, "gpus": [], "is_sustained": False}
         if loads is not None:
             load |= loads[index]
-            turn |= {name: load[name] for name in (*_LOADS, "num_cores", "gpus")}
-        turn["is_sustained"] = load["is_sustained"]
-        turn["is_void"] = None if loads is None else is_void(load, turn["num_retraces"])
-        found.append(turn)
+            block |= {name: load[name] for name in (*_LOADS, "num_cores", "gpus")}
+        block["is_sustained"] = load["is_sustained"]
+        block["is_discarded"] = (
+            None if loads is None else is_discarded(load, block["num_retraces"])
+        )
+        found.append(block)
     return found
 
 
-def is_void(load: Fields, num_retraces: int) -> bool:
-    """Whether a turn does not count for what others did, or for retracing."""
+def is_discarded(load: Fields, num_retraces: int) -> bool:
+    """Whether a block does not count for what others did, or for retracing."""
     foreign, stolen = (load[name] or 0.0 for name in _FRACTIONS)
     cores = load.get("num_cores", 0)  # earlier studies judged the mean alone
     return bool(
@@ -329,12 +345,12 @@ def is_void(load: Fields, num_retraces: int) -> bool:
         > LARGEST_OF_ONE_CORE + OF_EVERY_CORE * cores
         or stolen > LARGEST_STOLEN + load["stolen_resolution"]
         or load["num_throttled"]
-        or any(map(_is_gpu_void, load.get("gpus", ())))
+        or any(map(_is_gpu_discarded, load.get("gpus", ())))
         or num_retraces
     )
 
 
-def _is_gpu_void(use: Fields) -> bool:
+def _is_gpu_discarded(use: Fields) -> bool:
     """Whether others used a GPU, or the machine lowered its clock."""
     is_slowed = SLOWED_BY_THE_MACHINE.intersection(use["slowed_by"])
     return bool(use["num_foreign_processes"] or is_slowed)
@@ -391,7 +407,7 @@ def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
     return {
         "num_measured_steps": len(times) - first,
         "window_sec": math.fsum(times[first:]),
-        "turns": [],
+        "blocks": [],
         "ranks": [
             {
                 "warmup_step_time_sec": [time for time in times[:first] if time],

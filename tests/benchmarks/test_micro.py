@@ -64,7 +64,7 @@ def test_every_micro_benchmark_runs_once():
 
 
 @pytest.mark.processes
-def test_generations_are_fresh_processes_in_one_file(
+def test_repetitions_are_fresh_processes_in_one_file(
     micro, tmp_path, monkeypatch, capsys
 ):
     """The real format of pytest-benchmark, without the name of this machine."""
@@ -73,17 +73,17 @@ def test_generations_are_fresh_processes_in_one_file(
     # In a process of pytest-xdist, pytest-benchmark measures nothing.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    code = micro.main(["run", "-o", str(output), "--generations=2", "collectives"])
+    code = micro.main(["run", "-o", str(output), "--repetitions=2", "collectives"])
     found = json.loads(output.read_text())
 
     assert 0 == code
     assert f"{output}\n" == capsys.readouterr().out
     assert "" == found["machine_info"]["node"]
-    numbers = [of["extra_info"]["generation"] for of in found["benchmarks"]]
+    numbers = [of["extra_info"]["repetition"] for of in found["benchmarks"]]
     count = len(numbers) // 2
     assert count
     assert [0] * count + [1] * count == numbers
-    # Two generations on a busy machine may leave it open.
+    # Two repetitions on a busy machine may leave it open.
     compared = micro.main(["compare", str(output), str(output), "--delta=100%"])
     assert compared in (exit_codes.OK, exit_codes.INCONCLUSIVE)
     assert ": time_per_call against" in capsys.readouterr().out

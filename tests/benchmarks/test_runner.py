@@ -136,7 +136,7 @@ def test_ways_take_turns_in_reversed_order_every_other_time(runner, capsys):
 
         return measure
 
-    found = runner.take_turns(
+    found = runner.interleave(
         {name: way(name) for name in "ab"}, 2, num_warmups=1, show="{} s".format
     )
 

@@ -57,7 +57,7 @@ def stores(tmp_path_factory, synthetic, shapes):
     @functools.cache
     def store_of(name):
         if name == "controls":
-            shape = synthetic.relay_shape(
+            shape = synthetic.interleaving_shape(
                 lost={"in_graph": synthetic.Lost(contention=0.002)}
             )
             return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)

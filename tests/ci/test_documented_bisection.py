@@ -75,6 +75,6 @@ def test_a_gate_without_a_verdict_decides_nothing(tmp_path, code):
 
 
 def test_its_gate_has_options_that_exist():
-    _, verb, *options = shlex.split(GATE.replace("\\\n", " "))
+    _, subcommand, *options = shlex.split(GATE.replace("\\\n", " "))
 
-    assert cli.commands[verb].make_context(verb, options).params
+    assert cli.commands[subcommand].make_context(subcommand, options).params

@@ -111,18 +111,18 @@ def run_with(docker, command, folder):
 def test_a_documented_command_for_an_image_is_right(command, tmp_path):
     """What is built exists, what is run was built, and its sweep can be planned."""
     shown = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
-    verb, *words = json.loads(run_with(shown, command, tmp_path))
+    subcommand, *words = json.loads(run_with(shown, command, tmp_path))
     options = {}
     while words and words[0].startswith("-"):
         name = words.pop(0)
         assert name in (*WITH_VALUE, "--rm"), f"nobody says what {name!r} is"
         options[name] = words.pop(0) if name in WITH_VALUE else ""
-    if verb == "build":
+    if subcommand == "build":
         assert ["."] == words
         assert IMAGES[options["--tag"]] == options.get("--build-arg")
         return
     image, name, *arguments = words
-    assert ("run", True) == (verb, image in IMAGES)
+    assert ("run", True) == (subcommand, image in IMAGES)
     assert f"{tmp_path}/runs:{RUNS}" == options["--volume"]
     assert RUNS in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     # NCCL shares memory between the processes of a container.

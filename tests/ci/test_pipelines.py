@@ -179,15 +179,16 @@ def test_studies_are_uploaded_as_published_only():
 
 @of_each_pipeline
 def test_the_commands_of_the_pipelines_exist(path, tmp_path):
-    """Verbs, options and values; sweeps can be planned; targets and scripts are there.
+    """Subcommands, options and values; sweeps can be planned; targets and scripts are
+    there.
 
     Values are allowed together, which parsing does not see; here on CPUs.
     """
-    for verb, *rest in harness_commands(path):
+    for subcommand, *rest in harness_commands(path):
         # The names of the studies of `xargs report` come from its input.
         words = ["WORD", *rest] if rest[:1] == ["-o"] else rest
-        assert cli.commands[verb].make_context(verb, words).params
-        if verb != "sweep":
+        assert cli.commands[subcommand].make_context(subcommand, words).params
+        if subcommand != "sweep":
             continue
         here = ["cpu" if word == "gpu" else word for word in rest]
         done = CliRunner().invoke(

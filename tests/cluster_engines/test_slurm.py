@@ -181,7 +181,7 @@ def test_a_trial_of_two_workers_runs_on_two_nodes(in_job, shared):
     """
     output, state = in_job(*(word for word in SWEEP if word != "--no-match"))
     trial = only_trial(shared)
-    matched = list(Store.open(shared / "runs" / "s").matching.trials())
+    matched = list(Store.open(shared / "runs" / "s").equivalence.trials())
 
     assert "COMPLETED" == state, output
     assert TrialStatus.OK is trial.status.status, trial.status.failure

@@ -29,8 +29,8 @@ def options_in(text):
     return set(_OPTION.findall(quoted))
 
 
-def options_of(verb):
-    command = cli.commands[verb]
+def options_of(subcommand):
+    command = cli.commands[subcommand]
     parts = command.commands.values() if isinstance(command, click.Group) else ()
     return {
         option
@@ -50,19 +50,19 @@ def test_every_verb_has_a_section_with_its_own_options(document):
     titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
 
     assert list(cli.commands) == titles
-    for verb in cli.commands:
-        text = section(document, verb)
-        # A verb that refers to another one may say what it leaves out.
-        assert set() == options_in(text) - options_of(verb) - {"-h", "--help"}
+    for subcommand in cli.commands:
+        text = section(document, subcommand)
+        # A subcommand that refers to another one may say what it leaves out.
+        assert set() == options_in(text) - options_of(subcommand) - {"-h", "--help"}
 
 
 def test_the_page_of_options_is_the_help_of_every_verb():
     """A reader need not ask the help which formats, modes or devices there are."""
     page = documents.page()
 
-    for verb in cli.commands:
-        assert f"## {verb}" in page
-        assert options_of(verb) <= {*_OPTION.findall(page)}
+    for subcommand in cli.commands:
+        assert f"## {subcommand}" in page
+        assert options_of(subcommand) <= {*_OPTION.findall(page)}
     assert "--device [cpu|gpu]" in page
 
 
@@ -95,13 +95,13 @@ COMMANDS = sorted(
 
 
 def test_the_commands_of_the_documents_parse():
-    """Verb, options and values are known; nothing is run."""
+    """Subcommand, options and values are known; nothing is run."""
     assert len(COMMANDS) > 20
     for arguments in COMMANDS:
-        verb, *rest = shlex.split(arguments, comments=True)
-        command = cli.commands[verb]
+        subcommand, *rest = shlex.split(arguments, comments=True)
+        command = cli.commands[subcommand]
         if isinstance(command, click.Group):
-            verb, *rest = rest
-            command = command.commands[verb]
+            subcommand, *rest = rest
+            command = command.commands[subcommand]
 
-        assert command.make_context(verb, rest).params, arguments
+        assert command.make_context(subcommand, rest).params, arguments

@@ -49,9 +49,11 @@ def sweep(tmp_path):
 
 @pytest.mark.full
 def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
-    """Real data, real network, two replica counts in a relay: numbers that are sane.
+    """Real data, real network, two replica counts in an interleaved study: numbers that
+    are sane.
 
-    Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
+    Other tests run meanwhile, so blocks may be discarded, all of a trial or too many of
+    them.
     """
     done = sweep(
         "--workload=resnet50 --preset=smoke --backends=in_graph "
@@ -65,7 +67,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     page = store.report_path.read_text(encoding="utf-8")
 
     statuses = {t.status.status for t in trials if t.status}
-    assert statuses <= {TrialStatus.OK, TrialStatus.VOID}, done.stderr
+    assert statuses <= {TrialStatus.OK, TrialStatus.DISCARDED}, done.stderr
     assert summary["coverage"]["planned"] == 4 == len(trials)
     assert [("in_graph", 2, "matches")] == [
         (match["backend"], match["num_replicas"], match["outcome"])
@@ -81,8 +83,8 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
 
         assert result is not None
         assert result.num_parameters == NUM_PARAMETERS
-        assert [0, 1] == sorted({turn.round_index for turn in result.turns})
-        assert all(turn.time_sec > 0 for turn in result.turns)
+        assert [0, 1] == sorted({block.round_index for block in result.blocks})
+        assert all(block.time_sec > 0 for block in result.blocks)
         assert result.quality[0].num_examples == NUM_TEST_IMAGES
         assert "replicas_in_sync" in {check.name for check in result.sanity}
         assert trial.trial_id[:8] in page
@@ -121,7 +123,8 @@ def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
 
 
 def test_a_case_is_checked_and_measured_in_turns(sweep, tmp_path):
-    """Two replicas equal one, then take turns with their control; blocks may be void.
+    """Two replicas equal one, then take turns with their control; blocks may be
+    discarded.
 
     Without actors, of which each trial would start its own.
     """
@@ -150,12 +153,12 @@ def test_a_case_is_checked_and_measured_in_turns(sweep, tmp_path):
         ("sngan", "digits", "input_only,no_update"),
     ],
 )
-def test_a_relay_measures_the_pipelines_without_the_step(
+def test_an_interleaved_study_measures_the_pipelines_without_the_step(
     workload, data, controls, sweep, tmp_path
 ):
     """They take turns with the case; the loss is 0, as there is none.
 
-    Other tests run meanwhile, so turns may be void.
+    Other tests run meanwhile, so blocks may be discarded.
     """
     done = sweep(
         f"--workload={workload} --data={data} --preset=smoke "

@@ -63,7 +63,7 @@ running._conclude = lambda store, *, is_json: None
 overrides = {{
     "worker_command": {FAKE_WORKER!r},
     "canary": lambda core: 0.2,
-    "void_reason": lambda load, num_retraces: "",
+    "discard_reason": lambda load, num_retraces: "",
 }}
 sys.exit(main(run_overrides=overrides))
 """
@@ -195,7 +195,7 @@ def overrides() -> dict[str, Any]:
     return {
         "worker_command": FAKE_WORKER,
         "canary": _canary,
-        "void_reason": lambda _load, _num_retraces: "",
+        "discard_reason": lambda _load, _num_retraces: "",
     }
 
 

@@ -76,7 +76,7 @@ class Program:
     def __init__(self, spec, behavior, clock):
         self.per_replica_batch_size = spec.per_replica_batch_size
         self.global_batch_size = spec.global_batch_size
-        if spec.control is Control.SOLO:
+        if spec.control is Control.INDEPENDENT:
             self.global_batch_size = spec.per_replica_batch_size
         self._num_replicas = spec.num_replicas
         self._behavior = behavior
@@ -120,7 +120,7 @@ class Program:
         return str(prefix)
 
     def sanity(self):
-        is_passed = self._behavior != "insane"
+        is_passed = self._behavior != "failed_checks"
         return [Check("in_sync", is_passed, "variables of replica 1 differ")]
 
     def evaluate(self):
@@ -258,7 +258,9 @@ class Memory:
         pass
 
     def peak_bytes(self):
-        """Returns one GiB, of which a relay subtracts pages that it made itself."""
+        """Returns one GiB, of which an interleaved study subtracts pages that it made
+        itself.
+        """
         return 2**30
 
 

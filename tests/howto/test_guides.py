@@ -98,9 +98,9 @@ import contextlib, io, json, sys
 from harness.cli import running
 from harness.cli.main import main
 from harness.run import rounds
-rounds.MIN_TURN_SEC = 0.05
+rounds.MIN_BLOCK_SEC = 0.05
 running._renew_report = lambda store: ""  # one page at the end is enough
-overrides = {"canary": lambda core: 0.2, "void_reason": lambda load, retraces: ""}
+overrides = {"canary": lambda core: 0.2, "discard_reason": lambda load, retraces: ""}
 answers = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

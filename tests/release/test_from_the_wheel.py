@@ -26,7 +26,7 @@ COMPONENT = ROOT / "docs" / "gitlab" / "gate.yml"
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 DATA = (".html", ".css", ".js", ".j2", ".yaml", ".pyi")
 BLOCKED = "raise ImportError('TensorFlow is not here')"
-# Its rate is its own claim, and hardly varies: a gate of two generations is enough.
+# Its rate is its own claim, and hardly varies: a gate of two repetitions is enough.
 PROGRAM = """
 import random, sys
 noise = random.Random(f"{sys.argv[1]} {COST}")

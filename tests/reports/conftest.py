@@ -1,7 +1,7 @@
 """Studies that several files of this folder read."""
 
 import pytest
-from synthetic import Lost, make_store, relay_shape
+from synthetic import Lost, interleaving_shape, make_store
 
 from reports.view import view_store
 
@@ -33,14 +33,14 @@ def sequence(complete):
 
 
 @pytest.fixture(scope="session")
-def relay(make):
-    """The same in turns, with a twin."""
-    return view_store(make(num_rounds=6, repeats=4, twin_factor=1.0))
+def interleaved(make):
+    """The same in turns, with an A/A control."""
+    return view_store(make(num_rounds=6, repeats=4, aa_factor=1.0))
 
 
 @pytest.fixture(scope="session")
 def controlled(make):
-    return make(relay_shape(lost={"in_graph": Lost(contention=0.002)}))
+    return make(interleaving_shape(lost={"in_graph": Lost(contention=0.002)}))
 
 
 @pytest.fixture(scope="session")

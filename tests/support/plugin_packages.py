@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from harness.cli.main import VERBS
+from harness.cli.main import SUBCOMMANDS
 from harness.launch import launchers
 from replicator.catalog import BACKENDS
 from reports.exports.export_formats import FORMATS
@@ -46,8 +46,8 @@ def install(tmp_path, monkeypatch):
     for name in set(sys.modules) - modules:
         if (site / f"{name}.py").exists() or (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
-    for verb in VERBS:
-        verb.__dict__.pop("_params", None)
+    for subcommand in SUBCOMMANDS:
+        subcommand.__dict__.pop("_params", None)
     for table, before in zip(TABLES, tables, strict=True):
         table.clear()
         table.update(before)

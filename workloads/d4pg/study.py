@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from workloads.spec import (
     GPU_OPTIONS,
     SYNTHETIC,
-    Matching,
+    EquivalenceCheck,
     Metric,
     PresetInfo,
     TrainingConfig,
@@ -412,7 +412,7 @@ WORKLOAD = WorkloadInfo(
     data_module="workloads.d4pg.control",
     machine_module="workloads.d4pg.capacity",
     syncs_because="actors and replay use the results of each learner step",
-    matching=Matching(
+    equivalence=EquivalenceCheck(
         options={"jit": "off", "tf32": False},
         data=SYNTHETIC,
         remark="synthetic transitions, since actors do not repeat themselves",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from workloads.keras_fit.study import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
 from workloads.spec import (
     STATISTICS,
-    Matching,
+    EquivalenceCheck,
     PresetInfo,
     TrainingConfig,
     WorkloadInfo,
@@ -103,7 +103,7 @@ def keras_workload(
         builtin_data=(made,),
         other_data="no other",
         # Deep networks at their initial weights amplify rounding to percents.
-        matching=Matching(
+        equivalence=EquivalenceCheck(
             options={
                 "compute_dtype": "float64",
                 "batch_norm": "cross_replica",

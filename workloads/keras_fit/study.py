@@ -20,8 +20,8 @@ from workloads.spec import (
     OF_IMAGE_SIZE,
     SMOKE,
     SYNTHETIC,
+    EquivalenceCheck,
     ImageConfig,
-    Matching,
     WorkloadInfo,
     check_choice,
     check_range,
@@ -158,7 +158,7 @@ WORKLOAD = WorkloadInfo(
     metrics=METRICS,
     needs=("fit",),
     no_update_because="Keras updates inside fit",
-    matching=Matching(
+    equivalence=EquivalenceCheck(
         options={**EXACT, "compute_dtype": "float64", "batch_norm": "cross_replica"},
         remark=f"{OF_BATCH_NORM}, in float64, without dropout",
     ),

@@ -19,8 +19,8 @@ from workloads.spec import (
     OF_INPUT_THREADS,
     SMOKE,
     SYNTHETIC,
+    EquivalenceCheck,
     ImageConfig,
-    Matching,
     Metric,
     PresetInfo,
     WorkloadInfo,
@@ -169,7 +169,7 @@ WORKLOAD = WorkloadInfo(
     default_preset="laptop",
     builtin_data=("digits", SYNTHETIC),
     metrics=METRICS,
-    matching=Matching(
+    equivalence=EquivalenceCheck(
         options={**EXACT, "batch_norm": "cross_replica"}, remark=OF_BATCH_NORM
     ),
 )

@@ -14,8 +14,8 @@ from workloads.spec import (
     OF_DTYPE,
     OF_IMAGE_SIZE,
     SYNTHETIC,
+    EquivalenceCheck,
     ImageConfig,
-    Matching,
     Metric,
     PresetInfo,
     WorkloadInfo,
@@ -254,7 +254,7 @@ WORKLOAD = WorkloadInfo(
     default_preset="laptop",
     builtin_data=("digits", SYNTHETIC),
     metrics=SCORES + CLASSIFIED,
-    matching=Matching(
+    equivalence=EquivalenceCheck(
         options={**EXACT, "batch_norm": "cross_replica"},
         remark=f"{OF_BATCH_NORM}, and noise by position in it",
     ),

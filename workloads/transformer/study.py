@@ -15,7 +15,7 @@ from workloads.spec import (
     GPU_OPTIONS,
     JIT_OFF,
     SYNTHETIC,
-    Matching,
+    EquivalenceCheck,
     Metric,
     PresetInfo,
     TrainingConfig,
@@ -301,7 +301,7 @@ WORKLOAD = WorkloadInfo(
     # As Megatron-LM splits a block (Shoeybi et al. 2019, section 3).
     mesh_layout={"heads": "model", "hidden": "model"},
     memory_module="workloads.transformer.study",
-    matching=Matching(
+    equivalence=EquivalenceCheck(
         options={**EXACT, "dropout": 0.0},
         remark="without dropout",
         of_splits=(

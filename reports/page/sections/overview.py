@@ -9,7 +9,7 @@ from reports import output_file
 from reports.charts import bars, over_replicas, rows, style, svg
 from reports.page import page
 from reports.words import brief, caveats, formats, judgement, names, next_step
-from results.figures import relay, scaling
+from results.figures import conditions, scaling
 from results.statistics import estimates
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ def render_method(view: View) -> Markup:
         commits=", ".join(sorted(next_step.commits_of(view.study.cases))),
         csv=output_file.csv_link(view.frame, "scaling"),
         names=names,
-        is_relay=view.is_relay,
+        is_interleaved=view.is_interleaved,
         caveats=caveats,
-        relay=relay,
+        conditions=conditions,
         statistics=estimates,
     )

@@ -19,7 +19,7 @@ SWEEP = smoke_sweep(
     "--backends=in_graph --replicas=1,2 --mode=weak --repeats=2 --budget=none "
     "--no-match --study=s"
 )
-RELAY = ("--order=interleaved", "--rounds=3")
+INTERLEAVED = ("--order=interleaved", "--rounds=3")
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def beside(harness, overrides, monkeypatch):
             )
 
         monkeypatch.setattr(disturbance, "between", between)
-        judged = overrides | {"void_reason": disturbance.void_reason}
-        order = () if "--order=sequential" in options else RELAY
+        judged = overrides | {"discard_reason": disturbance.discard_reason}
+        order = () if "--order=sequential" in options else INTERLEAVED
         words = overridden((*SWEEP, *order), *options)
         return harness(*words, overrides=judged)
 

@@ -40,9 +40,9 @@ def test_list_prints_names_as_text_and_json(harness):
         assert all(row["name"] in text and row["name"] in everything for row in rows)
 
 
-@pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
-def test_what_is_no_study_is_one_line(refuse, tmp_path, verb):
-    """Each reading verb says the same; a directory is not a study yet.
+@pytest.mark.parametrize("subcommand", ["status", "sweep --study", "report"])
+def test_what_is_no_study_is_one_line(refuse, tmp_path, subcommand):
+    """Each reading subcommand says the same; a directory is not a study yet.
 
     An unset shell variable gives an empty name.
     """
@@ -52,8 +52,8 @@ def test_what_is_no_study_is_one_line(refuse, tmp_path, verb):
         ("empty", r"no study at 'runs/empty': .*plan.json"),
         ("", r"study '' is empty; name a study in 'runs'"),
     ):
-        if name or "--study" not in verb:
-            assert re.search(f"^error: {message}", refuse(*verb.split(), name))
+        if name or "--study" not in subcommand:
+            assert re.search(f"^error: {message}", refuse(*subcommand.split(), name))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,13 @@ def test_without_a_verb_the_help_is_shown(harness):
     assert (exit_codes.USAGE, "") == (code, err)
     assert out.startswith("Usage: python -m harness [OPTIONS] COMMAND")
     assert all(
-        re.search(rf"^  {verb} ", out, re.MULTILINE) for verb in cli.cli.commands
+        re.search(rf"^  {subcommand} ", out, re.MULTILINE)
+        for subcommand in cli.cli.commands
     )
     assert (exit_codes.OK, out, "") == harness("--help")
-    for verb, command in cli.cli.commands.items():
+    for subcommand, command in cli.cli.commands.items():
         assert command.help
-        assert exit_codes.OK == harness(verb, "--help")[0]
+        assert exit_codes.OK == harness(subcommand, "--help")[0]
 
 
 def test_the_version_is_that_of_the_package(harness, monkeypatch):
@@ -159,39 +160,46 @@ def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_p
 
 
 @pytest.fixture
-def relay(tmp_path, synthetic):
-    """A relay of which one trial has begun: it has taken two turns and half a line."""
+def interleaved(tmp_path, synthetic):
+    """An interleaved study of which one trial has begun: it has taken two blocks and
+    half a line.
+    """
     shape = synthetic.Shape(num_rounds=4, repeats=2, backends=("in_graph",))
     store = synthetic.make_store(tmp_path / "s", shape)
     begun = store.read_plan().trials[-1].trial_id
     (store.trial_dir(begun) / "status.json").unlink()
     lines = "".join(json.dumps({"round_index": r}) + "\n" for r in (0, 1))
-    (store.trial_dir(begun) / "turns.jsonl").write_text(f'{lines}{{"rou')
+    (store.trial_dir(begun) / "blocks.jsonl").write_text(f'{lines}{{"rou')
     return store
 
 
 @pytest.fixture
-def status(harness, relay):
+def status(harness, interleaved):
     def run(*more):
-        code, out, err = harness("status", str(relay.root), *more)
+        code, out, err = harness("status", str(interleaved.root), *more)
         assert exit_codes.OK == code, err
         return out.rstrip()
 
     return run
 
 
-def test_what_runs_now_or_waits_is_not_missing(relay, status):
-    """It says where the relay is; of one that has just started, nothing is missing."""
-    begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
-    with lock.lock_study(relay.root):
+def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
+    """It says where the interleaved is; of one that has just started, nothing is
+    missing.
+    """
+    begun = (
+        interleaved.trial_dir(interleaved.read_plan().trials[-1].trial_id)
+        / "blocks.jsonl"
+    )
+    with lock.lock_study(interleaved.root):
         texts = [status()]
         begun.write_text('{"round_index": 23, "is_sustained": true}\n')
         texts.append(status())
         begun.unlink()
         texts.append(status())
-        for trial in relay.read_plan().trials:
+        for trial in interleaved.read_plan().trials:
             if trial.spec.repetition_index == 1:
-                shutil.rmtree(relay.trial_dir(trial.trial_id), ignore_errors=True)
+                shutil.rmtree(interleaved.trial_dir(trial.trial_id), ignore_errors=True)
         waiting = status()
 
     for text, place in zip(
@@ -205,11 +213,14 @@ def test_what_runs_now_or_waits_is_not_missing(relay, status):
 
 
 def test_watching_prints_what_changes_and_ends_with_the_sweep(
-    relay, status, refuse, monkeypatch
+    interleaved, status, refuse, monkeypatch
 ):
-    begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
+    begun = (
+        interleaved.trial_dir(interleaved.read_plan().trials[-1].trial_id)
+        / "blocks.jsonl"
+    )
     held = contextlib.ExitStack()
-    held.enter_context(lock.lock_study(relay.root))
+    held.enter_context(lock.lock_study(interleaved.root))
     steps = iter(
         (lambda: None, lambda: begun.write_text('{"round_index": 2}\n'), held.close)
     )
@@ -231,13 +242,13 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
         ("running" if "1 running" in line else "missing", line.partition("; ")[2])
         for line in lines
     ]
-    err = refuse("status", str(relay.root), "--watch", "--json")
+    err = refuse("status", str(interleaved.root), "--watch", "--json")
     assert "--watch prints lines for a reader, and --json one object" in err
 
 
-def test_what_a_killed_sweep_left_is_missing(relay, status):
+def test_what_a_killed_sweep_left_is_missing(interleaved, status):
     """Its process is gone, although the file that names it is still there."""
-    (relay.root / lock.HOLDER_NAME).write_text("4194304999\n")
+    (interleaved.root / lock.HOLDER_NAME).write_text("4194304999\n")
 
     assert "1 missing" in status()
 
@@ -388,9 +399,9 @@ def test_a_clock_that_is_set_back_changes_no_figure(
         return (start - dt.timedelta(hours=next(hours))).isoformat()
 
     monkeypatch.setattr(trial_runner, "now_text", now_text)
-    # Verifying applies the rule for turns anew, so it must have been the real one.
+    # Verifying applies the rule for blocks anew, so it must have been the real one.
     monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
-    real_rule = overrides | {"void_reason": disturbance.void_reason}
+    real_rule = overrides | {"discard_reason": disturbance.discard_reason}
     options = ("--replicas=1,2", "--mode=weak", "--no-match", *order, "--study=s")
     request = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
     code, _, err = harness("sweep", *request, *options, overrides=real_rule)

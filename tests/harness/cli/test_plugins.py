@@ -1,4 +1,6 @@
-"""Workloads, launchers, formats, sections and metrics of other packages, in verbs."""
+"""Workloads, launchers, formats, sections and metrics of other packages, in
+subcommands.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Estimates, and what is shown while trials run, in sequence and in a relay."""
+"""Estimates, and what is shown while trials run, in sequence and in an interleaved
+study.
+"""
 
 import contextlib
 import io
@@ -64,7 +66,7 @@ def test_the_time_left_moves_between_two_events(monkeypatch):
 def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
     """Of valid blocks, with an interval over the rounds of this run."""
     trial = small_plan.trials[0]
-    turns = [
+    blocks = [
         SimpleNamespace(
             is_valid=k != 3, num_steps=2, start_ns=0, end_ns=10**9 + 10**6 * k
         )
@@ -72,7 +74,7 @@ def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
     ]
     prepared = SimpleNamespace(trial=trial)
     texts = [
-        rounds._so_far(SimpleNamespace(prepared=prepared, turns=turns[:number]))
+        rounds._so_far(SimpleNamespace(prepared=prepared, blocks=blocks[:number]))
         for number in (2, 9)
     ]
 
@@ -198,7 +200,9 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
     assert no_color == (not colors)
 
 
-FIXED = Measuring(order=Order.RELAY, minutes=2.0, generation_sec=60.0, max_rounds=23)
+FIXED = Measuring(
+    order=Order.INTERLEAVED, minutes=2.0, repetition_sec=60.0, max_rounds=23
+)
 GATE = {"metric": "throughput", "baseline": "main", "delta": 0.05, "alpha": 0.05}
 LOOKS = Measuring.model_validate(
     dict(FIXED) | {"minutes": 30.0, "gate": GATE | {"looks": (2, 3, 12)}}
@@ -207,10 +211,10 @@ TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 
 
 @pytest.fixture
-def relayed(small_plan):
+def interleaved(small_plan):
     trials = []
     for trial in small_plan.trials:
-        spec = trial.spec.model_copy(update={"order": Order.RELAY})
+        spec = trial.spec.model_copy(update={"order": Order.INTERLEAVED})
         trial_id, case_id = identity.ids(spec)
         update = {"spec": spec, "trial_id": trial_id, "case_id": case_id}
         trials.append(trial.model_copy(update=update))
@@ -222,7 +226,7 @@ def relayed(small_plan):
     [
         # ``--time-budget 2min`` is two minutes, not 30 s for each of eight trials.
         (FIXED, None, "2 min 00 s (2 runs of 1 min 00 s, or less after 23 r"),
-        # Earlier trials make a relay shorter, and never longer.
+        # Earlier trials make an interleaved study shorter, and never longer.
         (FIXED, 5.0, "40 s (2 runs of 1 min 00 s at most; from earlier trials"),
         (FIXED, 100.0, "2 min 00 s (2 runs of 1 min 00 s, or"),
         # One that may go on says until when.
@@ -230,10 +234,12 @@ def relayed(small_plan):
         (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more runs of 1 min 00 "),
     ],
 )
-def test_a_plan_says_the_time_of_its_relay(relayed, measuring, each_sec, expected):
+def test_a_plan_says_the_time_of_its_interleaved_study(
+    interleaved, measuring, each_sec, expected
+):
     durations = estimate.Durations()
-    for trial in relayed.trials if each_sec else ():
+    for trial in interleaved.trials if each_sec else ():
         durations.add(trial.spec, each_sec)
-    found = estimate.estimate(relayed.trials, durations, measuring)
+    found = estimate.estimate(interleaved.trials, durations, measuring)
 
     assert found.text.startswith(f"about {expected}")

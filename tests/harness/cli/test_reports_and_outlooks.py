@@ -9,16 +9,16 @@ import pytest
 from harness.cli import exit_codes
 
 SMALL = {"repeats": 3, "num_measured_steps": 3}
-RELAY = {"repeats": 4, "num_rounds": 10, "noise": 0.01}
+INTERLEAVED = {"repeats": 4, "num_rounds": 10, "noise": 0.01}
 SHAPES = {
     **dict.fromkeys("abc", SMALL),
     "other": SMALL | {"workload_version": "2"},
     "ours": SMALL | {"backends": ("in_graph",)},
     "theirs": SMALL | {"backends": ("tf_mirrored",)},
-    "relay": RELAY,
-    "again": RELAY | {"repeats": 5},
-    "one": RELAY | {"repeats": 1},
-    "alone": RELAY | {"backends": ("in_graph",)},
+    "relay": INTERLEAVED,
+    "again": INTERLEAVED | {"repeats": 5},
+    "one": INTERLEAVED | {"repeats": 1},
+    "alone": INTERLEAVED | {"backends": ("in_graph",)},
 }
 
 
@@ -182,9 +182,9 @@ def test_two_studies_never_differ(harness, make_study):
     make_study("relay")
     for path in make_study("again").glob("trials/*/result.json"):
         record = json.loads(path.read_text())
-        for turn in record["turns"]:
-            taken = 1.5 * (turn["end_ns"] - turn["start_ns"])
-            turn["end_ns"] = turn["start_ns"] + round(taken)
+        for block in record["blocks"]:
+            taken = 1.5 * (block["end_ns"] - block["start_ns"])
+            block["end_ns"] = block["start_ns"] + round(taken)
         path.write_text(json.dumps(record))
     _, out, err = harness("report", "relay", "again", "--format=json")
     comparison = json.loads(out)["comparison"]
@@ -202,7 +202,7 @@ def test_two_studies_never_differ(harness, make_study):
         assert not re.search(r"\d.* differs", out)
 
 
-def test_the_outlook_says_that_a_pass_needs_time_for_15_generations(harness):
+def test_the_outlook_says_that_a_pass_needs_time_for_15_repetitions(harness):
     """Beside a revision, at the usual spread."""
     found = {}
     for minutes in ("30min", "40min"):

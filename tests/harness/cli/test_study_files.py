@@ -68,7 +68,7 @@ def test_a_file_plans_what_its_options_plan(plan, write, small):
 
     assert ids_of(of_options) == ids_of(of_file)
     assert of_options["study"] == of_file["study"]
-    assert [] == of_file["matching"]["trials"]
+    assert [] == of_file["equivalence"]["trials"]
     assert ids_of(plan(*small)) == ids_of(plan(write(SMALL_FILE)))
 
 
@@ -153,13 +153,13 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
 
 
 def test_an_option_of_an_earlier_version_says_what_to_use(refuse):
-    for verb, name in (
+    for subcommand, name in (
         ("sweep", "evaluate"),
         ("sweep", "time-limit"),
         ("gate", "work"),
     ):
         for word in (f"--{name}=x", f"--no-{name}"):
-            assert "is no longer an option: " in refuse(verb, word)
+            assert "is no longer an option: " in refuse(subcommand, word)
 
 
 SCHEMA_TEXT = PUBLISHED.read_text(encoding="ascii")

@@ -24,9 +24,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture
 def client(monkeypatch, forked_trials):
-    """Programs find the client; turns take 20 ms, which nobody looks at."""
+    """Programs find the client; blocks take 20 ms, which nobody looks at."""
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
-    monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
+    monkeypatch.setattr(rounds, "MIN_BLOCK_SEC", 0.02)
     monkeypatch.setattr(rounds, "SUSTAINED_SEC", 0.1)
 
 
@@ -43,10 +43,10 @@ def sweep(client, harness, overrides, tmp_path, monkeypatch):
             *("--unit=images", "--per-replica-batch-size=4", "--mode=weak"),
             *("--repeats=1", "--study=s", f"--replicas={replicas}"),
         )
-        turns = () if "--order=sequential" in words else ("--rounds=2",)
+        blocks = () if "--order=sequential" in words else ("--rounds=2",)
         _, _, err = harness(
             *("sweep", f"--command={command}", "--metric=client"),
-            *overridden((*usual, *turns), *words),
+            *overridden((*usual, *blocks), *words),
             overrides=overrides,
         )
         assert (tmp_path / "runs" / "s").exists(), err
@@ -73,10 +73,10 @@ def test_a_program_takes_turns(sweep):
     result, (rank,) = trial.result, trial.result.ranks
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
-    assert {0, 1} == {turn.round_index for turn in result.turns}
+    assert {0, 1} == {block.round_index for block in result.blocks}
     weights = [0.9**k for k in range(1, 1 + len(rank.losses))]
     assert weights == pytest.approx(list(rank.losses))
-    assert 3 + sum(turn.num_steps for turn in result.turns) == len(rank.losses)
+    assert 3 + sum(block.num_steps for block in result.blocks) == len(rank.losses)
     assert 0.002 <= min(rank.step_time_sec)
     assert 2**20 < rank.peak_memory_bytes
     (metric,) = result.quality
@@ -86,7 +86,7 @@ def test_a_program_takes_turns(sweep):
     assert ["quality"] == kinds[-1:]
 
 
-def test_ranks_take_each_turn_together(sweep):
+def test_ranks_take_each_block_together(sweep):
     """They say themselves how many they are; the plan knows of one process."""
     trial, folder = sweep(replicas=2)
 
@@ -102,15 +102,15 @@ def test_a_trial_that_runs_alone_has_one_window(sweep, harness):
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
     assert 12 == len(trial.result.ranks[0].step_time_sec)
     assert () == trial.result.ranks[0].losses
-    assert () == trial.result.turns
+    assert () == trial.result.blocks
     assert exit_codes.OK == harness("verify", "s")[0]
 
 
 def test_a_loss_that_is_not_finite_gives_no_number(sweep):
-    """The trial is insane, as one of the harness's own."""
+    """The trial is failed_checks, as one of the harness's own."""
     trial, _ = sweep(BEHAVIOR="nan")
 
-    assert TrialStatus.INSANE is trial.status.status
+    assert TrialStatus.FAILED_CHECKS is trial.status.status
     assert trial.status.failure.reason == "every_loss_is_finite: nan in step 4"
 
 
@@ -219,7 +219,7 @@ def test_a_slower_commit_of_a_client_regresses(
     (case,) = json.loads(out)["cases"]
     assert 1 < case["slowdown"] < 3
     plan = Store.open(tmp_path / "runs" / "g").read_plan()
-    assert Order.RELAY is plan.measuring.order
+    assert Order.INTERLEAVED is plan.measuring.order
     assert 3 * 3 == len(plan.trials)
 
 

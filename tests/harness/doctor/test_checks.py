@@ -248,8 +248,8 @@ CEILINGS = [
         "caution",
         (r"0\.80 .*", r"0\.40 .*"),
         (
-            "cores share units or clock: compare efficiency with a solo run, not 1",
-            "cores share bandwidth: compare efficiency with a solo run, not 1",
+            "cores share units or clock: compare efficiency with independent ones",
+            "cores share bandwidth: compare efficiency with independent ones",
         ),
     ),
     (
@@ -299,7 +299,7 @@ def test_arrays_are_larger_than_the_caches(
 @pytest.mark.processes
 def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
     core = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(checks, "TURN_SEC", 0.02)
+    monkeypatch.setattr(checks, "BLOCK_SEC", 0.02)
     with checks.canary_processes((core,), 32 * 1024) as ask:
         (products_per_sec,) = ask((core,), "compute")
         (bytes_per_sec,) = ask((core,), "memory")
@@ -350,10 +350,10 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_disturbed_pair_is_bad(settings):
-    """More than 30 % of the turns are void: doctor then exits with 6."""
+    """More than 30 % of the blocks are discarded: doctor then exits with 6."""
     reasons = itertools.cycle(["others were busy", ""])
     finding = measure(
-        dataclasses.replace(settings, void_reason=lambda *_: next(reasons))
+        dataclasses.replace(settings, discard_reason=lambda *_: next(reasons))
     )
 
     assert "bad" == finding.level
@@ -376,7 +376,7 @@ def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
     def refuse(*_):
         raise DoesNotFitError("2 processes do not fit into memory at once")
 
-    monkeypatch.setattr(pair, "run_generation", refuse)
+    monkeypatch.setattr(pair, "run_repetition", refuse)
     finding = measure(settings)
 
     assert "caution" == finding.level

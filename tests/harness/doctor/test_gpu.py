@@ -21,7 +21,9 @@ A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 
 @pytest.fixture
 def doctor(install_gpus, monkeypatch, doctor_of_gpus, tmp_path):
-    """Returns a function that runs the verb; it returns its code and its findings."""
+    """Returns a function that runs the subcommand; it returns its code and its
+    findings.
+    """
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
 
     def run(
@@ -183,7 +185,7 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
 @pytest.mark.processes
 def test_the_product_runs_on_any_device():
     """Here on the CPU, twice; all rates are those of real products."""
-    rates = gpu.multiply([], ["CPU:0", "CPU:0"], size=64, turn_sec=0.05)
+    rates = gpu.multiply([], ["CPU:0", "CPU:0"], size=64, block_sec=0.05)
 
     assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
     assert all(rate > 1 for rate in (*rates["alone"], *rates["together"]))

@@ -79,7 +79,9 @@ def once(draw):
 
 
 def run(*words):
-    """Runs a verb and checks what holds of any: no fault, no warning, lines, soon."""
+    """Runs a subcommand and checks what holds of any: no fault, no warning, lines,
+    soon.
+    """
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
     fake = trial_tree.TrialExit(exit_code=1, num_oom_kills=0)
     start = time.monotonic()
@@ -182,8 +184,8 @@ def replacing(old, new):
     return replace
 
 
-def all_void(path):
-    for other in path.parents[1].glob("*/turns.jsonl"):
+def all_discarded(path):
+    for other in path.parents[1].glob("*/blocks.jsonl"):
         text = other.read_text()
         others = '"foreign_cpu_fraction": 0.9'
         other.write_text(re.sub(r'"foreign_cpu_fraction": [\d.]+', others, text))
@@ -194,9 +196,9 @@ READERS = {
         "runs/r/trials/*/rank_0.jsonl",
         ("verify r", "report r --format zip -o r.zip", "status r"),
     ),
-    "load within blocks": ("runs/r/trials/*/turns.jsonl", ("status r",)),
+    "load within blocks": ("runs/r/trials/*/blocks.jsonl", ("status r",)),
     "load of blocks": (
-        "runs/r/trials/*/turns.jsonl",
+        "runs/r/trials/*/blocks.jsonl",
         ("verify r", "report r --format zip -o r.zip"),
     ),
     "observations of a match": (
@@ -244,7 +246,7 @@ KNOWN = {
     ),
     "a block that is a list": ("load within blocks", with_bytes(b"[]\n")),
     "an owner without an end": ("owner", lambda path: damaged.put(path, "endless")),
-    "no block that counts": ("load of blocks", all_void),
+    "no block that counts": ("load of blocks", all_discarded),
     "a count without what it was": (
         "what a gate concluded",
         replacing(b'"before": 10.0', b'"before": null'),
@@ -464,10 +466,10 @@ def damage(root, kind, first, second, new):
 
 
 def check(root, reader):
-    """Runs verbs over a study, and checks that what is wrong is named."""
+    """Runs subcommands over a study, and checks that what is wrong is named."""
     of_report = (("report",), ("report", "--format=json"))
-    verbs = (("status",), ("status", "--json"), *of_report)
-    for words in (reader, *((*verb, root.name) for verb in verbs)):
+    subcommands = (("status",), ("status", "--json"), *of_report)
+    for words in (reader, *((*subcommand, root.name) for subcommand in subcommands)):
         code, out, err = run(*words, "--runs-dir=.")
         if code == exit_codes.USAGE:
             # A report names the damaged record, and shows the others.
@@ -491,7 +493,9 @@ def check(root, reader):
 def test_damaged_studies_are_reported_in_lines(
     old_and_new_studies, version, places, reader
 ):
-    """Bytes, keys, types, values and files, of all versions, by each reading verb."""
+    """Bytes, keys, types, values and files, of all versions, by each reading
+    subcommand.
+    """
     root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
     root.with_name("written.zip").unlink(missing_ok=True)

@@ -1,8 +1,9 @@
-"""The n-th call of a verb, or an allocation, fails: its answer, or one line and none.
+"""The n-th call of a subcommand, or an allocation, fails: its answer, or one line and
+none.
 
-For each verb, each call and each errno. Never another output with code 0, an internal
-error, half an output, or a study that is not what it was before. What sweeps write
-has ``tests/harness/run/test_failed_calls_of_sweeps.py``.
+For each subcommand, each call and each errno. Never another output with code 0, an
+internal error, half an output, or a study that is not what it was before. What sweeps
+write has ``tests/harness/run/test_failed_calls_of_sweeps.py``.
 """
 
 import errno
@@ -30,7 +31,7 @@ ORDERS = {
 GATE = f"gate {SWEEP} --backends=in_graph --repeats=2 --rounds=3 --baseline=a --study=g"
 OUTPUT = "../written"
 """Outside of what is read: its content is part of the answer."""
-VERBS = {
+SUBCOMMANDS = {
     "status": "status a",
     "list": "list studies",
     "report": "report a --format text",
@@ -51,7 +52,7 @@ OUTPUTS = {
     "site": f"report a b -o {OUTPUT} --allow-different",
     "CSV": f"report a --format csv -o {OUTPUT}.csv",
     "MLPerf": f"report a --format mlperf -o {OUTPUT}",
-    "zip": VERBS["report as a zip"],
+    "zip": SUBCOMMANDS["report as a zip"],
     "render": f"launch render --launcher ray --name=x --workers=2 -o {OUTPUT} -- true",
 }
 SEVERAL = ("site", "MLPerf", "render")
@@ -98,7 +99,7 @@ def without_pages(root):
 
 
 @pytest.fixture
-def run_verb(overrides, capsys):
+def run_subcommand(overrides, capsys):
     def run(faults, words, place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
         code = cli.main(words.split(), run_overrides=overrides)
@@ -110,13 +111,17 @@ def run_verb(overrides, capsys):
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "subcommand",
     [
-        pytest.param(verb, marks=[pytest.mark.full] * (verb == "report as a page"))
-        for verb in VERBS
+        pytest.param(
+            subcommand, marks=[pytest.mark.full] * (subcommand == "report as a page")
+        )
+        for subcommand in SUBCOMMANDS
     ],
 )
-def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypatch):
+def test_a_failed_read_gives_no_other_answer(
+    subcommand, measured, run_subcommand, monkeypatch
+):
     """The same output, or one line that names the file; the studies stay equal."""
     monkeypatch.chdir(measured)
     faults = FailingReads(measured)
@@ -125,7 +130,7 @@ def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypat
 
     def run(place=-1):
         shutil.rmtree(written, ignore_errors=True)
-        code, out, err = run_verb(faults, VERBS[verb], place)
+        code, out, err = run_subcommand(faults, SUBCOMMANDS[subcommand], place)
         return code, f"{out}{files_in(written)}", err
 
     want = run()
@@ -133,7 +138,7 @@ def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypat
     run()  # what is written once, such as a name, is there now
     num_calls, before = faults.count, files_in(measured)
     wrong = []
-    for place in range(num_calls)[len(verb) % EVERY :: EVERY][:MOST_PLACES]:
+    for place in range(num_calls)[len(subcommand) % EVERY :: EVERY][:MOST_PLACES]:
         faults.number = ERRNOS[(place + SHIFT) % len(ERRNOS)]
         code, out, err = run(place)
         is_same = (code, out) == want[:2]
@@ -148,11 +153,11 @@ def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypat
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "subcommand",
     [pytest.param(of, marks=[pytest.mark.full] * (of == "site")) for of in OUTPUTS],
 )
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
-    verb, measured, tmp_path, run_verb, monkeypatch
+    subcommand, measured, tmp_path, run_subcommand, monkeypatch
 ):
     """Or one line and what was there before; then the same command finishes."""
     page = "<body>\n<p>12</p></body>"
@@ -169,7 +174,7 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
         return files_in(whole)
 
     before = begin()
-    code, _, err = run_verb(faults, OUTPUTS[verb])
+    code, _, err = run_subcommand(faults, OUTPUTS[subcommand])
     assert exit_codes.OK == code, err
     num_calls, written = faults.count, files_in(whole)
     assert num_calls > 0
@@ -178,16 +183,18 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     for number in range(0, num_calls, 1 if covering.is_full() else num_calls // 3 + 1):
         before = begin()
         faults.number = WRITE_ERRNOS[(number + SHIFT) % len(WRITE_ERRNOS)]
-        code, _, err = run_verb(faults, OUTPUTS[verb], number)
+        code, _, err = run_subcommand(faults, OUTPUTS[subcommand], number)
         what, after = faults.failed, files_in(whole)
         is_refused = code == exit_codes.USAGE and REFUSED.search(err) is not None
         is_refused &= "write the output" not in err  # which is another file
         is_whole = code == exit_codes.OK and after == written
-        again, _, said = (code, "", "") if is_whole else run_verb(faults, OUTPUTS[verb])
+        again, _, said = (
+            (code, "", "") if is_whole else run_subcommand(faults, OUTPUTS[subcommand])
+        )
         problems = {
             "an end of another kind": not is_refused and not is_whole,
             "half an output": after not in (before, written)
-            and not (verb in SEVERAL and is_each_whole(before, after, written)),
+            and not (subcommand in SEVERAL and is_each_whole(before, after, written)),
             "the same command does not finish": again != exit_codes.OK,
             "another output then": files_in(whole) != written,
         }
@@ -216,14 +223,14 @@ def test_a_damaged_record_gives_no_other_verdict(
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     before = without_pages(runs)
-    for verb, text in VERBS.items():
-        reads_it = {"a", "studies"} & set(text.split()) and verb != "list"
+    for subcommand, text in SUBCOMMANDS.items():
+        reads_it = {"a", "studies"} & set(text.split()) and subcommand != "list"
         if not reads_it or OUTPUT in text:
             continue
         code, out, err = harness(*text.split(), overrides=overrides)
-        assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, verb
-        said = out + err if "verify" in verb else err
-        assert str(path.relative_to(runs / "a")) in said, verb
+        assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, subcommand
+        said = out + err if "verify" in subcommand else err
+        assert str(path.relative_to(runs / "a")) in said, subcommand
     code, _, err = harness("gate", *SWEEP.split()[:2], "--baseline=a", "--study=new")
     assert exit_codes.USAGE == code
     assert path.name in err

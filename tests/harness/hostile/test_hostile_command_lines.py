@@ -108,10 +108,10 @@ DOCUMENTED = {
 }
 
 
-def verbs_in(group):
+def subcommands_in(group):
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
-            yield from (((name, *words), of) for words, of in verbs_in(command))
+            yield from (((name, *words), of) for words, of in subcommands_in(command))
         else:
             yield (name,), command
 
@@ -137,13 +137,15 @@ def is_inside(text):
 
 PARAMS = {
     words: [param for param in command.params if "--help" not in param.opts]
-    for words, command in verbs_in(cli.cli)
+    for words, command in subcommands_in(cli.cli)
 }
 
 
 @st.composite
 def command_lines(draw):
-    """A verb, a few of its options with odd values, and sometimes an odd argument."""
+    """A subcommand, a few of its options with odd values, and sometimes an odd
+    argument.
+    """
     words = draw(st.sampled_from(sorted(PARAMS)))
     params = PARAMS[words]
     chosen = draw(st.lists(st.sampled_from(params), max_size=5, unique_by=id))
@@ -283,11 +285,11 @@ STUDY = published_studies.study("d4pg")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", ["status {} --json", "list"])
-def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
+@pytest.mark.parametrize("subcommand", ["status {} --json", "list"])
+def test_a_full_disk_behind_stdout_is_one_line(subcommand, tmp_path):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "harness", *verb.format(STUDY).split()],
+            [sys.executable, "-m", "harness", *subcommand.format(STUDY).split()],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
             stdout=full,

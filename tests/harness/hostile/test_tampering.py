@@ -23,11 +23,11 @@ OPTIONS = (
     *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
     "--no-match",
 )
-RELAY = (*OPTIONS, "--order=interleaved", "--budget=none")
+INTERLEAVED = (*OPTIONS, "--order=interleaved", "--budget=none")
 SWEEPS = {
     "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),
-    "relay": (*RELAY, "--repeats=2", "--rounds=3"),
-    "one": (*RELAY, "--repeats=1", "--rounds=8"),
+    "relay": (*INTERLEAVED, "--repeats=2", "--rounds=3"),
+    "one": (*INTERLEAVED, "--repeats=1", "--rounds=8"),
 }
 NUMBER = re.compile(r"(?<=[\s:\[,])-?\d[\d.]*(?:e-?\d+)?(?=[\s,\]}\n])")
 NUM_MUTATIONS = 40 if covering.is_full() else 12
@@ -39,9 +39,9 @@ def studies(tmp_path_factory, overrides, quick_sweeps):
     """Returns a directory with one study per design, measured by the fake worker."""
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
-    real_rule = overrides | {"void_reason": disturbance.void_reason}
+    real_rule = overrides | {"discard_reason": disturbance.discard_reason}
     with quick_sweeps(root) as patch:
-        # Every seventh turn is void.
+        # Every seventh block is discarded.
         patch.setattr(
             disturbance,
             "between",
@@ -126,9 +126,9 @@ def numbers_of(path):
     text = path.read_text()
     for match in NUMBER.finditer(text):
         line = text[: match.start()].rpartition("\n")[2]
-        is_read = path.suffix == ".json" or path.name == "turns.jsonl"
+        is_read = path.suffix == ".json" or path.name == "blocks.jsonl"
         is_read |= '"kind": "step"' in line or '"kind": "turn"' in line
-        # What can be rounding is no figure: it only decides which turns are void.
+        # What can be rounding is no figure: it only decides which blocks are discarded.
         if is_read and not text[: match.start()].endswith('_resolution": '):
             yield text, match.start(), match.end()
 
@@ -145,14 +145,14 @@ def with_another_digit(number, generator):
 
 @each_design
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "turns.jsonl"])
+@pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "blocks.jsonl"])
 def test_every_changed_digit_is_found(study, name, verified):
-    """In any number of a result, of a step or turn, of the load within a turn."""
+    """In any number of a result, of a step or block, of the load within a block."""
     unlist(study)
     generator = random.Random(f"{study.name}/{name}")
     paths = sorted(study.glob(f"trials/*/{name}"))
     if not paths:
-        assert name == "turns.jsonl"  # of trials in sequence
+        assert name == "blocks.jsonl"  # of trials in sequence
         return
     # One trial is enough: the others only make reading slow.
     path = generator.choice(paths)

@@ -85,7 +85,7 @@ def gate_overrides() -> dict[str, Any]:
     return {
         "worker_command": WORKER,
         "canary": lambda _core: 0.2,
-        "void_reason": lambda _load, _retraces: "",
+        "discard_reason": lambda _load, _retraces: "",
     }
 
 

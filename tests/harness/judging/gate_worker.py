@@ -33,8 +33,8 @@ class Program(fake_worker.Program):
     def __init__(self, spec, *arguments):
         super().__init__(spec, *arguments)
         factor = float(_FILE.read_text()) if _FILE.is_file() else 1.0
-        # Generations vary so that no twin can differ from its case by chance.
-        is_slower = (spec.repetition_index + (spec.control is Control.TWIN)) % 2
+        # Repetitions vary so that no A/A control can differ from its case by chance.
+        is_slower = (spec.repetition_index + (spec.control is Control.AA)) % 2
         self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
 
     def evaluate(self):
@@ -43,12 +43,12 @@ class Program(fake_worker.Program):
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
-def run_counted(is_twin, run_step):
+def run_counted(is_aa_control, run_step):
     """A control counts otherwise, and is compared with nothing."""
     run_step()
     found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
     return [
-        exact_metric(name, value + is_twin, unit="", n=1, protocol="")
+        exact_metric(name, value + is_aa_control, unit="", n=1, protocol="")
         for name, value in found.items()
     ]
 
@@ -57,7 +57,7 @@ def main():
     measure_trial = measure.measure_trial
 
     def measure_counted(build, spec, *more, **named):
-        counted = functools.partial(run_counted, spec.control is Control.TWIN)
+        counted = functools.partial(run_counted, spec.control is Control.AA)
         return measure_trial(build, spec, *more, run_counted=counted, **named)
 
     measure.measure_trial = measure_counted

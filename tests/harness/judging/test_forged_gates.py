@@ -153,7 +153,7 @@ def test_every_listed_file_is_evidence(study, harness):
     trial = next(iter((study / "trials").iterdir()))
     Store(study).list_earlier(trial, study / "earlier" / f"{trial.name}-1")
     shutil.copytree(trial, study / "earlier" / f"{trial.name}-1")
-    matched = Store(study).matching
+    matched = Store(study).equivalence
     shutil.copytree(trial, matched.trial_dir(trial.name))
     for path in matched.trial_dir(trial.name).glob("rank_*.jsonl"):
         path.write_text(path.read_text().partition("\n")[2])  # of no other trial

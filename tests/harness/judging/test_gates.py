@@ -46,7 +46,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
     trials = Store.open(tmp_path / "runs" / stored).read_plan().trials
     commit = revisions.find_commit("same")[: revisions.SHOWN_DIGITS]
     first = [trial.spec for trial in trials if trial.spec.repetition_index == 0]
-    assert {("", Control.NONE), ("", Control.TWIN), (commit, Control.NONE)} == {
+    assert {("", Control.NONE), ("", Control.AA), (commit, Control.NONE)} == {
         (spec.revision, spec.control) for spec in first
     }
     resumed, _, err = harness("sweep", "--study", stored)
@@ -63,7 +63,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
             "",
             r"^UNFIT: .* blocks are discarded \(noise\), more",
         ),
-        # Then it stops after its first generation.
+        # Then it stops after its first repetition.
         (
             ["noise"],
             ("--measure-equal", "--rounds=1"),
@@ -76,7 +76,7 @@ def test_a_disturbed_machine_gives_no_verdict(gate, reasons, options, stopped, m
     found = itertools.cycle(reasons)
     code, out, err = gate(
         *("--baseline=same", "--repeats=2", *options),
-        void_reason=lambda _load, _retraces: next(found),
+        discard_reason=lambda _load, _retraces: next(found),
     )
 
     assert exit_codes.UNFIT == code, err
@@ -113,7 +113,7 @@ def test_an_interrupt_removes_the_worktree(repository, tmp_path, temporary):
 
 
 def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
-    """It stops after the first generation: its other side alone says nothing."""
+    """It stops after the first repetition: its other side alone says nothing."""
     code, out, err = gate("--baseline=fails", "--repeats=2")
 
     assert exit_codes.SOME_TRIALS_FAILED == code
@@ -132,7 +132,7 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
 EFFICIENCY = ("--baseline=same", "--metric=efficiency")
 
 
-def test_an_efficiency_needs_turns(gate):
+def test_an_efficiency_needs_blocks(gate):
     words = (*EFFICIENCY, "--replicas=1,2", "--order=sequential")
     code, _, err = gate(*words, of=GATE)
 
@@ -175,9 +175,9 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     plan = store.read_plan()
     assert {"in_graph"} == {trial.spec.backend for trial in plan.trials}
     results = [trial.result for trial in store.trials() if trial.result is not None]
-    first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
-    assert 8 == len(first)  # not the twins
-    assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
+    first = [of for of in results if any(block.is_sustained for block in of.blocks)]
+    assert 8 == len(first)  # not the A/A controls
+    assert {4} == {sum(block.is_sustained for block in of.blocks) for of in first}
     notes = gate_module.read_gate(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the blocks:"))
     assert re.search(r"take [+-]?\d+\.\d\s% \[.+\] longer \(n = 4\), over all", check)
@@ -220,7 +220,7 @@ OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
 
 
 @pytest.mark.usefixtures("with_pages")
-def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate):
+def test_three_percent_more_bytes_are_shown_before_the_first_block(gate):
     files = ("--write=junit=gate.xml", "--write=json=gate.json")
     code, out, err = gate(*OF, "--study=g", *files)
 
@@ -261,13 +261,13 @@ def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate):
 
 
 def test_what_was_named_fails_on_a_busy_machine_too(gate):
-    """All turns are void, and one generation is enough: the code has the count."""
+    """All blocks are discarded; one repetition is enough: the code has the count."""
     code, out, err = gate(
         *OF,
         "--count=collective_bytes",
         "--write=junit=gate.xml",
         "--format=github",
-        void_reason=lambda _load, _retraces: "noise",
+        discard_reason=lambda _load, _retraces: "noise",
     )
 
     assert exit_codes.REGRESSION == code, err
@@ -286,7 +286,7 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate):
     )
 
 
-def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate):
+def test_a_gate_ends_with_the_repetition_in_which_a_count_rose(gate):
     """Others could not change the verdict; the same command shows it again."""
     arguments = ("--baseline=sent_less", "--rounds=1", "--count=collective_bytes")
     for is_first in (True, False):

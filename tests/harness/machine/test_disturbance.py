@@ -1,4 +1,6 @@
-"""What the kernel counts for cores, what others did to them, and what it makes void."""
+"""What the kernel counts for cores, what others did to them, and what it makes
+discarded.
+"""
 
 import dataclasses
 import random
@@ -186,7 +188,7 @@ def test_what_others_did_between_two_readings(span):
 
 
 MANY = {"foreign_cpu_fraction": 0.02, "num_cores": 16}
-VOID = [
+DISCARDED = [
     ({}, ""),
     ({"foreign_cpu_fraction": 0.03, "stolen_cpu_fraction": 0.01}, ""),
     ({"foreign_cpu_fraction": 0.06, "foreign_resolution": 0.033}, ""),
@@ -205,12 +207,14 @@ VOID = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "reason"), VOID)
-def test_a_turn_is_void_beyond_a_limit_and_what_can_be_rounding(fields, reason):
+@pytest.mark.parametrize(("fields", "reason"), DISCARDED)
+def test_a_block_is_discarded_beyond_a_limit_and_what_can_be_rounding(fields, reason):
     num_retraces = fields.get("num_retraces", 0)
     exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0} | fields
     exact.pop("num_retraces", None)
-    found = disturbance.void_reason(dataclasses.replace(QUIET, **exact), num_retraces)
+    found = disturbance.discard_reason(
+        dataclasses.replace(QUIET, **exact), num_retraces
+    )
 
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
@@ -218,40 +222,40 @@ def test_a_turn_is_void_beyond_a_limit_and_what_can_be_rounding(fields, reason):
 
 @pytest.mark.parametrize("num_cores", [1, 2, 4, 16, 48])
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_an_endless_process_on_one_core_voids_turns_and_services_do_not(
+def test_an_endless_process_on_one_core_discards_blocks_and_services_do_not(
     num_cores, *, is_exact
 ):
-    """It gets half of that core beside the trial's thread; 40 turns at any tick.
+    """It gets half of that core beside the trial's thread; 40 blocks at any tick.
 
     The mean over 16 cores is 3.1 %, which ticks could be. With 48 cores half a core is
     within the rounding of ticks at 0.3 s, and no longer at 1 s. Services take 0.2 % of
     every core, and 2 % of one.
     """
-    turn_sec = 1.0 if num_cores == 48 and not is_exact else 0.3
-    endless = _turns(num_cores, 0.5, is_exact=is_exact, turn_sec=turn_sec)
-    services = _turns(num_cores, 0.02 + 0.002 * num_cores, is_exact=is_exact)
-    reasons = [disturbance.void_reason(found, 0) for found in endless]
+    block_sec = 1.0 if num_cores == 48 and not is_exact else 0.3
+    endless = _blocks(num_cores, 0.5, is_exact=is_exact, block_sec=block_sec)
+    services = _blocks(num_cores, 0.02 + 0.002 * num_cores, is_exact=is_exact)
+    reasons = [disturbance.discard_reason(found, 0) for found in endless]
 
     assert all(reasons)
-    assert not any(disturbance.void_reason(found, 0) for found in services)
+    assert not any(disturbance.discard_reason(found, 0) for found in services)
     if num_cores == 48:
         assert "of one core of its 48, if all on one (limit 20 %)" in reasons[0]
 
 
-def _turns(num_cores, load, *, is_exact, turn_sec=0.3):
+def _blocks(num_cores, load, *, is_exact, block_sec=0.3):
     generator = random.Random(num_cores)
     found = []
     for _ in range(40):
-        idle_sec = turn_sec * 0.2  # of each core
+        idle_sec = block_sec * 0.2  # of each core
         starts, ends = 0, 0
         for _ in range(num_cores):  # each counter in ticks of its own phase
             before_sec = generator.random()
             starts += int(before_sec / TICK_SEC)
             ends += int((before_sec + idle_sec) / TICK_SEC)
-        own_sec = num_cores * (turn_sec - idle_sec) - turn_sec * load
-        run_sec = own_sec + turn_sec * load if is_exact else None
+        own_sec = num_cores * (block_sec - idle_sec) - block_sec * load
+        run_sec = own_sec + block_sec * load if is_exact else None
         start = _clock(0, num_cores=num_cores, idle=starts * TICK_SEC)
-        end = _clock(turn_sec, num_cores=num_cores, idle=ends * TICK_SEC, own=own_sec)
+        end = _clock(block_sec, num_cores=num_cores, idle=ends * TICK_SEC, own=own_sec)
         if is_exact:
             start = dataclasses.replace(start, run_sec=0.0)
             end = dataclasses.replace(end, run_sec=run_sec)

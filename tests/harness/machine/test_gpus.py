@@ -18,7 +18,7 @@ from harness.machine.gpu_watch import (
     summarize,
     within,
 )
-from results.records.machine_record import GpuSettings, GpuUse, void_reason
+from results.records.machine_record import GpuSettings, GpuUse, discard_reason
 
 
 def _visible(limit):
@@ -226,7 +226,7 @@ def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus):
     assert 5.0 * (first.num_samples - 1) == first.energy_joules
     assert first.watched_sec >= 0.1
     assert 0 == first.num_foreign_processes
-    assert "" == void_reason(watch.uses())
+    assert "" == discard_reason(watch.uses())
     assert 0 == nvml.num_open
 
 
@@ -255,7 +255,7 @@ def test_a_process_of_others_is_seen_and_those_of_a_trial_are_not(install_gpus):
         child.stdin.close()
 
     assert [0, 1] == [use.num_foreign_processes for use in watch.uses()]
-    assert "1 other process used GPU 1" == void_reason(watch.uses())
+    assert "1 other process used GPU 1" == discard_reason(watch.uses())
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_readings_of_a_window_are_chosen_by_time():
     assert readings[3:] == within(readings, 260, 290)
 
 
-def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not():
+def test_a_hot_gpu_is_discarded_and_one_at_its_power_limit_is_not():
     capped = summarize(4, [_reading(), _reading(reasons=0x4, clock_mhz=1700)])
     hot = summarize(5, [_reading(reasons=0x1), _reading(reasons=0x20 | 0x8)])
 
@@ -293,12 +293,12 @@ def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not():
         capped.lowest_clock_mhz,
         capped.slowed_by,
     )
-    assert "" == void_reason([capped])
+    assert "" == discard_reason([capped])
     expected = "the clock of GPU 5 was lowered by hardware slowdown and heat"
-    assert expected == void_reason([capped, hot])
+    assert expected == discard_reason([capped, hot])
 
 
-def test_a_gpu_that_is_lost_voids_what_follows(install_gpus):
+def test_a_gpu_that_is_lost_discards_what_follows(install_gpus):
     machine = make_gpus(2)
     install_gpus(machine)
     with GpuWatch(gpus.read_gpus(), period_sec=0.01) as watch:
@@ -312,8 +312,8 @@ def test_a_gpu_that_is_lost_voids_what_follows(install_gpus):
     assert second.num_samples
     said = "GPU 1 could not be read (GPU is lost): unknown who used it"
     assert (said,) == second.faults
-    assert said == void_reason(watch.uses())
-    assert "" == void_reason(watch.uses(before_ns - 10_000_000, before_ns))
+    assert said == discard_reason(watch.uses())
+    assert "" == discard_reason(watch.uses(before_ns - 10_000_000, before_ns))
 
 
 def test_a_gpu_that_was_never_read_is_neither_quiet_nor_free(install_gpus):
@@ -327,11 +327,11 @@ def test_a_gpu_that_was_never_read_is_neither_quiet_nor_free(install_gpus):
     (use,) = watch.uses()
 
     assert 0 == use.num_samples
-    assert said == void_reason([use])
+    assert said == discard_reason([use])
     assert said == gpu_watch.wait_until_free(chosen)
 
 
-def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus):
+def test_errors_of_the_memory_that_appear_discard_a_trial(install_gpus):
     machine = make_gpus(2, uncorrected_errors=3)
     install_gpus(machine)
     with GpuWatch(gpus.read_gpus(), period_sec=0.01) as watch:

@@ -41,7 +41,7 @@ def make_trial(make_spec):
 
 W0, W1, W2, W3 = (("worker", index) for index in range(4))
 CHIEF, SERVER = ("chief", 0), ("ps", 0)
-SOLO = {"control": Control.SOLO}
+INDEPENDENT = {"control": Control.INDEPENDENT}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,15 @@ SOLO = {"control": Control.SOLO}
         ("multi_worker", 6, {"share": 2}, (W0, W1, W2), (0, 1, 2), 2),
         ("multi_worker_in_graph", 3, {}, (W0, W1, W2), (0, None, None), 0),
         ("async", 2, {}, (CHIEF, W0, W1, SERVER), (0, None, None, None), 0),
-        ("in_graph", 3, SOLO, (W0, W1, W2), (0, 1, 2), 1),
-        ("multi_worker", 4, SOLO | {"share": 2}, (W0, W1, W2, W3), (0, 1, 2, 3), 1),
+        ("in_graph", 3, INDEPENDENT, (W0, W1, W2), (0, 1, 2), 1),
+        (
+            "multi_worker",
+            4,
+            INDEPENDENT | {"share": 2},
+            (W0, W1, W2, W3),
+            (0, 1, 2, 3),
+            1,
+        ),
     ],
 )
 def test_a_trial_has_the_processes_of_its_backend_and_measures_some(
@@ -69,8 +76,8 @@ def test_a_trial_has_the_processes_of_its_backend_and_measures_some(
     assert (sum(rank is not None for rank in ranks) or 1) == found.num_ranks
     assert num_here == found.num_replicas_here(num_replicas)
     assert fields.get("share", 1) == allocation.replicas_per_worker(spec.variables)
-    is_solo = "control" in fields
-    assert (is_solo, bool(members) and not is_solo) == (
+    is_independent = "control" in fields
+    assert (is_independent, bool(members) and not is_independent) == (
         found.is_separate,
         found.is_cluster,
     )
@@ -128,7 +135,9 @@ def test_processes_have_cores_near_their_gpus_and_threads_that_fit(
     make_trial, topology, trial, where, cpusets, threads
 ):
     backend, num_replicas, num_cores, share, *_ = (*trial, 1, 1)[:4]
-    named = {"solo": {"control": Control.SOLO}, "gpu": {"device": "gpu"}}.get(backend)
+    named = {"solo": {"control": Control.INDEPENDENT}, "gpu": {"device": "gpu"}}.get(
+        backend
+    )
     spec, processes = make_trial(
         "in_graph" if named else backend,
         num_replicas,

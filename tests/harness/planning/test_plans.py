@@ -161,7 +161,7 @@ def test_a_plan_is_complete_balanced_and_paired(plan, fields, other_seed):
         assert "strong" not in trial["modes"] or batch * fields["replicas"][0] == whole
     # Every backend and size is compared with one replica, once: a replica has two
     # examples or more, and a global batch sixteen.
-    compared = sizes(trial["spec"] for trial in planned["matching"]["trials"])
+    compared = sizes(trial["spec"] for trial in planned["equivalence"]["trials"])
     several = [n for n in fields["replicas"] if n > 1]
     assert sorted(itertools.product(fields["backends"], several)) == sorted(
         (backend, number) for backend, number, _ in compared if backend != "single"
@@ -415,7 +415,7 @@ TOKENS = "--workload=transformer --replicas=1,2"
 def test_every_backend_and_size_is_compared_with_one_replica_once(
     plan, notes, options, specs, not_checked
 ):
-    found = plan(options)["matching"]
+    found = plan(options)["equivalence"]
     trials = [trial["spec"] for trial in found["trials"]]
 
     assert sorted(specs) == sorted(sizes(trials))
@@ -438,15 +438,15 @@ def test_stages_are_compared_with_one_device_and_have_cores_of_their_own(plan):
     """Four cores are two replicas of two stages, and so the default goes to two."""
     options = f"--workload=transformer --backends=in_graph {STAGES}"
     planned = plan(f"{options} --per-replica-batch-size=1024", num_cores=4)
-    reference, *others = (t["spec"] for t in planned["matching"]["trials"])
+    reference, *others = (t["spec"] for t in planned["equivalence"]["trials"])
 
     assert {1, 2} == {spec["num_replicas"] for spec in timed(planned)}
     assert {2} == {spec["cores_per_replica"] for spec in timed(planned)}
     assert ("single", {}) == (reference["backend"], reference["options"])
     assert {2} == {spec["options"]["pipeline_stages"] for spec in others}
-    assert ("without dropout; the one replica is on one device") == planned["matching"][
-        "remarks"
-    ]["in_graph"]
+    assert ("without dropout; the one replica is on one device") == planned[
+        "equivalence"
+    ]["remarks"]["in_graph"]
 
 
 def test_a_mesh_is_of_the_backend_that_splits_dimensions(plan, refuse):
@@ -458,7 +458,7 @@ def test_a_mesh_is_of_the_backend_that_splits_dimensions(plan, refuse):
     assert {
         "dtensor": "without dropout; the one replica is on one device",
         "in_graph": "without dropout",
-    } == planned["matching"]["remarks"]
+    } == planned["equivalence"]["remarks"]
     refused = refuse("sweep", *f"{options} --backends=in_graph".split())
     assert "option mesh=1x2 has no effect: only the backend dtensor" in refused
 
@@ -501,7 +501,7 @@ def test_on_gpus_the_question_is_scaling_and_the_time_is_right(
         re.MULTILINE,
     )
     found = plan(f"--device=gpu {flags}", num_gpus=num_gpus, preset="")
-    trials = [*found["trials"], *found["matching"]["trials"]]
+    trials = [*found["trials"], *found["equivalence"]["trials"]]
     expected = sum(seconds(trial["spec"]) for trial in trials)
 
     assert question == found["measuring"]["primary"]["text"]
@@ -512,6 +512,6 @@ def test_on_gpus_the_question_is_scaling_and_the_time_is_right(
         found["estimate_basis"],
     )
     if num_gpus == 8:
-        assert (27, 7) == (len(found["trials"]), len(found["matching"]["trials"]))
+        assert (27, 7) == (len(found["trials"]), len(found["equivalence"]["trials"]))
         assert 33 < found["estimated_sec"] / 60 < 45
         assert found["estimated_sec"] > 34 * 30

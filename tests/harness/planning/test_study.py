@@ -75,12 +75,12 @@ def test_more_of_the_same_extends(sweep, first, more):
     modes = {t.modes for t in extended.trials if t.spec.num_replicas == 1}
     assert {len(more[0].split(",")) if "--mode" in more[0] else 1} == {*map(len, modes)}
     if first == ("--no-match",):  # reasons stay only where nothing is compared
-        compared = {trial.spec.num_replicas for trial in extended.matching.trials}
-        assert ({1, 2}, {}) == (compared, extended.matching.not_checked)
+        compared = {trial.spec.num_replicas for trial in extended.equivalence.trials}
+        assert ({1, 2}, {}) == (compared, extended.equivalence.not_checked)
 
 
 # What both sweeps have, what the second one changes, and what is said. A control would
-# have no turns beside the others.
+# have no blocks beside the others.
 OTHER = r"""
 | --seed=1 -> study 's' was made with seed 0, this sweep has 1
 | --preset=laptop -> with preset 'smoke', this sweep has 'laptop'
@@ -105,7 +105,7 @@ def test_another_setting_is_refused_by_name(sweep, row):
 
 
 def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
-    """As where the processes of a relay do not fit into memory."""
+    """As where the processes of an interleaved study do not fit into memory."""
     sweep()
     words = [word for word in BASE if not word.startswith("--order")]
     _, _, err = harness("sweep", *words, "--controls=nosync,independent")

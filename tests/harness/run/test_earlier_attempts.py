@@ -38,7 +38,7 @@ def interrupt(*_):
 
 
 @pytest.mark.processes
-def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
+def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
     tmp_path, harness, overrides, forked_trials, monkeypatch
 ):
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
@@ -46,7 +46,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     assert exit_codes.OK == harness(*SWEEP, overrides=overrides)[0]
     planned = Store(root).read_plan().trials
     again = [of.trial_id for of in planned if of.spec.repetition_index == 1]
-    # A kill between the two records of the second generation.
+    # A kill between the two records of the second repetition.
     (root / "trials" / again[0] / "status.json").unlink()
     observed, first = observed_in(root), finished_in(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +85,7 @@ def trial_dir(tmp_path):
         ("rank_0.jsonl", '{"kind": "phase", "phase": "launch", "ns": 1}\n', False),
         ("rank_0.jsonl", '{"kind": "step", "phase": "measure", "index": 0', True),
         ("rank_1.jsonl", '{"kind": "failure", "phase": "build"}\n', True),
-        ("turns.jsonl", "", True),
+        ("blocks.jsonl", "", True),
         ("status.json", "{}", True),
         ("env.json", "{}", False),
     ],

@@ -1,7 +1,7 @@
 """A call of a sweep fails, the disk is full, or the power is cut: nothing is lost.
 
 ``READ_FAULTS``, ``WRITE_FAULTS`` and ``POWER_CUTS`` set how many are drawn; ``make
-faults`` draws hundreds. Verbs that only read have
+faults`` draws hundreds. Subcommands that only read have
 ``tests/harness/hostile/test_failed_calls.py``.
 """
 
@@ -174,10 +174,10 @@ def found_after_a_cut(root, kept, observed, sweep, run):
         problems.append("finished trials were measured again")
     if not observed <= observed_in(root):
         problems.append("what ended before the cut is gone")
-    for verb in (("status",), ("report", "--format=text"), ("verify",)):
-        code, said = run(*verb, str(root))
+    for subcommand in (("status",), ("report", "--format=text"), ("verify",)):
+        code, said = run(*subcommand, str(root))
         if code != exit_codes.OK:
-            problems.append(f"{verb[0]}: {code} {said}")
+            problems.append(f"{subcommand[0]}: {code} {said}")
     return problems
 
 

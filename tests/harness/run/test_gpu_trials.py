@@ -1,4 +1,4 @@
-"""Trials on GPUs: which they get, what is recorded of them, what makes them void."""
+"""Trials on GPUs: which they get, what is recorded, what makes them discarded."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
         ),
     ],
 )
-def test_a_trial_that_others_or_heat_disturbed_is_void(
+def test_a_trial_that_others_or_heat_disturbed_is_discarded(
     sweep, harness, tmp_path, monkeypatch, change, reason
 ):
     """GPU 1 is disturbed after the sweep has begun: trials without it are ok.
@@ -159,7 +159,7 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
 
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert TrialStatus.OK is trials[1].status.status
-    assert TrialStatus.VOID is trials[2].status.status
+    assert TrialStatus.DISCARDED is trials[2].status.status
     assert re.match(reason, failure.reason)
     assert is_started == (Phase.LAUNCH is not failure.phase)
     assert is_started == (trials[2].result is not None)

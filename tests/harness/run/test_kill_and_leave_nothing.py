@@ -151,7 +151,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         assert 0 == process.returncode
         assert NUM_TRIALS[order] == len(starts) == len(statuses)
         assert {TrialStatus.OK} == {status.status for status in statuses}
-        if order == "sequential":  # loads within turns are of this machine
+        if order == "sequential":  # loads within blocks are of this machine
             assert whole == figures(runs / "s")
         # A kill costs at most the trials that it hit, which then run once more.
         most = NUM_TRIALS[order] + num_kills_here * HIT_BY_A_KILL[order]

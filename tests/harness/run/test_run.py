@@ -77,14 +77,20 @@ PAPER = "the reducer is out of paper"
         ("sigkill", "failed", "measure", "SIGKILL that the harness did not", ""),
         # A process that cannot say why it ended may have said it before.
         ("exit3", "failed", "measure", "exit code 3", "libfoo"),
-        ("insane", "insane", "sanity", "in_sync: variables of replica 1 differ", ""),
-        ("nan", "insane", "sanity", "every_loss_is_finite: nan in step 3", ""),
+        (
+            "failed_checks",
+            "failed_checks",
+            "sanity",
+            "in_sync: variables of replica 1 differ",
+            "",
+        ),
+        ("nan", "failed_checks", "sanity", "every_loss_is_finite: nan in step 3", ""),
     ],
 )
 def test_each_way_to_fail_is_recorded(
     run_one, behavior, status, phase, reason, traceback
 ):
-    """Records hold finite numbers only; an insane program has no quality."""
+    """Records hold finite numbers only; an failed_checks program has no quality."""
     trial = run_one(behavior)
     failure = trial.status.failure
 
@@ -96,7 +102,7 @@ def test_each_way_to_fail_is_recorded(
     assert (behavior in ("fail", "build_fail")) == (
         failure.exception_type == "RuntimeError"
     )
-    assert (status == "insane") == (trial.result is not None)
+    assert (status == "failed_checks") == (trial.result is not None)
     if behavior == "nan":
         assert 3 == len(trial.result.ranks[0].losses)
     if trial.result is not None:
@@ -141,13 +147,13 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 TWO = ("--replicas=1,2",)
 AGAIN = (*TWO, "--repeats=2")
-IN_TURN = ("--repeats=2", "--order=interleaved", "--budget=none", "--rounds=1")
+IN_BLOCK = ("--repeats=2", "--order=interleaved", "--budget=none", "--rounds=1")
 
 
 @forked
 @pytest.mark.parametrize(
     ("options", "num_same"),
-    [(AGAIN, 2), (AGAIN, 3), (IN_TURN, 1)],
+    [(AGAIN, 2), (AGAIN, 3), (IN_BLOCK, 1)],
     ids=["between two", "while one runs", "while a run runs"],
 )
 def test_a_sweep_stops_when_its_code_is_edited(
@@ -164,8 +170,8 @@ def test_a_sweep_stops_when_its_code_is_edited(
     ended = [trial for trial in Store.open(study).trials() if trial.status is not None]
     failed = [trial for trial in ended if trial.status.status is TrialStatus.FAILED]
 
-    # Of a relay, both the case and its twin.
-    counts = (2, 2) if options == IN_TURN else (num_same - 1, num_same - 2)
+    # Of an interleaved study, both the case and its aa_control.
+    counts = (2, 2) if options == IN_BLOCK else (num_same - 1, num_same - 2)
     assert counts == (len(ended), len(failed))
     for trial in failed:
         assert "ChangedCodeError" == trial.status.failure.exception_type
@@ -256,7 +262,7 @@ def store(tmp_path):
 
 def test_a_sweep_compares_before_it_measures(sweep, store):
     code, _, err = sweep()
-    compared = list(store.matching.trials())
+    compared = list(store.equivalence.trials())
     started = [trial.status.started_at for trial in store.trials()]
 
     assert exit_codes.OK == code, err
@@ -299,8 +305,8 @@ def test_what_changed_or_is_missing_of_a_comparison_is_seen(
     """
     sweep(ONE_BACKEND)
     folders = {
-        trial.spec.backend: store.matching.trial_dir(trial.trial_id)
-        for trial in store.matching.trials()
+        trial.spec.backend: store.equivalence.trial_dir(trial.trial_id)
+        for trial in store.equivalence.trials()
     }
     path = folders["in_graph"] / "rank_0.jsonl"
     text = path.read_text()

@@ -171,10 +171,10 @@ def test_trials_look_for_data_where_the_sweep_did(
     command = (sys.executable, "-S", "-c", code, str(seen))
     overrides = {**overrides, "worker_command": command}
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
-    relay = ("--budget=none", "--replicas=1", "--order=interleaved")
-    harness(*overridden(SWEEP, *relay), overrides=overrides)
+    interleaved = ("--budget=none", "--replicas=1", "--order=interleaved")
+    harness(*overridden(SWEEP, *interleaved), overrides=overrides)
     monkeypatch.delenv("TFDS_DATA_DIR")
     harness("sweep", "--study", "s", "--retry=failed", overrides=overrides)
 
-    # A case and its twin, before and after.
+    # A case and its A/A control, before and after.
     assert 4 * str(tmp_path / "sets") == seen.read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ from results.records.models import Control, Phase, TrialStatus
         ),
         ("in_graph", Control.SYNTHETIC, {"external_writes": "never"}),
         # The number of replicas of the trial is that of its programs.
-        ("single", Control.SOLO, {"num_replicas": 1}),
+        ("single", Control.INDEPENDENT, {"num_replicas": 1}),
     ],
 )
 def test_a_replicator_is_made_as_the_trial_says(
@@ -65,11 +65,11 @@ def test_a_replicator_is_made_as_the_trial_says(
     }
 
 
-def test_a_program_of_solo_knows_its_rank_and_no_cluster(
+def test_an_independent_program_knows_its_rank_and_no_cluster(
     tmp_path, make_spec, monkeypatch
 ):
     """It is started like a member of a cluster, and would wait for the others."""
-    spec = make_spec(backend="single", control=Control.SOLO)
+    spec = make_spec(backend="single", control=Control.INDEPENDENT)
     env = synthetic_trial.environment(spec, "5f0c")
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     (tmp_path / "env.json").write_text(env.model_dump_json())
@@ -216,20 +216,20 @@ def test_the_end_of_a_process_is_waited_for(how, monkeypatch):
         process = start(text)
         # The longest is for ever.
         for timeout_sec in (1e9, LONG_SEC):
-            assert code == process_tree.wait_for_turn(process, timeout_sec)
+            assert code == process_tree.wait_for_block(process, timeout_sec)
         assert code == process.returncode
     process = start("exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        process_tree.wait_for_turn(process, 0.1)
+        process_tree.wait_for_block(process, 0.1)
     assert time.monotonic() - begin >= 0.1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            process_tree.wait_for_turn(process, LONG_SEC)
+            process_tree.wait_for_block(process, LONG_SEC)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert process.poll() is None
     process.kill()
-    assert -signal.SIGKILL == process_tree.wait_for_turn(process, LONG_SEC)
+    assert -signal.SIGKILL == process_tree.wait_for_block(process, LONG_SEC)

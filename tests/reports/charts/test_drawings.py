@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from synthetic import relay_shape
+from synthetic import interleaving_shape
 
 import reports
 from replicator import catalog
@@ -31,9 +31,9 @@ def _first_screen(store):
     return str(overview.render_verdict(view_store(store)))
 
 
-def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
+def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
     """All in words too; labels name backend and mode."""
-    drawn = over_replicas.draw_first_screen(relay)
+    drawn = over_replicas.draw_first_screen(interleaved)
 
     for text in ("in_graph, weak: 100", "tf_mirrored", "replicas", ">0"):
         assert text in drawn
@@ -129,7 +129,7 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
 def test_a_case_of_several_processes_has_a_heat_map(make):
     several, one = (
         steps_lib.render_steps(
-            view_store(make(relay_shape(num_ranks=number, controls=())))
+            view_store(make(interleaving_shape(num_ranks=number, controls=())))
         )
         for number in (2, 1)
     )

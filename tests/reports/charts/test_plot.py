@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from plain_text import plain
-from synthetic import Lost, relay_shape
+from synthetic import Lost, interleaving_shape
 
 from reports import output_file, plot
 from reports.charts import rows, style
@@ -47,7 +47,7 @@ def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
 
 def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
     """The parts of each case follow each other, up to its whole step."""
-    store = make(relay_shape(lost={"in_graph": Lost(contention=0.006)}))
+    store = make(interleaving_shape(lost={"in_graph": Lost(contention=0.006)}))
     points = frame.points_frame(store)
     axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
     whole = points.query("figure == 'waterfall' and quantity == 'step'")["value"]

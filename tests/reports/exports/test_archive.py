@@ -1,6 +1,9 @@
 """Raw records that readers of a page can download, and recompute its figures from."""
 
+import hashlib
+import io
 import re
+import shutil
 import zipfile
 
 import published_studies
@@ -45,6 +48,42 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
     assert re.search(
         r"^verified: \d+ headline figures are as rec", done.output, re.MULTILINE
     )
+
+
+OLD = {  # until 2026-11-29
+    '"blocks":': '"turns":',
+    '"discard_reason":': '"void_reason":',
+    '"repetition_sec":': '"generation_sec":',
+    '"equivalence":': '"matching":',
+    '"status": "discarded"': '"status": "void"',
+    '"status": "failed_checks"': '"status": "insane"',
+}
+
+
+def test_a_study_with_the_old_names_is_verified_and_exported_with_the_new(tmp_path):
+    original = published_studies.study(STUDY)
+    shutil.copytree(original, root := tmp_path / STUDY)
+    for path in root.rglob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        for new, name in OLD.items():
+            text = text.replace(new, name)
+        path.write_text(text, encoding="utf-8")
+    for path in root.rglob("blocks.jsonl"):
+        path.rename(path.with_name("turns.jsonl"))
+    manifest = root / "SHA256SUMS"
+    listed = re.findall(r"  (\S+)$", manifest.read_text(), re.MULTILINE)
+    names = [name.replace("/blocks.jsonl", "/turns.jsonl") for name in listed]
+    sums = [hashlib.sha256((root / name).read_bytes()).hexdigest() for name in names]
+    pairs = zip(sums, names, strict=True)
+    manifest.write_text("".join(f"{one}  {name}\n" for one, name in pairs))
+    done = run("verify", root)
+
+    assert 2 <= sum(b"void_reason" in p.read_bytes() for p in root.rglob("result.json"))
+    assert exit_codes.OK == done.exit_code, done.output
+    with zipfile.ZipFile(io.BytesIO(exports.records_of(Store.open(root)))) as file:
+        for name in set(file.namelist()) - {f"{STUDY}/SHA256SUMS"}:
+            kept = original.parent / name.replace("/turns.jsonl", "/blocks.jsonl")
+            assert file.read(name) == kept.read_bytes(), name
 
 
 @pytest.fixture

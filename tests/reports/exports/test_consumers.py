@@ -142,7 +142,7 @@ def test_github_action_benchmark_has_one_row_per_case(store, metric):
 
 
 def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
-    """The trials of a relay record no time to their first step."""
+    """The trials of an interleaved study record no time to their first step."""
 
     def without(entry):
         zero = {"time_to_first_step_sec": 0.0}

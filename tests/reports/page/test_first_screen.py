@@ -7,7 +7,7 @@ import re
 import pytest
 import rich.console
 from plain_text import plain, visible
-from synthetic import Lost, every, relay_shape
+from synthetic import Lost, every, interleaving_shape
 
 from reports.charts import over_replicas
 from reports.exports import exports
@@ -37,9 +37,9 @@ def _printed(store, width=200):
     return plain(stream.getvalue())
 
 
-def test_the_first_sentence_answers_the_title(relay):
+def test_the_first_sentence_answers_the_title(interleaved):
     """On the page above the table, in the terminal, and as the page's description."""
-    judged, screen = brief.judge(relay), _first_screen(relay.store)
+    judged, screen = brief.judge(interleaved), _first_screen(interleaved.store)
     answer = plain(judged.sentences[0])
     (command,) = [text for text, is_typed in judged.next_parts if is_typed]
 
@@ -49,9 +49,9 @@ def test_the_first_sentence_answers_the_title(relay):
         answer,
     )
     assert screen.index(judged.sentences[0]) < screen.index("<table")
-    assert answer in _printed(relay.store)
+    assert answer in _printed(interleaved.store)
     assert f'description" content="{judged.sentences[0]}' in build.build_report(
-        relay.store
+        interleaved.store
     )
     # Noise that lasts ten minutes is in a rate, and in no interval of it.
     assert re.fullmatch(
@@ -66,10 +66,13 @@ def test_the_first_sentence_answers_the_title(relay):
     assert "repetitions" not in screen
 
 
-def test_the_table_has_every_case_once_with_intervals(relay):
+def test_the_table_has_every_case_once_with_intervals(interleaved):
     """A baseline serves both modes; others are compared with the fastest backend."""
-    rows = brief.judge(relay).rows
-    shown, printed = plain(_first_screen(relay.store)), _printed(relay.store)
+    rows = brief.judge(interleaved).rows
+    shown, printed = (
+        plain(_first_screen(interleaved.store)),
+        _printed(interleaved.store),
+    )
 
     assert [(row.mode, row.backend, row.size) for row in rows] == [
         ("baseline", "in_graph", f"1 {formats.TIMES} 8"),
@@ -79,7 +82,7 @@ def test_the_table_has_every_case_once_with_intervals(relay):
         ("strong", "in_graph", f"2 {formats.TIMES} 4"),
         ("strong", "tf_mirrored", f"2 {formats.TIMES} 4"),
     ]
-    assert "images/s" == brief.columns(relay)[3]
+    assert "images/s" == brief.columns(interleaved)[3]
     for row in rows:
         rate, efficiency, ratio = map(plain, row.cells[-3:])
         assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", rate)
@@ -140,7 +143,7 @@ EVEN = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
 def test_the_verdict_names_the_largest_cause_if_there_is_one(
     make, lost, said, not_said
 ):
-    text = _text(view_store(make(relay_shape(lost={"in_graph": lost}))))
+    text = _text(view_store(make(interleaving_shape(lost={"in_graph": lost}))))
 
     assert re.search(said, text), text
     assert not [words for words in not_said if words in text]
@@ -182,7 +185,9 @@ def test_what_intervals_do_not_exclude_is_inconclusive(make):
 
 def test_several_backends_are_ranked_together(make):
     backends = ("in_graph", "tf_mirrored", "multi_worker")
-    view = view_store(make(relay_shape(backends=backends, repeats=5, controls=())))
+    view = view_store(
+        make(interleaving_shape(backends=backends, repeats=5, controls=()))
+    )
 
     assert re.search(
         r"faster than (each|\d) of 2 other backends(, slower than \d)?"
@@ -226,19 +231,23 @@ def test_without_intervals_the_note_says_so(make):
     assert all("one run: no interval" in row.efficiency for row in judged.rows)
 
 
-def test_of_one_generation_intervals_are_for_its_processes_only(make):
+def test_of_one_repetition_intervals_are_for_its_processes_only(make):
     judged = brief.judge(view_store(make(repeats=1, num_rounds=12)))
 
     assert all("these processes only" in row.efficiency for row in judged.rows)
 
 
-def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
+def test_a_machine_without_more_cores_is_not_given_more_replicas(interleaved):
     """It has two, and both are used; one replica leaves one."""
-    points = [p for p in relay.points_of(STRONG, "in_graph") if p.case.shown_entries]
+    points = [
+        p for p in interleaved.points_of(STRONG, "in_graph") if p.case.shown_entries
+    ]
 
-    assert next_step._wider(relay, points) == "measure on a machine with more cores"
     assert (
-        next_step._wider(relay, points[:1])
+        next_step._wider(interleaved, points) == "measure on a machine with more cores"
+    )
+    assert (
+        next_step._wider(interleaved, points[:1])
         == "measure more replicas: there are 2 cores"
     )
 
@@ -251,8 +260,8 @@ def test_every_figure_of_a_table_has_its_interval_or_says_why_not(make, broken):
             backends=("multi_worker_in_graph", "tf_multi_worker", "async", "single"),
             replicas=(1, 2, 4, 8),
             num_rounds=4,
-            twin_factor=1.3,
-            void_share=0.2,
+            aa_factor=1.3,
+            discarded_share=0.2,
         ),
         make(replicas=(2,)),
     ]
@@ -373,14 +382,14 @@ def test_quality_says_how_few_steps_it_is_after(complete):
         ("CPU", "CPU"),
     ],
 )
-def test_the_title_is_a_question_in_plain_words(relay, model, shown):
+def test_the_title_is_a_question_in_plain_words(interleaved, model, shown):
     """With display names; processors lose their trade marks."""
-    known = relay.study.metrics
+    known = interleaved.study.metrics
 
     assert shown == names.processor(model)
     assert re.fullmatch(
         r"ResNet-50 on \d+ cores? of an? .+: how well does it scale\?",
-        names.title(relay),
+        names.title(interleaved),
     )
     assert names.metric("top_1", known) == "Top-1 accuracy"
     assert names.metric("rate_of_mine", known) == "Rate of mine"
@@ -388,7 +397,7 @@ def test_the_title_is_a_question_in_plain_words(relay, model, shown):
 
 
 def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
-    """Equal backends are never ranked, however many generations there are."""
+    """Equal backends are never ranked, however many repetitions there are."""
     view = view_store(make(noise=0.3, num_rounds=4, repeats=4))
     item = next(c for c in view.comparisons if c.ratio and not c.holds)
 
@@ -398,12 +407,12 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
     )
 
 
-def test_damaged_figures_do_not_break_the_verdict(relay):
-    (point,) = [p for p in relay.points_of(WEAK, "in_graph") if p.efficiency]
+def test_damaged_figures_do_not_break_the_verdict(interleaved):
+    (point,) = [p for p in interleaved.points_of(WEAK, "in_graph") if p.efficiency]
     wide = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
     damaged = dataclasses.replace(point, efficiency=wide, speedup=wide)
-    points = tuple(damaged if p is point else p for p in relay.points)
-    view = dataclasses.replace(relay, points=points)
+    points = tuple(damaged if p is point else p for p in interleaved.points)
+    view = dataclasses.replace(interleaved, points=points)
 
     assert brief.judge(view).text
     assert overview.render_verdict(view)

@@ -30,7 +30,7 @@ def judged(make, synthetic):
             repeats=15,
             num_rounds=10,
             noise=0.008,
-            twin_factor=1.0,
+            aa_factor=1.0,
             revisions={"1234567890ab": 1 / slower},
             is_evaluated=False,
         )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from plain_text import visible
-from synthetic import ALL_CONTROLS, Lost, relay_shape
+from synthetic import ALL_CONTROLS, Lost, interleaving_shape
 
 from reports.page import build
 from reports.page.sections import overview
@@ -25,7 +25,7 @@ def data_of(store):
 def store(make):
     """Two backends; nosync and synthetic are controls of the first."""
     lost = {"in_graph": Lost(contention=0.006)}
-    return make(relay_shape(backends=("in_graph", "tf_mirrored"), lost=lost))
+    return make(interleaving_shape(backends=("in_graph", "tf_mirrored"), lost=lost))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,9 @@ def test_steps_of_all_cases_are_split_on_one_axis(page):
 
 
 def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, make):
-    plain = build.build_report(make(relay_shape(controls=(), repeats=2, num_rounds=2)))
+    plain = build.build_report(
+        make(interleaving_shape(controls=(), repeats=2, num_rounds=2))
+    )
 
     assert '<a href="#lost-time">Where the time goes</a>' in page
     assert "lost-time" not in plain
@@ -58,7 +60,7 @@ def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, ma
 
 def test_programs_that_never_communicate_are_the_ceiling_of_the_efficiency(page, make):
     """A line in the bars, and in the figure over replicas; in words too."""
-    shape = relay_shape(replicas=(1, 2, 4))
+    shape = interleaving_shape(replicas=(1, 2, 4))
     over_sizes = build.build_report(make(shape))
 
     assert "Second dashed line: programs that never communicate." in page
@@ -67,7 +69,7 @@ def test_programs_that_never_communicate_are_the_ceiling_of_the_efficiency(page,
 
 
 def test_cases_that_cannot_be_compared_say_so(make):
-    shape = relay_shape(is_without_common_round=True, repeats=2)
+    shape = interleaving_shape(is_without_common_round=True, repeats=2)
     shown = overview.render_time(view_store(make(shape)))
 
     assert "is not compared: no round of any run has a valid block of" in shown
@@ -120,7 +122,7 @@ def test_what_the_pipelines_take_alone_is_judged(
 ):
     lost = {"in_graph": Lost(input=0.008, pipelines=pipelines)}
     controls = (*ALL_CONTROLS, Control.INPUT_ONLY)
-    store = make(relay_shape(lost=lost, controls=controls, repeats=repeats))
+    store = make(interleaving_shape(lost=lost, controls=controls, repeats=repeats))
     view = view_store(store)
     bound, share = (row for row in data_of(store) if row["figure"] == "input")
     (last,) = overview.input_texts(view)
@@ -137,8 +139,8 @@ FLOPS_PER_EXAMPLE = 1_000_000
 
 
 def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
-    """Two processes have two peaks; the interval is over generations."""
-    store = make(relay_shape(num_ranks=2, peak_flops_per_sec=PEAK))
+    """Two processes have two peaks; the interval is over repetitions."""
+    store = make(interleaving_shape(num_ranks=2, peak_flops_per_sec=PEAK))
     shown = visible(str(overview.render_time(view_store(store))))
 
     for case in load_study(store).cases:

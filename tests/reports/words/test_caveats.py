@@ -5,14 +5,14 @@ import itertools
 import re
 
 import pytest
-from changed_study import with_environments, with_results, with_turns
+from changed_study import with_blocks, with_environments, with_results
 from plain_text import plain
 
 from reports.page.sections import coverage, overview
 from reports.view import view_store
 from reports.words import brief, caveats, formats
 from reports.words.caveats import Level
-from results.figures import relay as relay_counts
+from results.figures import conditions as block_counts
 from results.figures import scaling
 
 QUIET = {"foreign_cpu_fraction": 0.0}
@@ -28,11 +28,11 @@ def _mark(view, name):
     return found.level, plain(found.reason)
 
 
-def test_a_quiet_relay_with_a_twin_is_reliable(relay):
+def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
     """Every mark is ok but for load that was not recorded, which is no quiet."""
-    level, reason = _mark(relay, "Quiet machine")
-    study = with_turns(relay.study, lambda _: QUIET)
-    quiet = dataclasses.replace(relay, study=study)
+    level, reason = _mark(interleaved, "Quiet machine")
+    study = with_blocks(interleaved.study, lambda _: QUIET)
+    quiet = dataclasses.replace(interleaved, study=study)
     found = {of.name: of.level for of in caveats.of_view(quiet)}
 
     assert level is Level.CAUTION
@@ -46,7 +46,7 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay):
     )
 
 
-def _with_halves(relay, half):
+def _with_halves(interleaved, half):
     """Gives every efficiency an interval of so much to either side."""
     ends = {"value": 0.79, "low": 0.79 * (1 - half), "high": 0.79 * (1 + half)}
     points = tuple(
@@ -55,17 +55,17 @@ def _with_halves(relay, half):
             efficiency=point.efficiency
             and dataclasses.replace(point.efficiency, **ends),
         )
-        for point in relay.points
+        for point in interleaved.points
     )
-    return dataclasses.replace(relay, points=points)
+    return dataclasses.replace(interleaved, points=points)
 
 
 @pytest.mark.parametrize(
     ("half", "level"), [(0.02, Level.OK), (0.11, Level.CAUTION), (0.3, Level.BAD)]
 )
-def test_a_study_that_resolves_little_is_not_reliable(relay, half, level):
+def test_a_study_that_resolves_little_is_not_reliable(interleaved, half, level):
     """79 % [70, 88] is an interval of 11 % to either side."""
-    view = _with_halves(relay, half)
+    view = _with_halves(interleaved, half)
     found, reason = _mark(view, "Resolution")
 
     assert level is found
@@ -74,22 +74,24 @@ def test_a_study_that_resolves_little_is_not_reliable(relay, half, level):
 
 
 @pytest.mark.parametrize(("every", "level"), [(0, Level.OK), (10, Level.CAUTION)])
-def test_slow_turns_that_typical_ones_hide_call_for_caution(
+def test_slow_blocks_that_typical_ones_hide_call_for_caution(
     make, synthetic, every, level
 ):
-    """Every tenth turn of two replicas takes four times as long: 30 % more time."""
+    """Every tenth block of two replicas takes four times as long: 30 % more time."""
     fields = {"modes": (synthetic.WEAK,), "num_rounds": 20, "repeats": 5}
     view = view_store(make(noise=0.002, **fields))
 
     def change(entry):
-        now_ns, turns = 0, []
-        for turn in entry.result.turns:
-            is_slow = every and turn.round_index % every == 5
+        now_ns, blocks = 0, []
+        for block in entry.result.blocks:
+            is_slow = every and block.round_index % every == 5
             factor = 4 if is_slow and entry.spec.num_replicas == 2 else 1
-            end_ns = now_ns + factor * (turn.end_ns - turn.start_ns)
-            turns.append(turn.model_copy(update={"start_ns": now_ns, "end_ns": end_ns}))
+            end_ns = now_ns + factor * (block.end_ns - block.start_ns)
+            blocks.append(
+                block.model_copy(update={"start_ns": now_ns, "end_ns": end_ns})
+            )
             now_ns = end_ns
-        return {"turns": tuple(turns)}
+        return {"blocks": tuple(blocks)}
 
     study = with_results(view.study, change)
     view = dataclasses.replace(view, study=study, points=scaling.points(study))
@@ -98,22 +100,24 @@ def test_slow_turns_that_typical_ones_hide_call_for_caution(
     said = re.search(
         r"; of total time 1\d % lower: some blocks are much slower$", reason
     )
-    # 4 ** 0.1 of typical turns, 1.3 of total time.
+    # 4 ** 0.1 of typical blocks, 1.3 of total time.
     expected = 1 - 4**0.1 / 1.3 if every else 0.0
 
     assert level is found, reason
     assert bool(said) == bool(every)
-    hidden = scaling.hidden_by_slow_turns(point.case, point.baseline)
+    hidden = scaling.hidden_by_slow_blocks(point.case, point.baseline)
     assert hidden == pytest.approx(expected, abs=0.02)
 
 
-def test_a_twin_that_is_far_from_its_case_is_not_reliable(relay, monkeypatch):
+def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(
+    interleaved, monkeypatch
+):
     """Its interval may include 1 because it is wide."""
-    twin = relay_counts.twin_of(relay.study)
-    ratio = dataclasses.replace(twin.ratio, value=1.12, low=0.97, high=1.29)
-    far = dataclasses.replace(twin, ratio=ratio)
-    monkeypatch.setattr(relay_counts, "twin_of", lambda _: far)
-    view = _with_halves(relay, 0.02)
+    aa_control = block_counts.aa_control_of(interleaved.study)
+    ratio = dataclasses.replace(aa_control.ratio, value=1.12, low=0.97, high=1.29)
+    far = dataclasses.replace(aa_control, ratio=ratio)
+    monkeypatch.setattr(block_counts, "aa_control_of", lambda _: far)
+    view = _with_halves(interleaved, 0.02)
 
     assert Level.OK is _mark(view, "Design")[0]
     assert (Level.CAUTION, "equal programs are 11 % apart: coarse") == _mark(
@@ -145,17 +149,17 @@ def _every_second(number, _):
 SLOW = {"canary_after_sec": 0.4}
 
 
-def test_a_large_drift_changes_the_words_of_the_verdict(sequence, relay):
+def test_a_large_drift_changes_the_words_of_the_verdict(sequence, interleaved):
     """In sequence it is in the ratios; in turns it cancels, and calls for caution."""
     drifted = _with_environments(sequence, _every_second, **SLOW)
-    one_reading = _with_environments(relay, _every_second, **SLOW)
-    generation = _with_environments(
-        relay,
+    one_reading = _with_environments(interleaved, _every_second, **SLOW)
+    repetition = _with_environments(
+        interleaved,
         lambda _, entry: entry.spec.repetition_index == 1,
         canary_before_sec=0.4,
         **SLOW,
     )
-    level, reason = _mark(generation, "Drift")
+    level, reason = _mark(repetition, "Drift")
 
     assert Level.BAD is _mark(drifted, "Drift")[0]
     assert re.search(r" Not reliable: drift\. ", _text(drifted))
@@ -165,10 +169,10 @@ def test_a_large_drift_changes_the_words_of_the_verdict(sequence, relay):
     assert reason.startswith("speed of the machine")
 
 
-def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
-    """Of medians over a generation; single readings move further, and say so."""
+def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(interleaved):
+    """Of medians over a repetition; single readings move further, and say so."""
     disturbed = _with_environments(
-        relay, lambda number, _: number == 0, canary_after_sec=0.6
+        interleaved, lambda number, _: number == 0, canary_after_sec=0.6
     )
     moved = re.search(r"moved by ([\d.]+ %)", _mark(disturbed, "Drift")[1])
     section = plain(coverage.render_machine(disturbed))
@@ -177,12 +181,12 @@ def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
     assert re.search(r"single readings by up to [12]\d\d %", section)
 
 
-def test_void_turns_are_counted(make):
-    view = view_store(make(num_rounds=12, repeats=4, void_share=0.04))
-    counts = relay_counts.count_turns(view.study)
-    told = f"{counts.num_void} of {counts.num_turns} blocks discarded, "
+def test_discarded_blocks_are_counted(make):
+    view = view_store(make(num_rounds=12, repeats=4, discarded_share=0.04))
+    counts = block_counts.count_blocks(view.study)
+    told = f"{counts.num_discarded} of {counts.num_blocks} blocks discarded, "
 
-    assert counts.num_void > 0
+    assert counts.num_discarded > 0
     assert _mark(view, "Quiet machine")[1].startswith(told)
 
 
@@ -209,19 +213,19 @@ def test_failures_and_oversubscription_are_marked(broken):
     assert "oversubscribed at 4 replicas" in why_cores
 
 
-def test_the_method_says_where_the_marks_turn(relay, sequence):
-    """A reader can look up how much drift, or how many void turns, are too many."""
-    of_relay, of_sequence = (
-        plain(overview.render_method(view)) for view in (relay, sequence)
+def test_the_method_says_where_the_marks_turn(interleaved, sequence):
+    """A reader can look up how much drift or how many discarded blocks are too many."""
+    of_interleaved, of_sequence = (
+        plain(overview.render_method(view)) for view in (interleaved, sequence)
     )
 
     for text, said in (
-        (of_relay, "caution below 4 runs, bad with one"),
+        (of_interleaved, "caution below 4 runs, bad with one"),
         (
-            of_relay,
+            of_interleaved,
             "more than 10 % of the blocks are discarded, bad if a case has no other",
         ),
-        (of_relay, "moved by more than 10 %, bad if it changed"),
+        (of_interleaved, "moved by more than 10 %, bad if it changed"),
         (of_sequence, "more than 5 % of the CPU time in any trial"),
         (of_sequence, "moved by more than 10 %, bad above 25 % or if it changed"),
         (of_sequence, "any trial gave no number, bad above 20 %"),

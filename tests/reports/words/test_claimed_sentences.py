@@ -13,7 +13,7 @@ import page_claims
 import published_studies
 import pytest
 from plain_text import plain
-from synthetic import Lost, relay_shape
+from synthetic import Lost, interleaving_shape
 
 from reports.view import view_store
 from reports.words import brief
@@ -42,13 +42,13 @@ def test_made_studies_say_only_what_has_a_row(make, broken):
     nothing = {"in_graph": Lost(exposed_communication=0.0, input=0.0)}
     _rows(broken)
     for shape in (
-        relay_shape(),
-        relay_shape(backends=two),
-        relay_shape(backends=(*two, "single"), repeats=5),
-        relay_shape(lost={"in_graph": Lost(exposed_communication=0.02)}),
-        relay_shape(lost=nothing),
-        relay_shape(repeats=1),
-        relay_shape(replicas=(1,), controls=()),
+        interleaving_shape(),
+        interleaving_shape(backends=two),
+        interleaving_shape(backends=(*two, "single"), repeats=5),
+        interleaving_shape(lost={"in_graph": Lost(exposed_communication=0.02)}),
+        interleaving_shape(lost=nothing),
+        interleaving_shape(repeats=1),
+        interleaving_shape(replicas=(1,), controls=()),
     ):
         _rows(make(shape))
     for fields in (
@@ -82,7 +82,7 @@ def test_the_tables_have_every_row():
                 claim=claim,
                 model=cells[0],
                 share=float(cells[column]),
-                generations=0.0,
+                repetitions=0.0,
                 num_gates=1000,
             )
             assert not row.is_broken, (row.model, claim.head)

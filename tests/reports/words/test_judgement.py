@@ -28,7 +28,7 @@ def judged(tmp_path_factory, synthetic):
             "repeats": 4,
             "num_rounds": 10,
             "noise": 0.008,
-            "twin_factor": 1.0,
+            "aa_factor": 1.0,
             "revisions": {BASE: 1 / 1.1},
             "is_evaluated": False,
         }
@@ -47,7 +47,9 @@ def slower(judged):
 
 
 def test_the_text_ends_with_the_verdict(slower):
-    """A row per case, the twin, the void turns; the rule is in the last line."""
+    """A row per case, the A/A control, the discarded blocks; the rule is in the last
+    line.
+    """
     lines = judgement.gate_text(slower).splitlines()
 
     assert re.match(r"case +slower by, interval, at least 90% +n +verdict", lines[0])
@@ -78,7 +80,7 @@ def test_junit_of_a_pass_has_no_failure_and_of_an_unfit_machine_an_error(judged)
     equal = {"backends": ("in_graph",), "revisions": {BASE: 1.0}}
     passed, unfit = (
         ET.fromstring(judgement.gate_junit(judged(**equal, **fields)))
-        for fields in ({"repeats": 15}, {"void_share": 0.5})
+        for fields in ({"repeats": 15}, {"discarded_share": 0.5})
     )
     (error,) = unfit.findall("testcase[@name='all']/error")
 

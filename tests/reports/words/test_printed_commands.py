@@ -29,18 +29,18 @@ IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
 
 def _run(command, runs_dir, monkeypatch):
-    """Runs a command as dry as its verb can be: a plan, or no trial at all."""
+    """Runs a command as dry as its subcommand can be: a plan, or no trial at all."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "harness"]
-    verb, *options = words[3:]
+    subcommand, *options = words[3:]
     with monkeypatch.context() as patch:
         # Nobody measured the studies of tests, and published ones are of older code.
         for module in (plan_lib, code_digest):
             patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
-        is_new = verb == "sweep" and {"--workload", "--command"} & {*options}
+        is_new = subcommand == "sweep" and {"--workload", "--command"} & {*options}
         dry = ["--dry-run"] if is_new else []
-        arguments = [verb, *options, *dry, "--runs-dir", str(runs_dir)]
+        arguments = [subcommand, *options, *dry, "--runs-dir", str(runs_dir)]
         done = CliRunner().invoke(main.cli, arguments)
     assert 0 == done.exit_code, (command, done.output, done.exception)
     return done.output
@@ -88,7 +88,7 @@ def planned(tmp_path, monkeypatch):
     return plan
 
 
-def test_commands_for_more_generations_run(planned, tmp_path, monkeypatch):
+def test_commands_for_more_repetitions_run(planned, tmp_path, monkeypatch):
     plan = planned("--repeats", "4")
     command = next_step.with_repetitions(plan, 6)
     output = _run(command, tmp_path, monkeypatch)

@@ -33,10 +33,14 @@ def test_trials_frame_has_a_row_per_trial_and_mode(broken):
     assert len(broken.read_plan().trials) == trials.trial_id.nunique()
     assert {"weak", "strong"} == set(trials["mode"])
     assert 6 == len(baseline)
-    assert {"ok": 37, "timeout": 1, "out_of_memory": 1, "failed": 1, "insane": 1} | {
-        "missing": 1
-    } == trials.status.value_counts().to_dict()
-    # Nobody can average an insane number by mistake.
+    assert {
+        "ok": 37,
+        "timeout": 1,
+        "out_of_memory": 1,
+        "failed": 1,
+        "failed_checks": 1,
+    } | {"missing": 1} == trials.status.value_counts().to_dict()
+    # Nobody can average an failed_checks number by mistake.
     assert bad[["examples_per_sec", "quality_top_1"]].isna().all(axis=None)
     assert (bad.reason != "").all()
     assert trials[trials.status == "failed"].failure_phase.tolist() == ["build"]

@@ -1,4 +1,4 @@
-"""Studies of a case over time; and what turns of a relay show."""
+"""Studies of a case over time; and what blocks of an interleaved study show."""
 
 import dataclasses
 import re
@@ -7,15 +7,15 @@ import pytest
 from changed_study import edit_record
 from loads import QUIET
 from plain_text import plain
-from synthetic import make_store, relay_shape
+from synthetic import interleaving_shape, make_store
 
-from harness.machine.disturbance import void_reason
+from harness.machine.disturbance import discard_reason
 from reports.view import view_store
 from reports.words import caveats
 from results import load_study
-from results.figures import relay
+from results.figures import conditions
+from results.figures.conditions import _without_numbers, count_blocks
 from results.figures.history import history, machine_class
-from results.figures.relay import _without_numbers, count_turns
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CASE = {"backends": ("in_graph",), "repeats": 2, "is_evaluated": False}
@@ -120,28 +120,29 @@ def test_the_limit_stands_in_place_of_what_was_measured(fields, expected):
     for changes in fields:
         exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0}
         load = dataclasses.replace(QUIET, **exact | changes)
-        assert expected == _without_numbers(void_reason(load, 0))
+        assert expected == _without_numbers(discard_reason(load, 0))
 
 
-def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
-    """Of turns that are repeated once, and of those that have no valid attempt."""
-    shape = relay_shape(controls=(), twin_factor=None)
-    repeated = count_turns(load_study(make_store(tmp_path / "repeated", shape)))
+def test_a_block_that_stayed_discarded_is_counted(tmp_path, synthetic):
+    """Of blocks that are repeated once, and of those that have no valid attempt."""
+    shape = interleaving_shape(controls=(), aa_factor=None)
+    repeated = count_blocks(load_study(make_store(tmp_path / "repeated", shape)))
     shape = dataclasses.replace(shape, is_without_common_round=True)
-    lost = count_turns(load_study(make_store(tmp_path / "lost", shape)))
+    lost = count_blocks(load_study(make_store(tmp_path / "lost", shape)))
 
-    num_void, num_turns = repeated.num_void, repeated.num_turns
-    assert (num_turns - num_void, 0) == (2 * 4 * 6, repeated.num_lost)
+    num_discarded, num_blocks = repeated.num_discarded, repeated.num_blocks
+    assert (num_blocks - num_discarded, 0) == (2 * 4 * 6, repeated.num_lost)
     said = caveats.blocks_text(repeated)
-    start = f"{num_void} of {num_turns} blocks discarded, {num_void} since other proc"
+    number = num_discarded
+    start = f"{number} of {num_blocks} blocks discarded, {number} since other proc"
     assert said.startswith(start)
     assert "no valid attempt" not in said
-    assert (48, 24, 24) == (lost.num_turns, lost.num_void, lost.num_lost)
+    assert (48, 24, 24) == (lost.num_blocks, lost.num_discarded, lost.num_lost)
     assert caveats.blocks_text(lost).endswith("; 24 blocks had no valid attempt")
 
 
 @pytest.mark.parametrize(
-    ("steps_per_turn", "said"),
+    ("steps_per_block", "said"),
     [
         (
             (3,),
@@ -164,17 +165,22 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
         ),
     ],
 )
-def test_what_a_first_step_takes_more_is_found(tmp_path, steps_per_turn, said):
-    shape = relay_shape(controls=(), first_step=1.08, steps_per_turn=steps_per_turn)
+def test_what_a_first_step_takes_more_is_found(tmp_path, steps_per_block, said):
+    shape = interleaving_shape(
+        controls=(), first_step=1.08, steps_per_block=steps_per_block
+    )
     view = view_store(make_store(tmp_path, shape))
     text = plain(" ".join(caveats.first_steps(view)))
 
     assert bool(said) == bool(text)
     for words in said:
         assert re.search(words, text), (words, text)
-    for found in map(relay.first_step_of, view.measured_cases):
-        assert (min(steps_per_turn), max(steps_per_turn)) == (found.fewest, found.most)
-        if steps_per_turn == (3,):
+    for found in map(conditions.first_step_of, view.measured_cases):
+        assert (min(steps_per_block), max(steps_per_block)) == (
+            found.fewest,
+            found.most,
+        )
+        if steps_per_block == (3,):
             assert pytest.approx(1.08) == found.ratio.value
             assert 4 == found.ratio.n
             assert 0.08 / 3 == pytest.approx(found.part)

@@ -5,16 +5,16 @@
 
 import pytest
 from known_losses import (
-    GENERATIONS,
     LOST,
+    OF_BLOCKS,
     OF_CONTROLS,
-    OF_TURNS,
+    REPETITIONS,
     Cores,
     Step,
-    held_by_turns,
+    held_by_blocks,
     make_study,
+    of_blocks,
     of_controls,
-    of_turns,
 )
 
 from results.figures import lost_time
@@ -35,8 +35,8 @@ def test_of_fifty_studies_no_cause_is_wrong(study):
         for seed in SEEDS
     ]
     of_recorded = [
-        (truth, cores, of_turns(study, cores, seed))
-        for truth, cores in OF_TURNS
+        (truth, cores, of_blocks(study, cores, seed))
+        for truth, cores in OF_BLOCKS
         for seed in SEEDS
     ]
     named = [(truth, found.main_loss) for truth, found in of_controlled]
@@ -44,7 +44,7 @@ def test_of_fifty_studies_no_cause_is_wrong(study):
     held = [
         is_held
         for _, cores, found in of_recorded
-        for _, is_held in held_by_turns(found, cores)
+        for _, is_held in held_by_blocks(found, cores)
     ]
 
     assert len(named) == 50
@@ -63,8 +63,8 @@ def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained():
 
 def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
     """Threads wait longer than others had the cores: they waited for one another."""
-    found = of_turns(study, Cores(idle=LOST, queue=0.050), 0)
-    idle, wait = found.part("idle"), found.part("core_wait")
+    found = of_blocks(study, Cores(idle=LOST, queue=0.050), 0)
+    idle, wait = found.part("idle"), found.part("run_queue_delay")
 
     assert not idle.time.excludes(LOST)
     assert idle.time.low > 0
@@ -74,10 +74,10 @@ def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
 def test_two_controls_that_take_away_the_same_time_name_no_cause():
     """Pipelines that slow each other down are contention, and input."""
     times = Step().times()
-    for name in ("case", "nosync", "solo", "without_update"):
+    for name in ("case", "nosync", "independent", "without_update"):
         times[name] += LOST
     observed = {
-        name: {g: value * (1 + 0.001 * g) for g in range(GENERATIONS)}
+        name: {g: value * (1 + 0.001 * g) for g in range(REPETITIONS)}
         for name, value in times.items()
     }
     found = lost_time.decompose(**observed)

@@ -1,9 +1,9 @@
-"""The parts of a step: they add up to it, come from the right turns, and are judged."""
+"""The parts of a step: they add up to it, come from valid blocks, and are judged."""
 
 import numpy as np
 import pytest
 from changed_study import with_results
-from synthetic import ALL_CONTROLS, Lost, make_store, relay_shape
+from synthetic import ALL_CONTROLS, Lost, interleaving_shape, make_store
 
 from results import errors, load_study
 from results.figures import lost_time
@@ -21,7 +21,7 @@ FULL = {
     "case": _all(100),
     "baseline": _all(60),
     "nosync": _all(80),
-    "solo": _all(68),
+    "independent": _all(68),
     "synthetic": _all(88),
     "baseline_synthetic": _all(50),
     "without_update": _all(99),
@@ -58,7 +58,7 @@ def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reas
 
 def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     """60 ms at one replica and at two, 10 of them input: nothing is lost."""
-    same = {name: _all(60) for name in ("case", "baseline", "nosync", "solo")}
+    same = {name: _all(60) for name in ("case", "baseline", "nosync", "independent")}
     without = {name: _all(50) for name in ("synthetic", "baseline_synthetic")}
     values = values_of(decompose(**same, **without))
 
@@ -66,7 +66,7 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     assert values["unexplained"] == pytest.approx(0, abs=1e-12)
 
 
-def test_generations_that_never_met_are_an_error():
+def test_repetitions_that_never_met_are_an_error():
     found = decompose(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08})
     assert (found.step.time.value, found.step.time.low) == (0.1, None)
     assert found.whole.method == (
@@ -80,23 +80,25 @@ def test_generations_that_never_met_are_an_error():
         decompose(case={0: 0.1}, baseline={0: 0.05}, nosync={1: 0.08})
 
 
-# Noise of 3 % that the cases of a generation share, and 0.05 % between processes.
+# Noise of 3 % that the cases of a repetition share, and 0.05 % between processes.
 TOLERANCE_SEC = 0.0012
 
 
 @pytest.fixture
 def explained(tmp_path):
-    """Returns a function that measures a relay of known lost time and explains it."""
+    """Returns a function that measures an interleaved study of known lost time and
+    explains it.
+    """
 
     def make(**fields):
-        store = make_store(tmp_path, relay_shape(**fields))
+        store = make_store(tmp_path, interleaving_shape(**fields))
         return lost_time.explain(load_study(store))
 
     return make
 
 
 def test_what_is_lost_is_found_in_its_part(explained):
-    """Of turns in a store; ``test_known_losses.py`` has every part, and noise."""
+    """Of blocks in a store; ``test_known_losses.py`` has every part, and noise."""
     slow = Lost(exposed_communication=0.010, contention=0.010, update=0.013)
     controls = (*ALL_CONTROLS, Control.NO_UPDATE)
     (found,) = explained(lost={"in_graph": slow}, controls=controls)
@@ -128,7 +130,7 @@ def test_imbalance_is_measured_where_each_replica_has_a_process(explained):
 
 @pytest.mark.parametrize("failed", [(1,), range(4)], ids=["one", "all"])
 def test_a_control_that_failed_is_not_guessed(explained, failed):
-    """Other generations still tell the parts; without any, it is unexplained."""
+    """Other repetitions still tell the parts; without any, it is unexplained."""
     (found,) = explained(not_ok=frozenset((Control.NOSYNC, 2, g) for g in failed))
 
     if len(failed) == 1:
@@ -147,29 +149,33 @@ def test_one_replica_without_its_update_explains_nothing(explained):
     assert () == explained(controls=(Control.NO_UPDATE,), not_ok=failed)
 
 
-def test_void_turns_are_in_no_mean(tmp_path):
-    """The steps of a void turn are skipped, not those of its repetition."""
-    study = load_study(make_store(tmp_path, relay_shape()))
+def test_discarded_blocks_are_in_no_mean(tmp_path):
+    """The steps of a discarded block are skipped, not those of its repetition."""
+    study = load_study(make_store(tmp_path, interleaving_shape()))
     results = [entry.result for entry in study.planned]
-    void = [result for result in results if any(not t.is_valid for t in result.turns)]
+    discarded = [
+        result for result in results if any(not t.is_valid for t in result.blocks)
+    ]
 
-    assert ("in_graph",) == study.backends  # solo has no curve, colour or row
-    assert void
-    for result in void:
+    assert (
+        "in_graph",
+    ) == study.backends  # the independent control has no curve, colour or row
+    assert discarded
+    for result in discarded:
         rounds = lost_time.rounds_of(result)
         assert set(result.rates) == set(rounds)
-        for turn in result.turns:
-            if turn.is_valid:
-                step = max(rounds[turn.round_index])
-                assert pytest.approx(turn.time_sec / turn.num_steps, 1e-6) == step
+        for block in result.blocks:
+            if block.is_valid:
+                step = max(rounds[block.round_index])
+                assert pytest.approx(block.time_sec / block.num_steps, 1e-6) == step
 
 
 def test_programs_that_never_communicate_count_by_their_mean(tmp_path):
     """One of two is slower by 10 ms, one faster: together they lose nothing."""
-    study = load_study(make_store(tmp_path, relay_shape()))
+    study = load_study(make_store(tmp_path, interleaving_shape()))
 
     def unequal(entry):
-        if entry.spec.control is not Control.SOLO:
+        if entry.spec.control is not Control.INDEPENDENT:
             return None
         ranks = [
             rank.model_copy(
@@ -185,10 +191,12 @@ def test_programs_that_never_communicate_count_by_their_mean(tmp_path):
     assert values_of(equal.lost) == pytest.approx(values_of(found.lost), abs=1e-4)
 
 
-def test_solo_explains_every_backend_of_its_size(explained):
+def test_the_independent_control_explains_every_backend_of_its_size(explained):
     """Programs that never communicate are the same for all; other sizes have none."""
     backends = ("in_graph", "tf_mirrored")
-    found = explained(backends=backends, replicas=(1, 2, 4), controls=(Control.SOLO,))
+    found = explained(
+        backends=backends, replicas=(1, 2, 4), controls=(Control.INDEPENDENT,)
+    )
 
     assert [(name, 4) for name in backends] == [
         (item.case.spec.backend, item.case.spec.num_replicas) for item in found
@@ -204,7 +212,7 @@ CASE = np.array([0.100, 0.101, 0.099, 0.100])
         (0.97, 0.050, "input-bound", True),
         (0.97, 0.099, "input-bound", False),  # one replica is as slow
         (0.30, 0.020, "not input-bound", False),
-        # Nine tenths lie between generations that are above and below.
+        # Nine tenths lie between repetitions that are above and below.
         (np.array([0.85, 0.97, 0.88, 0.93]), 0.050, "inconclusive", False),
     ],
 )

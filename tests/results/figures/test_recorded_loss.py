@@ -1,10 +1,10 @@
-"""What turns record about the loss of a case adds up to its step."""
+"""What blocks record about the loss of a case adds up to its step."""
 
 import dataclasses
 
 import pytest
-from changed_study import with_results, with_turns
-from synthetic import make_store, relay_shape
+from changed_study import with_blocks, with_results
+from synthetic import interleaving_shape, make_store
 
 from results import load_study
 from results.figures import lost_time, scaling
@@ -17,11 +17,11 @@ CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """A step of 50 ms alone and 60 ms at two replicas, without controls."""
-    shape = relay_shape(controls=(), noise=0.0, noise_of_processes=0.0)
+    shape = interleaving_shape(controls=(), noise=0.0, noise_of_processes=0.0)
     return load_study(make_store(tmp_path_factory.mktemp("study"), shape))
 
 
-def _with_turns(study, *, has_wait=True, is_load_known=True):
+def _with_blocks(study, *, has_wait=True, is_load_known=True):
     """Gives every turn the CPU time and the wait of the case."""
 
     def change(entry):
@@ -29,13 +29,13 @@ def _with_turns(study, *, has_wait=True, is_load_known=True):
         cpu = CPU_OF_ALONE if size == 1 else size * CPU_PER_REPLICA
         wait = 0.0 if size == 1 else size * WAIT
         return {
-            "user_sec": lambda turn: 0.75 * cpu * turn.num_steps,
-            "system_sec": lambda turn: 0.25 * cpu * turn.num_steps,
-            "run_delay_sec": lambda turn: wait * turn.num_steps if has_wait else None,
+            "user_sec": lambda block: 0.75 * cpu * block.num_steps,
+            "system_sec": lambda block: 0.25 * cpu * block.num_steps,
+            "run_delay_sec": lambda block: wait * block.num_steps if has_wait else None,
             "foreign_cpu_fraction": OTHERS if is_load_known else None,
         }
 
-    return with_turns(study, change)
+    return with_blocks(study, change)
 
 
 def _only(study):
@@ -43,9 +43,9 @@ def _only(study):
     return found
 
 
-def test_the_parts_are_those_that_the_turns_were_given(study):
+def test_the_parts_are_those_that_the_blocks_were_given(study):
     """Also in seconds: they are not logarithms, so they add up."""
-    found = _only(_with_turns(study))
+    found = _only(_with_blocks(study))
     lost = found.lost
     values = {part.name: part.time.value for part in lost.parts}
 
@@ -55,30 +55,30 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     # The rounds of the study are slower and faster by some per cent, CPU time is not.
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
     # So in fast rounds there is less time for others than they have on average.
-    assert values["core_wait"] == pytest.approx(WAIT, abs=4e-4)
+    assert values["run_queue_delay"] == pytest.approx(WAIT, abs=4e-4)
     assert lost.step.time.value / values["ideal"] == pytest.approx(60 / 50, rel=1e-6)
     assert lost.whole.n == 4
 
 
 def test_sustained_stretches_of_a_gate_are_no_rounds(study):
     """They have indices of their own, from 0, and twice the CPU time here."""
-    made = _with_turns(study)
+    made = _with_blocks(study)
 
     def change(entry):
         result = entry.result
-        (turn, *_) = (of for of in result.turns if of.is_valid)
-        update = {"is_sustained": True, "user_sec": 2 * turn.user_sec}
-        steps = tuple(0.2 for _ in range(turn.num_steps))
+        (block, *_) = (of for of in result.blocks if of.is_valid)
+        update = {"is_sustained": True, "user_sec": 2 * block.user_sec}
+        steps = tuple(0.2 for _ in range(block.num_steps))
         (rank,) = result.ranks
         rank = rank.model_copy(update={"step_time_sec": rank.step_time_sec + steps})
-        stretch = turn.model_copy(update=update)
-        return {"turns": (*result.turns, stretch), "ranks": (rank,)}
+        stretch = block.model_copy(update=update)
+        return {"blocks": (*result.blocks, stretch), "ranks": (rank,)}
 
     assert _only(made).lost == _only(with_results(made, change)).lost
 
 
 def test_no_duration_has_an_interval_below_zero(study):
-    """Two generations of which one is three times as slow, on a disturbed machine."""
+    """Two repetitions of which one is three times as slow, on a disturbed machine."""
     kept = (e for e in study.entries if e.spec.repetition_index < 2)
 
     def slow(entry):
@@ -89,7 +89,7 @@ def test_no_duration_has_an_interval_below_zero(study):
         return {"ranks": (rank.model_copy(update={"step_time_sec": times}),)}
 
     slowed = with_results(dataclasses.replace(study, entries=tuple(kept)), slow)
-    lost = _only(_with_turns(slowed)).lost
+    lost = _only(_with_blocks(slowed)).lost
 
     assert lost.step.time.low == lost.part("ideal").time.low == 0.0
 
@@ -98,13 +98,13 @@ def test_no_duration_has_an_interval_below_zero(study):
     ("fields", "unknown"),
     [
         # It is not taken for zero.
-        ({"has_wait": False}, ("core_wait",)),
+        ({"has_wait": False}, ("run_queue_delay",)),
         # Without it, a wait for a core and a core without work look the same.
-        ({"is_load_known": False}, ("core_wait", "idle")),
+        ({"is_load_known": False}, ("run_queue_delay", "idle")),
     ],
 )
 def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
-    lost = _only(_with_turns(study, **fields)).lost
+    lost = _only(_with_blocks(study, **fields)).lost
 
     for name in unknown:
         part = lost.part(name)
@@ -114,7 +114,7 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
     assert lost.main_loss in ("", "computing")
 
 
-def test_what_recorded_no_turns_or_no_cpu_time_explains_nothing(study, tmp_path):
+def test_what_recorded_no_blocks_or_no_cpu_time_explains_nothing(study, tmp_path):
     """Records of a version that did not measure it, and trials in sequence."""
     found = _only(study)
     in_sequence = load_study(make_store(tmp_path))

@@ -92,19 +92,21 @@ def test_trials_that_are_not_ok_do_not_count(tmp_path, synthetic):
     """Nor does a number whose sanity failed, though it is on disk."""
     statuses = {
         **{("in_graph", WEAK, 1, k): TrialStatus.FAILED for k in range(3)},
-        ("tf_mirrored", WEAK, 2, 1): TrialStatus.INSANE,
+        ("tf_mirrored", WEAK, 2, 1): TrialStatus.FAILED_CHECKS,
     }
     loaded = _load(tmp_path, synthetic, statuses=statuses)
     points = scaling.points(loaded)
     two, other = (_point(points, of, WEAK, 2) for of in ("in_graph", "tf_mirrored"))
-    (insane,) = [entry for entry in loaded.entries if entry.state == "insane"]
+    (failed_checks,) = [
+        entry for entry in loaded.entries if entry.state == "failed_checks"
+    ]
 
     assert two.throughput is not None
     assert two.speedup is None
     assert two.missing_reason == "no trial of the baseline (n = 1) is ok"
     assert _point(points, "in_graph", WEAK, 1).throughput is None
-    assert insane.trial.result is not None
-    assert insane not in other.case.shown_entries
+    assert failed_checks.trial.result is not None
+    assert failed_checks not in other.case.shown_entries
     assert other.throughput.n == 2
     assert "unpaired" in other.speedup.method
 

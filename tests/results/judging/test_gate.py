@@ -1,4 +1,6 @@
-"""A gate judges every case against its baseline, and itself by twin and void turns."""
+"""A gate judges every case against its baseline, and itself by A/A control and
+discarded blocks.
+"""
 
 import dataclasses
 import math
@@ -6,7 +8,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from changed_study import with_environments, with_turns
+from changed_study import with_blocks, with_environments
 
 from reports.site.comparison import compare_studies
 from reports.words import judgement
@@ -24,8 +26,8 @@ WRITERS = (judgement.gate_text, judgement.gate_markdown, judgement.gate_junit)
 
 
 @pytest.fixture(scope="module")
-def relay(tmp_path_factory, synthetic):
-    """Returns a function that makes the study of a gate; its turns are quiet."""
+def interleaved(tmp_path_factory, synthetic):
+    """Returns a function that makes the study of a gate; its blocks are quiet."""
     made = {}
 
     def make(name="s", **fields):
@@ -43,7 +45,7 @@ def relay(tmp_path_factory, synthetic):
             root = tmp_path_factory.mktemp("study") / name
             study = load_study(synthetic.make_store(root, shape))
             quiet = {"foreign_cpu_fraction": lambda _: 0.0}
-            made[repr(shape)] = with_turns(study, lambda _: quiet)
+            made[repr(shape)] = with_blocks(study, lambda _: quiet)
         return made[repr(shape)]
 
     return make
@@ -65,9 +67,11 @@ def of_studies(study, stored, metric="throughput"):
     ("factor", "verdict"),
     [(1.0, Verdict.PASS), (1 / 1.1, Verdict.REGRESS), (1.2, Verdict.IMPROVE)],
 )
-def test_the_verdict_is_about_the_slowdown_against_the_revision(relay, factor, verdict):
+def test_the_verdict_is_about_the_slowdown_against_the_revision(
+    interleaved, factor, verdict
+):
     """A baseline whose steps are shorter makes this tree the slower one."""
-    study = relay(revisions={BASE: factor}, twin_factor=1.0)
+    study = interleaved(revisions={BASE: factor}, aa_factor=1.0)
     judged = of_revisions(study)
 
     assert [verdict] * 2 == [case.judgement.verdict for case in judged.cases]
@@ -98,19 +102,19 @@ def test_the_verdict_is_about_the_slowdown_against_the_revision(relay, factor, v
     ],
 )
 def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
-    relay, slower, verdict
+    interleaved, slower, verdict
 ):
     """One case of two replicas; known factors of this tree by size."""
 
     def change(entry):
         factor = 1.0 if entry.spec.revision else slower[entry.spec.num_replicas - 1]
         return {
-            "end_ns": lambda turn: (
-                turn.start_ns + round((turn.end_ns - turn.start_ns) * factor)
+            "end_ns": lambda block: (
+                block.start_ns + round((block.end_ns - block.start_ns) * factor)
             )
         }
 
-    study = with_turns(relay(revisions={BASE: 1.0}), change)
+    study = with_blocks(interleaved(revisions={BASE: 1.0}), change)
     judged = of_revisions(study, "efficiency")
     (case,) = judged.cases
     slowdown, ratio = case.judgement.slowdown, slower[1] / slower[0]
@@ -121,19 +125,19 @@ def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
     assert slowdown.high >= ratio * 0.99
 
 
-def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay):
-    alone = relay("alone", replicas=(2,), revisions={BASE: 1.0})
+def test_an_efficiency_needs_a_baseline_in_the_same_rounds(interleaved):
+    alone = interleaved("alone", replicas=(2,), revisions={BASE: 1.0})
     with pytest.raises(ResultsError, match="such as --replicas 1,2"):
         of_revisions(alone, "efficiency")
     with pytest.raises(ResultsError, match="use gate --baseline with a revision"):
-        of_studies(relay("a"), relay("b"), "efficiency")
+        of_studies(interleaved("a"), interleaved("b"), "efficiency")
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 / 1.3])
 @pytest.mark.parametrize("repeats", [FEWEST - 1])
-def test_too_few_generations_regress_and_never_pass(relay, factor, repeats):
+def test_too_few_repetitions_regress_and_never_pass(interleaved, factor, repeats):
     """What slows one in five may be in none of them; notes say how many it takes."""
-    judged = of_revisions(relay(revisions={BASE: factor}, repeats=repeats))
+    judged = of_revisions(interleaved(revisions={BASE: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
     text = judgement.gate_text(judgement.record_of(judged))
 
@@ -143,15 +147,17 @@ def test_too_few_generations_regress_and_never_pass(relay, factor, repeats):
     assert "and passes with probability 0.0% at most" in judgement.headline(judged)
 
 
-def test_load_that_was_not_recorded_is_not_quiet(relay):
-    """Of any turn: equal programs do not pass; slower ones regress all the same."""
+def test_load_that_was_not_recorded_is_not_quiet(interleaved):
+    """Of any block: equal programs do not pass; slower ones regress all the same."""
 
     def forget(entry):
         is_known = entry.spec.repetition_index
         return {"foreign_cpu_fraction": lambda _: 0.0 if is_known else None}
 
     for factor, verdict in ((1.0, Verdict.INCONCLUSIVE), (1 / 1.3, Verdict.REGRESS)):
-        judged = of_revisions(with_turns(relay(revisions={BASE: factor}), forget))
+        judged = of_revisions(
+            with_blocks(interleaved(revisions={BASE: factor}), forget)
+        )
         assert verdict is judged.verdict
         for write in WRITERS:
             assert re.search(
@@ -160,8 +166,8 @@ def test_load_that_was_not_recorded_is_not_quiet(relay):
             )
 
 
-def test_other_work_beside_a_gate_in_sequence_is_said(relay):
-    study = relay(num_rounds=0, revisions={BASE: 1.0}, repeats=5)
+def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
+    study = interleaved(num_rounds=0, revisions={BASE: 1.0}, repeats=5)
 
     busy = with_environments(study, lambda _: {"foreign_cpu_fraction": 0.26})
     judged = of_revisions(busy, "peak_memory")
@@ -170,10 +176,10 @@ def test_other_work_beside_a_gate_in_sequence_is_said(relay):
     assert all(re.search(said, write(judgement.record_of(judged))) for write in WRITERS)
 
 
-def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
-    """Simulated, of as many cases and generations; not what was asked for."""
+def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
+    """Simulated, of as many cases and repetitions; not what was asked for."""
     rates = paired_gate.of_gate(2, FEWEST, 0.05)
-    text = judgement.headline(of_revisions(relay(revisions={BASE: 1.0})))
+    text = judgement.headline(of_revisions(interleaved(revisions={BASE: 1.0})))
 
     assert f"and passes with probability {rates.passes:.1%} at most" in text
     assert f"({rates.passes_dependent:.1%} where runs depend on each" in text
@@ -184,18 +190,20 @@ def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
     [
         # A design that finds a difference between equal programs can find any.
         (
-            {"revisions": {BASE: 1.0}, "twin_factor": 1.3},
+            {"revisions": {BASE: 1.0}, "aa_factor": 1.3},
             r"A/A control of in_graph x2, weak",
         ),
-        # Whatever the valid turns say.
+        # Whatever the valid blocks say.
         (
-            {"revisions": {BASE: 1 / 1.5}, "void_share": 0.5},
+            {"revisions": {BASE: 1 / 1.5}, "discarded_share": 0.5},
             r"\d+ of \d+ blocks are discarded \(other processes .*, more than 30%",
         ),
     ],
 )
-def test_a_measurement_that_cannot_be_trusted_has_no_verdict(relay, fields, reason):
-    judged = of_revisions(relay(**fields))
+def test_a_measurement_that_cannot_be_trusted_has_no_verdict(
+    interleaved, fields, reason
+):
+    judged = of_revisions(interleaved(**fields))
 
     assert judged.verdict is None
     assert re.search(reason, judged.why_unfit)
@@ -208,17 +216,17 @@ def test_the_worst_case_decides():
         assert expected is judged_case.worst(verdicts[index:])
 
 
-def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
-    judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
+def test_a_case_with_one_repetition_makes_the_whole_inconclusive(interleaved):
+    judged = of_revisions(interleaved(revisions={BASE: 1.0}, repeats=1))
 
     assert Verdict.INCONCLUSIVE is judged.verdict
     assert re.search(r"1 run\(s\) have both, a verdict needs 3", judged.cases[0].reason)
 
 
-def test_failed_trials_are_named(relay, synthetic):
+def test_failed_trials_are_named(interleaved, synthetic):
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}
-    judged = of_revisions(relay(revisions={BASE: 1.0}, statuses=statuses))
+    judged = of_revisions(interleaved(revisions={BASE: 1.0}, statuses=statuses))
 
     assert 2 == len(judged.failures)
     assert re.search(
@@ -228,10 +236,10 @@ def test_failed_trials_are_named(relay, synthetic):
     assert [FEWEST, FEWEST - 1] == [case.judgement.slowdown.n for case in judged.cases]
 
 
-def test_a_stored_study_is_a_weaker_baseline(relay):
+def test_a_stored_study_is_a_weaker_baseline(interleaved):
     """Two groups: the interval holds the spread of both, and says so."""
-    judged = of_studies(relay("a"), relay("b", repeats=6, noise=0.007))
-    paired = of_revisions(relay(revisions={BASE: 1.0}))
+    judged = of_studies(interleaved("a"), interleaved("b", repeats=6, noise=0.007))
+    paired = of_revisions(interleaved(revisions={BASE: 1.0}))
     slowdown, other = (of.cases[0].judgement.slowdown for of in (judged, paired))
     plain = math.log(other.high / other.low) / paired.paired.widening
 
@@ -250,23 +258,23 @@ def test_a_stored_study_is_a_weaker_baseline(relay):
         ({"num_rounds": 0}, "order: interleaved / sequential"),
     ],
 )
-def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
-    stored = relay("b", **fields)
-    judged = of_studies(relay("a"), stored)
+def test_a_study_that_is_not_comparable_never_passes(interleaved, fields, message):
+    stored = interleaved("b", **fields)
+    judged = of_studies(interleaved("a"), stored)
 
     assert re.search(message, "; ".join(judged.differences))
     assert judged.verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESS)
     assert dataclasses.replace(judged, differences=()).verdict.is_pass
 
 
-def test_two_studies_are_two_groups(relay):
+def test_two_studies_are_two_groups(interleaved):
     pair = {"backends": ("in_graph", "tf_mirrored"), "num_rounds": 10}
-    first = relay("x", repeats=4, **pair)
-    second = relay("y", repeats=5, noise=0.009, **pair)
+    first = interleaved("x", repeats=4, **pair)
+    second = interleaved("y", repeats=5, noise=0.009, **pair)
     found = compare_studies(first, second, gate_metrics.THROUGHPUT)
 
     assert () == found.reasons
-    in_sequence = relay("z", repeats=4, **pair | {"num_rounds": 0})
+    in_sequence = interleaved("z", repeats=4, **pair | {"num_rounds": 0})
     other = compare_studies(first, in_sequence, gate_metrics.THROUGHPUT)
     assert "order: interleaved / sequential" in other.settings
     for row in found.rows:
@@ -276,8 +284,8 @@ def test_two_studies_are_two_groups(relay):
         assert ratio.low < 1 < ratio.high
 
 
-def test_metrics_are_named_in_the_message(relay):
-    declared = relay("a").plan.metrics
+def test_metrics_are_named_in_the_message(interleaved):
+    declared = interleaved("a").plan.metrics
     for call, message in (
         (
             lambda: gate_metrics.metric_of("fid"),

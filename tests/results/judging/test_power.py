@@ -5,12 +5,12 @@ import statistics
 
 import numpy as np
 import pytest
-from changed_study import with_turns
+from changed_study import with_blocks
 
 from results import errors, load_study
 from results.judging import gate_metrics, paired_gate, power
-from results.statistics import generations
-from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS, Verdict
+from results.statistics import repetitions
+from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL, Verdict
 
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.
@@ -19,11 +19,11 @@ TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
 
 def one_look(number, alpha=0.05):
     """The rule of a gate with ``--repeats``."""
-    return power.design(delta=0.05, alpha=alpha, num_generations=number)
+    return power.design(delta=0.05, alpha=alpha, num_repetitions=number)
 
 
 def needed(effect, **fields):
-    defaults = {"spread": SPREAD, "minutes_per_generation": 2.5}
+    defaults = {"spread": SPREAD, "minutes_per_repetition": 2.5}
     (found,) = power.needed([effect], **defaults | fields)
     return found
 
@@ -37,12 +37,12 @@ def test_a_default_gate_decides():
     assert equal.regresses < 0.05
     assert slower.passes < 0.05
     assert slower.regresses > 0.95 - TOLERANCE
-    assert slower.generations < 11
+    assert slower.repetitions < 11
     assert equal.passes + equal.regresses + equal.inconclusive == pytest.approx(1)
 
 
 def test_a_gate_without_time_for_all_looks_does_not_pass():
-    """Five of fifteen generations: what slows one in five is missed in a third."""
+    """Five of fifteen repetitions: what slows one in five is missed in a third."""
     short = power.design(delta=0.05, alpha=0.05, most=5)
     (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
 
@@ -56,18 +56,18 @@ def test_what_each_effect_needs():
     found = needed(0.08)
 
     assert (Verdict.PASS, Verdict.REGRESS) == (same.verdict, slow.verdict)
-    assert same.num_generations > slow.num_generations
-    assert same.minutes == 2.5 * same.num_generations
-    assert 15 == same.num_generations == needed(0.0, num_cases=6).num_generations
-    assert (None, None) == (hopeless.num_generations, hopeless.minutes)
+    assert same.num_repetitions > slow.num_repetitions
+    assert same.minutes == 2.5 * same.num_repetitions
+    assert 15 == same.num_repetitions == needed(0.0, num_cases=6).num_repetitions
+    assert (None, None) == (hopeless.num_repetitions, hopeless.minutes)
     for fewer, is_enough in ((0, True), (1, False)):
-        rule = one_look(found.num_generations - fewer)
+        rule = one_look(found.num_repetitions - fewer)
         (point,) = power.operating_points(SPREAD, [0.08], rule)
         assert (point.regresses >= 0.9) is is_enough
 
 
 def test_smallest_effect_found_has_the_power():
-    """More generations find less; a hopeless number finds nothing."""
+    """More repetitions find less; a hopeless number finds nothing."""
     four = power.smallest_effect_found(SPREAD, one_look(4))
     (point,) = power.operating_points(SPREAD, [four], one_look(4))
 
@@ -79,7 +79,7 @@ def test_smallest_effect_found_has_the_power():
 
 def test_half_of_all_measurements_reach_the_median_half_width():
     generator = np.random.default_rng(4)
-    found = map(generations.over_generations, generator.normal(0, SPREAD, (2000, 4)))
+    found = map(repetitions.over_repetitions, generator.normal(0, SPREAD, (2000, 4)))
     widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
 
     assert power.median_half_width(SPREAD, 4) == pytest.approx(
@@ -90,7 +90,7 @@ def test_half_of_all_measurements_reach_the_median_half_width():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: one_look(1), "num_generations is 1, must be 2 or more"),
+        (lambda: one_look(1), "num_repetitions is 1, must be 2 or more"),
         (lambda: needed(-1.0), "effect is -1.0, must be a ratio above -1"),
         (lambda: needed(0, spread=0.0), "spread is 0.0, must be positive and finite"),
     ],
@@ -102,7 +102,9 @@ def test_arguments_out_of_range_are_refused(call, message):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory, synthetic):
-    """Two cases and their baselines: every third block is a stretch, some are void."""
+    """Two cases and their baselines: every third block is a stretch, some are
+    discarded.
+    """
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
@@ -116,11 +118,11 @@ def pairs(tmp_path_factory, synthetic):
     def fields(entry):
         gap = 4 + entry.spec.num_replicas
         return {
-            "is_sustained": lambda turn: turn.round_index % 3 == 0,
-            "void_reason": lambda turn: "x" * (turn.round_index % gap == 3),
+            "is_sustained": lambda block: block.round_index % 3 == 0,
+            "discard_reason": lambda block: "x" * (block.round_index % gap == 3),
         }
 
-    study = with_turns(study, fields)
+    study = with_blocks(study, fields)
     return list(zip(study.cases, study.other_revisions, strict=True))
 
 
@@ -129,11 +131,11 @@ def steps_by_round(result, *, is_sustained):
     all_ranks = zip(*(rank.step_time_sec for rank in result.ranks), strict=True)
     steps = [max(of) for of in all_ranks]
     found = {}
-    for turn in result.turns:
-        own, steps = steps[: turn.num_steps], steps[turn.num_steps :]
-        if turn.is_sustained == is_sustained and not turn.void_reason:
-            sec = (turn.end_ns - turn.start_ns) / 1e9 / turn.num_steps
-            found[turn.round_index] = own if is_sustained else [sec]
+    for block in result.blocks:
+        own, steps = steps[: block.num_steps], steps[block.num_steps :]
+        if block.is_sustained == is_sustained and not block.discard_reason:
+            sec = (block.end_ns - block.start_ns) / 1e9 / block.num_steps
+            found[block.round_index] = own if is_sustained else [sec]
     return found
 
 
@@ -149,10 +151,10 @@ def percentile(steps):
 def slowdown(here, there, kind):
     """By other code: the log ratio of the rounds that both sides have."""
     ours, theirs = (
-        steps_by_round(of, is_sustained=kind is not TURNS) for of in (here, there)
+        steps_by_round(of, is_sustained=kind is not BLOCKS) for of in (here, there)
     )
     rounds = sorted(ours.keys() & theirs.keys())
-    if kind is TURNS:
+    if kind is BLOCKS:
         return statistics.fmean(math.log(ours[r][0] / theirs[r][0]) for r in rounds)
     figure = statistics.fmean if kind is SUSTAINED else percentile
     both = [figure([step for r in rounds for step in of[r]]) for of in (ours, theirs)]
@@ -162,7 +164,7 @@ def slowdown(here, there, kind):
 def test_slowdowns_of_blocks_and_stretches(pairs):
     found = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
 
-    assert [TURNS, SUSTAINED, TAIL] == list(found)
+    assert [BLOCKS, SUSTAINED, TAIL] == list(found)
     for column, (case, other) in enumerate(pairs):
         for row, entries in enumerate(zip(case.entries, other.entries, strict=True)):
             here, there = (entry.result for entry in entries)
@@ -176,7 +178,7 @@ def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
     whole = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
     found = paired_gate.of_pairs(pairs, gate_metrics.EFFICIENCY)
 
-    assert [TURNS, SUSTAINED] == list(found)
+    assert [BLOCKS, SUSTAINED] == list(found)
     for kind, values in found.items():
         own, base = whole[kind][:, 1], whole[kind][:, 0]
         assert values[:, 0] == pytest.approx(own - base)

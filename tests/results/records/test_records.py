@@ -256,9 +256,9 @@ def _without_last_step(result):
     result["ranks"][0]["step_time_sec"].pop()
 
 
-def _with_two_valid_turns(result):
-    turn = {"round_index": 0, "start_ns": 0, "end_ns": 10, "num_steps": 8}
-    result["turns"] = [turn | {"attempt": 0}, turn | {"attempt": 1}]
+def _with_two_valid_blocks(result):
+    block = {"round_index": 0, "start_ns": 0, "end_ns": 10, "num_steps": 8}
+    result["blocks"] = [block | {"attempt": 0}, block | {"attempt": 1}]
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,10 @@ def _with_two_valid_turns(result):
         (Order.SEQUENTIAL, _without_last_step, r"measured steps of rank 0 is 15, the"),
         (
             Order.SEQUENTIAL,
-            _with_two_valid_turns,
+            _with_two_valid_blocks,
             "has 2 blocks, the order is 'sequent",
         ),
-        (Order.RELAY, _with_two_valid_turns, "a round has two valid blocks"),
+        (Order.INTERLEAVED, _with_two_valid_blocks, "a round has two valid blocks"),
     ],
 )
 def test_a_result_that_contradicts_itself_or_its_spec_is_named(

@@ -13,7 +13,7 @@ from scipy import stats
 
 from results import errors
 from results.statistics import estimates, group_sequential
-from results.statistics.group_sequential import PASSED, TURNS, Design, Verdict
+from results.statistics.group_sequential import BLOCKS, PASSED, Design, Verdict
 
 LIMIT = math.log(1.05)
 E = 1e-9
@@ -54,7 +54,7 @@ def test_verdict_of_an_interval(low, high, expected):
         ([0.0, 0.0], Verdict.PASS),
     ],
 )
-def test_verdict_of_generations(logs, expected):
+def test_verdict_of_repetitions(logs, expected):
     """By Student's interval with a confidence of one minus twice alpha."""
     found = judged(logs)
     assert found.verdict is expected
@@ -80,18 +80,18 @@ def test_what_cannot_be_judged_is_refused(logs, options, message):
         judged(logs, **options)
 
 
-def test_turns_alone_miss_a_step_in_fifty():
+def test_blocks_alone_miss_a_step_in_fifty():
     """A mean of logarithms sees a part of what it costs: the reason for stretches."""
     logs = noise_models.simulate(
         "this machine",
         Change(every_50th=10.0, num_cases=None),
         num_gates=40,
-        num_generations=6,
+        num_repetitions=6,
         num_cases=3,
         seed=5,
     )
 
-    assert logs.turns.mean() < math.log(1.2) / 2
+    assert logs.blocks.mean() < math.log(1.2) / 2
     assert logs.sustained.mean() > 0.8 * math.log(1.2)
 
 
@@ -99,15 +99,15 @@ def test_a_case_without_numbers_stays_undecided():
     logs = np.full((1, LOOKS[-1], 2), np.nan)
     logs[0, :, 0] = np.resize([-0.001, 0.001, 0.0], LOOKS[-1])
     design = Design(looks=LOOKS, most=LOOKS[-1], delta=0.05, alpha=0.05)
-    found = group_sequential.outcomes({TURNS: logs}, design)
+    found = group_sequential.outcomes({BLOCKS: logs}, design)
 
-    assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[TURNS][0].tolist()
-    assert group_sequential.fewest_to_pass(0.05) == found.decided_at[TURNS][0, 0]
+    assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[BLOCKS][0].tolist()
+    assert group_sequential.fewest_to_pass(0.05) == found.decided_at[BLOCKS][0, 0]
     assert group_sequential.UNDECIDED == found.verdicts[0]
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
-def test_a_pass_needs_generations_that_show_what_slows_one_in_five(alpha):
+def test_a_pass_needs_repetitions_that_show_what_slows_one_in_five(alpha):
     """So many that all are quick with a probability of alpha at most."""
     fewest = group_sequential.fewest_to_pass(alpha)
 

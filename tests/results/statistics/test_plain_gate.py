@@ -18,7 +18,7 @@ from noise_models import Change
 from scipy import special, stats
 
 from results.statistics import group_sequential
-from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS
+from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 DELTA = ALPHA = 0.05
 NAMES = {0: "inconclusive", 1: "pass", 2: "regress", 3: "improve"}
 # Share of alpha for a false regression, and the margin in units of delta.
-KINDS = {TURNS: (0.6, 1.0), SUSTAINED: (0.1, 3.0), TAIL: (0.05, None)}
+KINDS = {BLOCKS: (0.6, 1.0), SUSTAINED: (0.1, 3.0), TAIL: (0.05, None)}
 SINGLES = 0.15
 
-# By kind: of each case, the log slowdown of each generation.
+# By kind: of each case, the log slowdown of each repetition.
 Logs = dict[group_sequential.Kind, list[list[float]]]
 Interval = tuple[float, float, float]
 
@@ -59,12 +59,12 @@ class Verdicts(NamedTuple):
     """What a gate says."""
 
     whole: str
-    after: int  # Generations at which it was decided, or looked last.
-    cases: list[tuple[str, Interval]]  # Of the turns of each case.
+    after: int  # Repetitions at which it was decided, or looked last.
+    cases: list[tuple[str, Interval]]  # Of the blocks of each case.
 
 
 def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
-    number = len(logs[TURNS][0])
+    number = len(logs[BLOCKS][0])
     looks = (*(look for look in planned if look < number), number)
     most = max(number, *planned)
     fewest = 1 + next(n for n in itertools.count(1) if 0.8**n <= ALPHA)
@@ -94,12 +94,12 @@ def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
             if verdict != "inconclusive":
                 decided.setdefault(key, (verdict, interval))
         whole = whole_of(logs, {key: of for key, (of, _) in decided.items()})
-        if has_slow_processes([of[:look] for of in logs[TURNS]], level(SINGLES, look)):
+        if has_slow_processes([of[:look] for of in logs[BLOCKS]], level(SINGLES, look)):
             whole = "regress"
         if whole != "inconclusive":
             break
-    indices = range(len(logs[TURNS]))
-    found = [decided.get((TURNS, n), shown[TURNS, n]) for n in indices]
+    indices = range(len(logs[BLOCKS]))
+    found = [decided.get((BLOCKS, n), shown[BLOCKS, n]) for n in indices]
     return Verdicts(whole, look, found)
 
 
@@ -156,7 +156,7 @@ def judge_kind(
 
 
 def widening(cases: Sequence[Sequence[float]]) -> float:
-    """Returns what generations that depend on each other make of the intervals."""
+    """Returns what repetitions that depend on each other make of the intervals."""
     number, num_cases = len(cases[0]), len(cases)
     total = math.fsum(v * v for of in cases for v in of)
     lagged = math.fsum(a * b for of in cases for a, b in itertools.pairwise(of))
@@ -175,7 +175,7 @@ def widening(cases: Sequence[Sequence[float]]) -> float:
 
 
 def has_slow_processes(cases: Sequence[Sequence[float]], level: float) -> bool:
-    """Whether generations that stand out are slower more often than by chance."""
+    """Whether repetitions that stand out are slower more often than by chance."""
     around = [statistics.median(of) for of in cases]
     residuals = [abs(v - a) for of, a in zip(cases, around, strict=True) for v in of]
     limit = max(4.0 * 1.4826 * statistics.median(residuals), math.log1p(DELTA))
@@ -200,9 +200,9 @@ def has_slow_processes(cases: Sequence[Sequence[float]], level: float) -> bool:
 def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
     planned = group_sequential.planned_looks(ALPHA)
     logs = noise_models.simulate(
-        "this machine", change, num_gates=2, num_generations=17, num_cases=3, seed=8
+        "this machine", change, num_gates=2, num_repetitions=17, num_cases=3, seed=8
     )
-    of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
+    of = {BLOCKS: logs.blocks, SUSTAINED: logs.sustained, TAIL: logs.tail}
     design = group_sequential.Design(looks=planned, most=17, delta=DELTA, alpha=ALPHA)
     found = group_sequential.outcomes(of, design)
     for index in range(2):
@@ -211,8 +211,8 @@ def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
         assert NAMES[int(found.verdicts[index])] == again.whole
         assert int(found.ends[index]) == again.after
         for case, (verdict, interval) in enumerate(again.cases):
-            assert NAMES[int(found.of_cases[TURNS][index, case])] == verdict
-            at = int(found.decided_at[TURNS][index, case]) or again.after
-            seen = group_sequential.look(of[TURNS][index], TURNS, design, number=at)
+            assert NAMES[int(found.of_cases[BLOCKS][index, case])] == verdict
+            at = int(found.decided_at[BLOCKS][index, case]) or again.after
+            seen = group_sequential.look(of[BLOCKS][index], BLOCKS, design, number=at)
             ends = (seen.mean[case], seen.low[case], seen.high[case])
             assert ends == pytest.approx(interval, rel=1e-9)

@@ -10,7 +10,7 @@ from changed_study import edit_record
 from ended import ended_ids
 
 from results import Store, errors
-from results.records.models import SCHEMA_VERSION, Matching
+from results.records.models import SCHEMA_VERSION, EquivalenceCheck
 from results.store import studies
 
 
@@ -115,12 +115,12 @@ def test_a_study_of_the_version_before_is_read(tmp_path, synthetic, workload, me
     shape = synthetic.Shape(workload=workload, modes=(synthetic.WEAK,))
     store = synthetic.make_store(tmp_path / "study", shape)
     plan = store.read_plan()
-    matching = Matching(trials=plan.trials[:1])
-    store.write_plan(plan.model_copy(update={"matching": matching}))
+    equivalence = EquivalenceCheck(trials=plan.trials[:1])
+    store.write_plan(plan.model_copy(update={"equivalence": equivalence}))
     before = list(store.trials())
     for path in store.root.rglob("*.json"):
         fields = json.loads(path.read_text())
-        matched = fields.get("matching", {}).get("trials", ())
+        matched = fields.get("equivalence", {}).get("trials", ())
         for record in (fields, *(t["spec"] for t in fields.get("trials", ()))):
             record["schema_version"] = 4
         for trial in matched:
@@ -134,7 +134,7 @@ def test_a_study_of_the_version_before_is_read(tmp_path, synthetic, workload, me
     assert before == list(again.trials())
     assert read.draws_random_numbers is (workload == "sngan")
     assert metric in {facts.name for facts in read.metrics}
-    assert (matching, plan.trials) == (read.matching, read.trials)
+    assert (equivalence, plan.trials) == (read.equivalence, read.trials)
 
 
 def test_opening_nothing_is_an_error(tmp_path, store):

@@ -10,15 +10,15 @@ from changed_study import with_results
 from reports.view import view_store
 from reports.words import caveats
 from results.figures import frame, scaling
-from results.records.models import Control, Matching, SanityCheck
-from results.study import matching as matching_lib
+from results.records.models import Control, EquivalenceCheck, SanityCheck
+from results.study import equivalence as equivalence_lib
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory, synthetic):
-    """A relay of two backends at one and two replicas, with a twin."""
+    """An interleaved study of two backends on one and two, and A/A control."""
     shape = synthetic.Shape(
-        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
+        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, aa_factor=1.0
     )
     return view_store(synthetic.make_store(tmp_path_factory.mktemp("s"), shape))
 
@@ -53,11 +53,11 @@ def design(view):
 
 
 def test_backends_with_equal_losses_do_the_same_work(view):
-    """At each size, over all generations; rounding is no other work."""
+    """At each size, over all repetitions; rounding is no other work."""
     (text,) = sentences(view)
     assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
     view = with_losses(view, 1.000001, lambda spec: spec.backend == "in_graph")
-    found = matching_lib.agreements_of(view.study)
+    found = equivalence_lib.agreements_of(view.study)
     (text,) = sentences(view)
 
     assert found.repeats_itself
@@ -72,7 +72,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
     view = with_losses(
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
-    (broken,) = matching_lib.agreements_of(view.study).broken
+    (broken,) = equivalence_lib.agreements_of(view.study).broken
     data = frame.summarize(view.study, view.frame)["agreement"]
 
     assert 0.04 < broken.difference < 0.06
@@ -88,9 +88,9 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
 
 
 def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
-    """As those with actors: the twin has other losses than its case."""
-    view = with_losses(view, 1.5, lambda spec: spec.control is Control.TWIN)
-    found = matching_lib.agreements_of(view.study)
+    """As those with actors: the A/A control has other losses than its case."""
+    view = with_losses(view, 1.5, lambda spec: spec.control is Control.AA)
+    found = equivalence_lib.agreements_of(view.study)
     (text,) = sentences(view)
 
     assert not found.repeats_itself
@@ -101,10 +101,12 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
 
 def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
     """Other weights and batches than those of its seed: the ratio stays."""
-    check = SanityCheck(name=matching_lib.OWN_CHECK, is_passed=True, detail="3 losses")
+    check = SanityCheck(
+        name=equivalence_lib.OWN_CHECK, is_passed=True, detail="3 losses"
+    )
     view = with_losses(view, 1.5, of_mirrored, check)
 
-    assert () == matching_lib.agreements_of(view.study).pairs
+    assert () == equivalence_lib.agreements_of(view.study).pairs
     assert 2 == len(scaling.compare_backends(view.study))
     (text,) = sentences(view)
     assert text.startswith("First losses of tf_mirrored are compared in each of their")
@@ -113,39 +115,45 @@ def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
 def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
     """Each backend draws its own; the ratio stays, and the page says what shows it."""
     drawing = with_losses(view, 1.2, of_mirrored, draws_random_numbers=True)
-    found = matching_lib.agreements_of(drawing.study)
+    found = equivalence_lib.agreements_of(drawing.study)
     (text,) = sentences(drawing)
-    matched = Matching(trials=view.study.plan.trials[:1])
-    (matching_text,) = sentences(
-        with_losses(view, 1.2, of_mirrored, draws_random_numbers=True, matching=matched)
+    matched = EquivalenceCheck(trials=view.study.plan.trials[:1])
+    (equivalence_text,) = sentences(
+        with_losses(
+            view, 1.2, of_mirrored, draws_random_numbers=True, equivalence=matched
+        )
     )
 
-    assert matching_lib.agreements_of(with_losses(view, 1.2, of_mirrored).study).broken
+    assert equivalence_lib.agreements_of(
+        with_losses(view, 1.2, of_mirrored).study
+    ).broken
     assert found.is_drawn
     assert not found.broken
-    assert found.twin is not None
+    assert found.aa_control is not None
     assert re.search(
         "each backend its own, .* nor does anything else: there was no equiv", text
     )
-    assert matching_text.endswith("the equivalence check, on equal numbers, shows it.")
+    assert equivalence_text.endswith(
+        "the equivalence check, on equal numbers, shows it."
+    )
 
 
 def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(view):
     """Later ones differ, the ratio stays, and the page says what shows the rest."""
     plan = {
         "amplifies_rounding": True,
-        "matching": Matching(trials=view.study.plan.trials[:1]),
+        "equivalence": EquivalenceCheck(trials=view.study.plan.trials[:1]),
     }
     later = with_losses(view, [1.0001, 1.2, 1.5, 1.5], of_mirrored, **plan)
     first = with_losses(view, 1.05, of_mirrored, **plan)
     begins, rest = sentences(later)
 
-    assert not matching_lib.agreements_of(later.study).broken
+    assert not equivalence_lib.agreements_of(later.study).broken
     assert 2 == len(scaling.compare_backends(later.study))
     assert re.match(
         "Backends begin alike: .* losses of the first step differ by at most 0.0001",
         begins,
     )
     assert rest.startswith("The model amplifies rounding from its first update on")
-    assert 2 == len(matching_lib.agreements_of(first.study).broken)
+    assert 2 == len(equivalence_lib.agreements_of(first.study).broken)
     assert "within the first step, so their ratio is left out" in design(first)

@@ -10,7 +10,7 @@ import published_studies
 import pytest
 
 from results import Store, load_study
-from results.statistics import estimates, generations
+from results.statistics import estimates, repetitions
 from results.verify import check as check_lib
 from results.verify import trials
 from results.verify.check import Check
@@ -26,7 +26,7 @@ def same(stated, figure):
 
 
 def drawn(numbers, spread=0.0):
-    """Logs of generations of so many rounds each."""
+    """Logs of repetitions of so many rounds each."""
     generator = np.random.default_rng(9)
     return [
         list(generator.normal(generator.normal(0, spread), 0.1, number))
@@ -47,14 +47,14 @@ def drawn(numbers, spread=0.0):
         ),
         # Batches of consecutive rounds.
         *(
-            (lambda of: generations.these_processes_only(of[0]), [n])
+            (lambda of: repetitions.these_processes_only(of[0]), [n])
             for n in (1, 4, 5, 20, 23, 1000)
         ),
-        # Generations of unlike numbers of rounds.
-        (generations.over_rounds, [1, 5, 9, 20]),
+        # Repetitions of unlike numbers of rounds.
+        (repetitions.over_rounds, [1, 5, 9, 20]),
         # Widened from six on.
         *(
-            (lambda of: generations.over_rounds(of, is_stopped_on_width=True), [1] * n)
+            (lambda of: repetitions.over_rounds(of, is_stopped_on_width=True), [1] * n)
             for n in (5, 6)
         ),
     ],
@@ -93,8 +93,8 @@ def test_a_longer_block_differs_in_each_figure_of_its_case(published):
     assert not compared(study, raws).differences
     trial_id = of_two_replicas(study)
     raw = raws[trial_id]._replace(result=copy.deepcopy(raws[trial_id].result))
-    turn = next(turn for turn in raw.result["turns"] if not turn["is_void"])
-    turn["end_ns"] += 1000
+    block = next(block for block in raw.result["blocks"] if not block["is_discarded"])
+    block["end_ns"] += 1000
     check = compared(study, {**raws, trial_id: raw})
     kinds = {item.kind for item in check.differences}
 

@@ -34,19 +34,19 @@ def step(index, phase, start, duration):
     return {"kind": "step", "phase": phase, "index": index, "loss": 2.0} | times
 
 
-def turn(round_index, start, end):
-    """The line of a turn of two steps; times are in milliseconds."""
+def block(round_index, start, end):
+    """The line of a block of two steps; times are in milliseconds."""
     times = {"start_ns": start * MS, "end_ns": end * MS, "num_steps": 2}
     return {"kind": "turn", "round_index": round_index, "attempt": 0} | times | USED
 
 
 def load(round_index, **fields):
-    """The line of the load within a turn."""
+    """The line of the load within a block."""
     return {"round_index": round_index, "attempt": 0, **LOAD, **fields}
 
 
 def rank_lines():
-    """The lines of a rank: two steps to warm up, two turns of two steps."""
+    """The lines of a rank: two steps to warm up, two blocks of two steps."""
     return [
         {"kind": "phase", "phase": "first_step", "ns": 0},
         {"kind": "facts", "num_parameters": 5, "example_unit": "images"}
@@ -58,10 +58,10 @@ def rank_lines():
         {"kind": "phase", "phase": "measure", "ns": 60 * MS},
         step(2, "measure", 100, 10),
         step(3, "measure", 110, 10),
-        turn(0, 100, 120),
+        block(0, 100, 120),
         step(4, "measure", 200, 20),
         step(5, "measure", 220, 20),
-        turn(1, 199, 240),
+        block(1, 199, 240),
         {"kind": "memory", "peak_memory_bytes": 7, "method": "x"},
         {"kind": "sanity", "name": "s", "is_passed": True, "detail": ""},
         {"kind": "done", "ns": 300 * MS},
@@ -72,30 +72,32 @@ def rank_lines():
 def read(tmp_path):
     """Returns a function that reads the raw observations of a trial."""
 
-    def read_trial(*ranks, loads=None, without=(), is_solo=False):
+    def read_trial(*ranks, loads=None, without=(), is_independent=False):
         files = {f"rank_{rank}.jsonl": lines for rank, lines in enumerate(ranks)}
         if loads is not None:
-            files["turns.jsonl"] = loads
+            files["blocks.jsonl"] = loads
         for path in tmp_path.iterdir():
             path.unlink()
         for name in files.keys() - set(without):
             text = "".join(json.dumps(line) + "\n" for line in files[name])
             (tmp_path / name).write_text(text)
-        return trials.read_trial(tmp_path, num_warmup_steps=2, is_solo=is_solo)
+        return trials.read_trial(
+            tmp_path, num_warmup_steps=2, is_independent=is_independent
+        )
 
     return read_trial
 
 
-def test_turns_are_joined_over_ranks(read):
+def test_blocks_are_joined_over_ranks(read):
     """From the latest start to the latest end; sums of what processes used."""
     second = rank_lines()
-    second[9] = turn(0, 99, 120)
+    second[9] = block(0, 99, 120)
     second[10]["end_ns"] = second[11]["start_ns"] = 221 * MS
     second[11]["end_ns"] = 250 * MS
-    second[12] = turn(1, 200, 250)
+    second[12] = block(1, 200, 250)
     loads = [load(0), load(1, foreign_cpu_fraction=0.06)]
     found = read(rank_lines(), second, loads=loads)
-    first, last = found.result["turns"]
+    first, last = found.result["blocks"]
     rates = check.log_rates({"only": found.result})
 
     assert found.is_complete
@@ -104,7 +106,7 @@ def test_turns_are_joined_over_ranks(read):
     assert (1.0, 0.5, 6) == tuple(
         last[name] for name in ("user_sec", "system_sec", "minor_faults")
     )
-    assert [False, True] == [first["is_void"], last["is_void"]]
+    assert [False, True] == [first["is_discarded"], last["is_discarded"]]
     assert 0.07 == found.result["window_sec"]
     assert {"only": {0: pytest.approx(math.log(800.0))}} == rates
 
@@ -126,24 +128,24 @@ def test_clocks_of_two_machines_are_not_compared(read, hosts, window_sec):
     assert window_sec == read(*ranks).result["window_sec"]
 
 
-@pytest.mark.parametrize(("is_solo", "size"), [(True, 16), (False, 8)])
-def test_programs_that_never_communicate_have_a_batch_each(read, is_solo, size):
-    found = read(rank_lines(), rank_lines(), is_solo=is_solo)
+@pytest.mark.parametrize(("is_independent", "size"), [(True, 16), (False, 8)])
+def test_programs_that_never_communicate_have_a_batch_each(read, is_independent, size):
+    found = read(rank_lines(), rank_lines(), is_independent=is_independent)
 
     assert size == found.result["global_batch_size"]
 
 
 def test_a_failed_check_makes_a_trial_incomplete(read):
     """As does a process that did not finish."""
-    insane = rank_lines()
-    insane[-2]["is_passed"] = False
+    failed_checks = rank_lines()
+    failed_checks[-2]["is_passed"] = False
 
-    assert not read(insane).is_complete
+    assert not read(failed_checks).is_complete
     assert not read(rank_lines()[:-1]).is_complete
 
 
 @pytest.mark.parametrize(
-    ("fields", "num_retraces", "is_void"),
+    ("fields", "num_retraces", "is_discarded"),
     [
         ({}, 0, False),
         ({"foreign_cpu_fraction": 0.05}, 0, False),
@@ -163,9 +165,9 @@ def test_a_failed_check_makes_a_trial_incomplete(read):
         ({}, 1, True),
     ],
 )
-def test_the_void_rule(fields, num_retraces, *, is_void):
+def test_the_discarded_rule(fields, num_retraces, *, is_discarded):
     """3 % of foreign and 1 % of stolen time, and what can be rounding; one core."""
-    assert is_void == trials.is_void(LOAD | fields, num_retraces)
+    assert is_discarded == trials.is_discarded(LOAD | fields, num_retraces)
 
 
 def drop(index):
@@ -192,7 +194,7 @@ def change(line, **fields):
     ],
 )
 def test_what_contradicts_itself_is_refused(read, edit, message):
-    """The message names the rank and the step or turn."""
+    """The message names the rank and the step or block."""
     lines = rank_lines()
     edit(lines)
 
@@ -201,12 +203,14 @@ def test_what_contradicts_itself_is_refused(read, edit, message):
 
 
 def test_files_that_do_not_match_are_refused(read, tmp_path):
-    """Turns of ranks, the load within turns, numbers of ranks; what is no record."""
+    """Blocks of ranks, the load within blocks, numbers of ranks; what is no record."""
     other = [line for line in rank_lines() if line["kind"] != "turn"]
     two = (rank_lines(), rank_lines())
     with pytest.raises(RawError, match=r"^ranks have different blocks"):
         read(rank_lines(), other)
-    with pytest.raises(RawError, match=r"^turns\.jsonl and the rank files have differ"):
+    with pytest.raises(
+        RawError, match=r"^blocks\.jsonl and the rank files have differ"
+    ):
         read(rank_lines(), loads=[load(0)])
     with pytest.raises(RawError, match=r"^rank files are \['rank_1\.jsonl'\]"):
         read(*two, without=["rank_0.jsonl"])

@@ -1,4 +1,4 @@
-"""Reads files of which no verb of its own reads each one, as the harness does."""
+"""Reads files of which no subcommand of its own reads each one, as the harness does."""
 
 import contextlib
 

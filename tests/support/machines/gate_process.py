@@ -8,7 +8,7 @@ from repositories import git
 
 TESTS = Path(__file__).resolve().parents[2]
 WORKER = (sys.executable, str(TESTS / "harness" / "judging" / "gate_worker.py"))
-# At this alpha five generations can pass.
+# At this alpha five repetitions can pass.
 GATE = (
     "gate",
     "--workload=resnet50",

@@ -1,4 +1,4 @@
-"""Loads within a turn that a test puts in place of those of this machine."""
+"""Loads within a block that a test puts in place of those of this machine."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ QUIET = Disturbance(
     run_delay_sec=0.012345678,
     num_throttled=0,
 )
-"""The turn counts."""
+"""The block counts."""
 BUSY = dataclasses.replace(
     QUIET, foreign_cpu_fraction=0.312345678, run_delay_sec=0.112345678
 )
-"""The turn is void."""
+"""The block is discarded."""

@@ -34,14 +34,14 @@ def entry(name, sec, **fields):
 
 
 def document(times, **fields):
-    """Returns a document of several processes: seconds by benchmark and generation."""
+    """Returns a document of several processes: seconds by benchmark and repetition."""
     return {
         "machine_info": MACHINE,
         "commit_info": {"id": COMMIT, "dirty": True},
         "datetime": "2026-01-01T12:00:00+00:00",
         "version": "5.3.1",
         "benchmarks": [
-            entry(name, sec, extra_info={"generation": number})
+            entry(name, sec, extra_info={"repetition": number})
             for name, medians in times.items()
             for number, sec in enumerate(medians)
         ],

@@ -28,23 +28,25 @@ def with_environments(of, change):
     return _with_records(of, "env", change)
 
 
-def with_turns(of, change):
-    """Returns the same with other fields of every turn; they may be functions of it."""
+def with_blocks(of, change):
+    """Returns the same with other fields of each block, or functions of it."""
 
-    def turns(entry):
+    def blocks(entry):
         if not entry.is_ok:
             return None
         fields = change(entry)
         return {
-            "turns": tuple(
-                turn.model_copy(
-                    update={k: v(turn) if callable(v) else v for k, v in fields.items()}
+            "blocks": tuple(
+                block.model_copy(
+                    update={
+                        k: v(block) if callable(v) else v for k, v in fields.items()
+                    }
                 )
-                for turn in entry.result.turns
+                for block in entry.result.blocks
             )
         }
 
-    return with_results(of, turns)
+    return with_results(of, blocks)
 
 
 def edit_record(path, **fields):

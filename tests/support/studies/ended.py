@@ -36,7 +36,7 @@ def finished_in(root):
     }
 
 
-_OBSERVED = re.compile(r"rank_\d+\.jsonl|turns\.jsonl|(?:result|status)\.json")
+_OBSERVED = re.compile(r"rank_\d+\.jsonl|blocks\.jsonl|(?:result|status)\.json")
 
 
 def observed_in(root):

@@ -1,8 +1,8 @@
-"""Studies of two replicas with one known loss, from controls or from turns.
+"""Studies of two replicas with one known loss, from controls or from blocks.
 
 The truth is a model of what each of their steps does and for how long, which shares
 nothing with the code that splits steps. Noise is typical of shared machines: 3 %
-between generations for all cases, 1 % between processes.
+between repetitions for all cases, 1 % between processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from changed_study import with_results
 from results import load_study
 from results.figures import lost_time, scaling
 
-GENERATIONS = 5
+REPETITIONS = 5
 LOST = 0.012
 
 
@@ -49,7 +49,7 @@ class Step:
             "case": max(two) + comm,
             "baseline": alone,
             "nosync": max(two),
-            "solo": sum(two) / 2 - shared,
+            "independent": sum(two) / 2 - shared,
             "synthetic": self.process(1, no_input=True) + comm,
             "baseline_synthetic": alone - self.own_input,
             "without_update": self.process(1, no_update=True) + comm,
@@ -59,13 +59,13 @@ class Step:
 
 def split(times, generator, *, late_sec=0.0, noise=0.01):
     """Measures cases and controls of known times, and splits the step of the case."""
-    machine = np.exp(generator.normal(0, 0.03, GENERATIONS))
+    machine = np.exp(generator.normal(0, 0.03, REPETITIONS))
 
     def measured(seconds):
-        process = np.exp(generator.normal(0, noise, GENERATIONS))
+        process = np.exp(generator.normal(0, noise, REPETITIONS))
         return dict(enumerate((seconds * machine * process).tolist()))
 
-    late = late_sec * machine + generator.normal(0, 0.0005, GENERATIONS)
+    late = late_sec * machine + generator.normal(0, 0.0005, REPETITIONS)
     return lost_time.decompose(
         **{name: measured(seconds) for name, seconds in times.items()},
         imbalance=dict(enumerate(np.maximum(late, 0).tolist())),
@@ -95,7 +95,7 @@ AFFECTED = {
     "none": (),
     "exposed_communication": ("case", "synthetic", "without_update"),
     "input": ("case", "nosync", "without_update"),
-    "contention": ("case", "nosync", "solo", "synthetic", "without_update"),
+    "contention": ("case", "nosync", "independent", "synthetic", "without_update"),
     "imbalance": ("case", "nosync", "synthetic", "without_update"),
     "update": ("case", "nosync", "synthetic"),
     "unexplained": ("case", "nosync", "synthetic", "without_update"),
@@ -122,30 +122,30 @@ class Cores:
     """Seconds that the cores of two replicas work in a step beyond the step of one."""
 
     computing: float = 0.0  # For the trial.
-    core_wait: float = 0.0  # For others, while a thread of the trial waits.
+    run_queue_delay: float = 0.0  # For others, while a thread of the trial waits.
     idle: float = 0.0  # Nothing.
     # How long threads wait for threads of the same trial, at any size.
     queue: float = 0.0
 
 
 ALONE = 0.057
-OF_TURNS = [
+OF_BLOCKS = [
     ("", Cores(queue=0.050)),
     ("computing", Cores(computing=LOST, queue=0.050)),
     ("idle", Cores(idle=LOST, queue=0.050)),
-    ("core_wait", Cores(core_wait=LOST)),
+    ("run_queue_delay", Cores(run_queue_delay=LOST)),
 ]
 
 
 def make_study(folder):
-    shape = synthetic.relay_shape(controls=(), repeats=GENERATIONS)
+    shape = synthetic.interleaving_shape(controls=(), repeats=REPETITIONS)
     return load_study(synthetic.make_store(folder, shape))
 
 
-def of_turns(study, truth, seed):
-    """The parts of the step of two replicas, from turns of known parts."""
+def of_blocks(study, truth, seed):
+    """The parts of the step of two replicas, from blocks of known parts."""
     generator = np.random.default_rng(seed)
-    machine = np.exp(generator.normal(0, 0.03, GENERATIONS))
+    machine = np.exp(generator.normal(0, 0.03, REPETITIONS))
 
     def change(entry):
         size = entry.spec.num_replicas
@@ -153,13 +153,13 @@ def of_turns(study, truth, seed):
         process = float(np.exp(generator.normal(0, 0.01)))
         factor = float(machine[entry.spec.repetition_index]) * process
         idle = 0.001 + (0.0 if is_alone else truth.idle)
-        others = 0.0005 + (0.0 if is_alone else truth.core_wait)
+        others = 0.0005 + (0.0 if is_alone else truth.run_queue_delay)
         cpu = ALONE - 0.0015 + (0.0 if is_alone else truth.computing)
-        turns, steps, now_ns = [], [], 0
-        for turn in entry.result.turns:
+        blocks, steps, now_ns = [], [], 0
+        for block in entry.result.blocks:
             here = factor * float(np.exp(generator.normal(0, 0.005)))
             step = here * (cpu + idle + others)
-            number = turn.num_steps
+            number = block.num_steps
             update = {
                 "start_ns": now_ns,
                 "end_ns": now_ns + round(1e9 * step * number),
@@ -168,19 +168,19 @@ def of_turns(study, truth, seed):
                 "stolen_cpu_fraction": 0.0,
                 "run_delay_sec": (others + truth.queue) * here * size * number,
             }
-            turns.append(turn.model_copy(update=update))
-            now_ns = turns[-1].end_ns + 1_000_000
+            blocks.append(block.model_copy(update=update))
+            now_ns = blocks[-1].end_ns + 1_000_000
             steps += [step] * number
         (rank,) = entry.result.ranks
         ranks = (rank.model_copy(update={"step_time_sec": tuple(steps)}),)
-        return {"turns": tuple(turns), "ranks": ranks}
+        return {"blocks": tuple(blocks), "ranks": ranks}
 
     made = with_results(study, change)
     (found,) = lost_time.recorded_losses(scaling.points(made))
     return found.lost
 
 
-def held_by_turns(found, truth):
+def held_by_blocks(found, truth):
     """Yields each part, and whether its interval holds the truth."""
     truths = {"ideal": ALONE, "unexplained": 0.0, **dataclasses.asdict(truth)}
     for part in found.parts:

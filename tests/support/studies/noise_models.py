@@ -4,10 +4,10 @@ A model of noise is what slows programs down by chance: loads that last, tails, 
 of cores, neighbours. The first eleven were at hand when the rule of the gate was
 chosen; ``JUDGED`` were written after it, to judge it on what it was not chosen for.
 
-A generation is a line of cells of 0.25 s. Its turns, two cells each, and then its
+A repetition is a line of cells of 0.25 s. Its blocks, two cells each, and then its
 stretches, eight cells each, come in pairs of head and base of one case, in an order
 drawn anew in every round. Every model is scaled so that the standard deviation over
-generations of the log ratio of turns is ``SPREAD``.
+repetitions of the log ratio of blocks is ``SPREAD``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from scipy import signal
 
 CELL_SEC = 0.25
-CELLS_OF_TURN = 2
+CELLS_OF_BLOCK = 2
 CELLS_OF_STRETCH = 8
 NUM_ROUNDS = 10
 NUM_STRETCHES = 4
@@ -36,7 +36,7 @@ class Noise:
     # Standard deviation and correlation time in seconds of the load that all share, a
     # sum of first-order autoregressions.
     machine: tuple[tuple[float, float], ...] = ((0.12, 3.0), (0.04, 100.0))
-    # Student's degrees of freedom of the noise of turns and processes; None for normal
+    # Student's degrees of freedom of the noise of blocks and processes; None for normal
     # noise.
     tail_degrees: float | None = None
     of_step: float = 0.045  # Standard deviation of one step.
@@ -46,19 +46,19 @@ class Noise:
     states: tuple[float, float] = (0.0, 0.0)
     # By how much one process in five is slower, on both sides.
     slow_process: float = 0.0
-    spoilt: float = 0.0  # Extra deviation of the processes of one generation in ten.
+    spoilt: float = 0.0  # Extra deviation of the processes of one repetition in ten.
     # By how much a neighbour that comes and goes slows one core of two: cases on both
     # cores, and every other one on one.
     neighbour: float = 0.0
-    drift: float = 0.0  # Of the machine, from the start of a generation to its end.
-    # Excess of the first half of a turn; of each process another one.
-    drift_of_turn: float = 0.0
+    drift: float = 0.0  # Of the machine, from the start of a repetition to its end.
+    # Excess of the first half of a block; of each process another one.
+    drift_of_block: float = 0.0
     # Mean of exponential bursts of load, which come as the neighbour does.
     bursts: float = 0.0
     # By how much a service that wakes every 20 s for 2 s slows everything.
     beat: float = 0.0
-    unlike: float = 0.0  # Deviation of the logarithm of how noisy a generation is.
-    # By how much a process gets faster or slower within its generation.
+    unlike: float = 0.0  # Deviation of the logarithm of how noisy a repetition is.
+    # By how much a process gets faster or slower within its repetition.
     settling: float = 0.0
 
 
@@ -74,7 +74,7 @@ CHOSEN = {
     "one slow process in five": Noise(slow_process=0.10),
     "one contaminated run in ten": Noise(spoilt=0.15),
     "a neighbour on one core": Noise(neighbour=0.3),
-    "drift within a block": Noise(drift=0.10, drift_of_turn=0.06),
+    "drift within a block": Noise(drift=0.10, drift_of_block=0.06),
     UNEQUAL: Noise(),
 }
 JUDGED = {
@@ -98,7 +98,7 @@ def draw_noise(noise, generator, shape):
 
 
 def machine_load(noise, generator, shape, num_cells):
-    """Returns what everything that runs in a cell of a generation has."""
+    """Returns what everything that runs in a cell of a repetition has."""
     total = np.linspace(0, noise.drift, num_cells) * np.ones((*shape, 1))
     for deviation, correlation_sec in noise.machine:
         kept = math.exp(-CELL_SEC / correlation_sec)
@@ -153,9 +153,9 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logs:
-    """Log slowdowns of gates, as arrays over gates, generations and cases."""
+    """Log slowdowns of gates, as arrays over gates, repetitions and cases."""
 
-    # ln(head / base) of each round, over gates, generations, rounds and cases.
+    # ln(head / base) of each round, over gates, repetitions, rounds and cases.
     rounds: np.ndarray
     # ln of the ratio of arithmetic mean step times over all stretches.
     sustained: np.ndarray
@@ -163,36 +163,36 @@ class Logs:
     rates: np.ndarray  # -ln(time of the base) of each round, of each case: a rate.
 
     @property
-    def turns(self):
+    def blocks(self):
         """Mean over rounds of ln(head / base)."""
         return self.rounds.mean(axis=2)
 
 
 def simulate(
-    model, change, *, num_gates, num_generations, num_cases, seed, spread=SPREAD
+    model, change, *, num_gates, num_repetitions, num_cases, seed, spread=SPREAD
 ):
     """Returns what gates measure on one model of noise."""
     scale = spread / _spread(model, num_cases)
-    return _draw(model, change, num_gates, num_generations, num_cases, seed, scale)
+    return _draw(model, change, num_gates, num_repetitions, num_cases, seed, scale)
 
 
 @functools.lru_cache(maxsize=64)
 def _spread(model, num_cases):
     """Returns the spread of a model before it is scaled: from quartiles."""
     found = _draw(model, Change(), 150, 8, num_cases, 99, 1.0)
-    low, high = np.quantile(found.turns, [0.25, 0.75])
+    low, high = np.quantile(found.blocks, [0.25, 0.75])
     return float((high - low) / 1.349)
 
 
-def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
+def _draw(model, change, num_gates, num_repetitions, num_cases, seed, scale):
     of = MODELS[model]
     # Models with the same numbers would differ by less than they seem to.
     name = zlib.crc32(model.encode())
     generator = np.random.default_rng([seed, num_cases, name])
-    shape = (num_gates, num_generations)
+    shape = (num_gates, num_repetitions)
     per_round, sides = 2 * num_cases, (num_cases, 2)
-    num_turn_cells = NUM_ROUNDS * per_round * CELLS_OF_TURN
-    num_cells = num_turn_cells + NUM_STRETCHES * per_round * CELLS_OF_STRETCH
+    num_block_cells = NUM_ROUNDS * per_round * CELLS_OF_BLOCK
+    num_cells = num_block_cells + NUM_STRETCHES * per_round * CELLS_OF_STRETCH
     scales = np.full((*shape, 1), scale)
     if of.unlike:
         scales = scales * np.exp(of.unlike * generator.standard_normal((*shape, 1)))
@@ -204,7 +204,7 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
     process[..., 0] += _changed(change, generator, (*shape, num_cases))
 
     def levels(start, num_rounds, cells):
-        """Mean load of each turn: gates, generations, rounds, cases, sides."""
+        """Mean load of each block: gates, repetitions, rounds, cases, sides."""
         end = start + num_rounds * per_round * cells
         blocks = (*shape, num_rounds, num_cases, 2, cells)
         # Pairs are adjacent; which case has which pair, and who is first, is drawn.
@@ -222,25 +222,25 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
             found = found + is_hit[:, None] * arranged(of_one_core)
         return found
 
-    turns = levels(0, NUM_ROUNDS, CELLS_OF_TURN) + process[:, :, None]
-    steps_of_turn = max(1, round(CELLS_OF_TURN * STEPS_OF_STRETCH / CELLS_OF_STRETCH))
-    turns += (
+    blocks = levels(0, NUM_ROUNDS, CELLS_OF_BLOCK) + process[:, :, None]
+    steps_of_block = max(1, round(CELLS_OF_BLOCK * STEPS_OF_STRETCH / CELLS_OF_STRETCH))
+    blocks += (
         scale
-        * draw_noise(of, generator, turns.shape)
-        * (of.of_step / math.sqrt(steps_of_turn))
+        * draw_noise(of, generator, blocks.shape)
+        * (of.of_step / math.sqrt(steps_of_block))
     )
-    if of.drift_of_turn:  # the excess of a first step differs between processes
+    if of.drift_of_block:  # the excess of a first step differs between processes
         excess = 1 + 0.5 * generator.standard_normal((*shape, 1, *sides))
-        turns += scale * of.drift_of_turn * 0.5 * excess
+        blocks += scale * of.drift_of_block * 0.5 * excess
     if of.settling:
         slope = of.settling * generator.standard_normal((*shape, 1, *sides))
-        turns += scale * slope * np.linspace(1, 0, NUM_ROUNDS)[:, None, None]
+        blocks += scale * slope * np.linspace(1, 0, NUM_ROUNDS)[:, None, None]
     extra = _slow_steps(
-        change, generator, (*shape, NUM_ROUNDS, num_cases), steps_of_turn
+        change, generator, (*shape, NUM_ROUNDS, num_cases), steps_of_block
     )
-    turns[..., 0] += np.log1p(extra.mean(axis=-1))
+    blocks[..., 0] += np.log1p(extra.mean(axis=-1))
 
-    stretches = levels(num_turn_cells, NUM_STRETCHES, CELLS_OF_STRETCH)
+    stretches = levels(num_block_cells, NUM_STRETCHES, CELLS_OF_STRETCH)
     stretches = stretches + process[:, :, None]
     steps = np.exp(
         stretches[..., None]
@@ -256,10 +256,10 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
     means = np.log(together.mean(axis=-1))
     tails = np.log(np.quantile(together, 0.99, axis=-1))
     return Logs(
-        rounds=turns[..., 0] - turns[..., 1],
+        rounds=blocks[..., 0] - blocks[..., 1],
         sustained=means[..., 0] - means[..., 1],
         tail=tails[..., 0] - tails[..., 1],
-        rates=-turns[..., 1],
+        rates=-blocks[..., 1],
     )
 
 

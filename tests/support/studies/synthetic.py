@@ -1,8 +1,8 @@
 """Makes a store of a study that nobody measured, with plausible figures.
 
 Benchmarks and tests use it: it is fast, seeded, and can be as large and as broken as
-wanted. Step times come from a table of throughputs or, in a ``relay_shape``, from the
-parts of a step, so that its lost time is known.
+wanted. Step times come from a table of throughputs or, in a ``interleaving_shape``,
+from the parts of a step, so that its lost time is known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from results.records.models import (
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
 FEWEST_OF_A_CONTRAST = 2
-HAS_RESULT = {TrialStatus.OK, TrialStatus.INSANE}
+HAS_RESULT = {TrialStatus.OK, TrialStatus.FAILED_CHECKS}
 ALSO_ALONE = (Control.SYNTHETIC, Control.NO_UPDATE)
 """Controls that one replica has as well."""
 
@@ -64,13 +64,16 @@ class Shape:
     # accuracy.
     learned: dict[str, float] = dataclasses.field(default_factory=dict)
     has_actors: bool = False  # Whether programs count environment steps.
-    num_rounds: int = 0  # Of each generation; 0 for trials in sequence.
-    # In a relay, revisions beside this tree, with the factor by which their steps take
-    # longer.
+    num_rounds: int = 0  # Of each repetition; 0 for trials in sequence.
+    # In an interleaved study, revisions beside this tree, with the factor by which
+    # their steps take longer.
     revisions: dict[str, float] = dataclasses.field(default_factory=dict)
-    # In a relay, by which steps of the twin take longer; None for no twin.
-    twin_factor: float | None = None
-    void_share: float = 0.0  # In a relay, of turns that are void.
+    # In an interleaved study, by which steps of the A/A control take longer; None for
+    # no aa_control.
+    aa_factor: float | None = None
+    discarded_share: float = (
+        0.0  # In an interleaved study, of blocks that are discarded.
+    )
     # Examples per step of one replica; of all with strong scaling.
     baseline_batch_size: int = BASE_BATCH
     name: str = "resnet50-laptop-synthetic"  # Of the study.
@@ -84,27 +87,27 @@ class Shape:
     # in nosync.
     num_ranks: int = 1
     imbalance: float = 0.0  # Seconds per step.
-    # Standard deviation of log step time between the processes of a generation.
+    # Standard deviation of log step time between the processes of a repetition.
     noise_of_processes: float = 0.0005
-    # Trials that failed, by control, replicas and generation.
+    # Trials that failed, by control, replicas and repetition.
     not_ok: frozenset[tuple[Control, int, int]] = frozenset()
     # Of every process; None if it was not measured.
     peak_flops_per_sec: float | None = None
     # Whether cases and controls are valid in turn.
     is_without_common_round: bool = False
-    # By how much the first step of each turn is longer, as a ratio.
+    # By how much the first step of each block is longer, as a ratio.
     first_step: float = 1.0
-    steps_per_turn: tuple[int, ...] = (3,)  # By generation, over and over.
+    steps_per_block: tuple[int, ...] = (3,)  # By repetition, over and over.
 
 
-def relay_shape(**fields):
-    """A relay whose lost time is known; some turns are void."""
+def interleaving_shape(**fields):
+    """An interleaved study whose lost time is known; some blocks are discarded."""
     defaults = {
         "backends": ("in_graph",),
         "modes": (WEAK,),
         "repeats": 4,
         "num_rounds": 6,
-        "twin_factor": 1.0,
+        "aa_factor": 1.0,
         "noise": 0.03,
         "is_evaluated": False,
         "lost": {},
@@ -173,7 +176,9 @@ def _planned(shape):
 def _measuring(planned, shape):
     """Names the largest case of two backends, or of two revisions, as primary."""
     if shape.lost is not None:
-        return Measuring(order=Order.RELAY, minutes=9.0, max_rounds=shape.num_rounds)
+        return Measuring(
+            order=Order.INTERLEAVED, minutes=9.0, max_rounds=shape.num_rounds
+        )
     ids = {
         (spec.backend, spec.revision): identity.case_id(spec)
         for spec, modes in planned.values()
@@ -186,7 +191,7 @@ def _measuring(planned, shape):
         return Measuring()
     first, second = list(ids)[:2]
     return Measuring(
-        order=Order.RELAY,
+        order=Order.INTERLEAVED,
         minutes=9,
         primary=Contrast(
             first_case_id=ids[first],
@@ -212,15 +217,17 @@ def _timed(shape):
             for revision in shape.revisions:
                 yield spec.model_copy(update={"revision": revision}), mode
             is_last = (backend, num_replicas) == (shape.backends[0], shape.replicas[-1])
-            if is_last and mode is shape.modes[0] and shape.twin_factor is not None:
-                yield spec.model_copy(update={"control": Control.TWIN}), mode
+            if is_last and mode is shape.modes[0] and shape.aa_factor is not None:
+                yield spec.model_copy(update={"control": Control.AA}), mode
         yield from _controlled(repetition, shape)
 
 
 def _controlled(repetition, shape):
-    """Yields the controls of a relay, some of which one replica has as well."""
+    """Yields the controls of an interleaved study, some of which one replica has as
+    well.
+    """
     for control in shape.controls:
-        backend = "single" if control is Control.SOLO else shape.backends[0]
+        backend = "single" if control is Control.INDEPENDENT else shape.backends[0]
         sizes = (shape.replicas[-1],) + (1,) * (control in ALSO_ALONE)
         for num_replicas in sizes:
             spec = _spec(backend, WEAK, num_replicas, repetition, shape)
@@ -258,7 +265,7 @@ def _spec(backend, mode, num_replicas, repetition, shape, budget=None):
         cores_per_replica=1,
         num_warmup_steps=3,
         num_measured_steps=None if shape.num_rounds else shape.num_measured_steps,
-        order=Order.RELAY if shape.num_rounds else Order.SEQUENTIAL,
+        order=Order.INTERLEAVED if shape.num_rounds else Order.SEQUENTIAL,
         is_evaluated=shape.is_evaluated or budget is not None,
         budget=budget,
         repetition_index=repetition,
@@ -314,7 +321,7 @@ BROKEN = Shape(
         ("tf_mirrored", WEAK, 4, 0): TrialStatus.TIMEOUT,
         ("tf_mirrored", WEAK, 4, 1): TrialStatus.OUT_OF_MEMORY,
         ("tf_mirrored", STRONG, 2, 1): TrialStatus.FAILED,
-        ("in_graph", STRONG, 4, 2): TrialStatus.INSANE,
+        ("in_graph", STRONG, 4, 2): TrialStatus.FAILED_CHECKS,
         ("tf_mirrored", STRONG, 4, 2): None,
     },
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from results.records import identity
 from results.records.models import (
+    Block,
     Control,
     Environment,
     Failure,
@@ -25,15 +26,14 @@ from results.records.models import (
     ScalingMode,
     TrialResult,
     TrialStatus,
-    Turn,
 )
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2
-VOID = "other processes used 12 % of its cores (limit 3 %)"
+DISCARDED = "other processes used 12 % of its cores (limit 3 %)"
 SHARE_OF_SLOW_STEPS = 0.08
 SANE = (SanityCheck(name="finite_loss", is_passed=True, detail="all finite"),)
-ALL_CONTROLS = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+ALL_CONTROLS = (Control.NOSYNC, Control.INDEPENDENT, Control.SYNTHETIC)
 
 # Images per second on two cores by backend, mode and number of replicas.
 THROUGHPUT = {
@@ -73,7 +73,7 @@ FAILURES = {
     TrialStatus.OUT_OF_MEMORY: Failure(
         phase=Phase.FIRST_STEP, reason="the kernel killed the process (SIGKILL)"
     ),
-    TrialStatus.INSANE: Failure(
+    TrialStatus.FAILED_CHECKS: Failure(
         phase=Phase.SANITY, reason="replicas_in_sync: replica 1 differs by 3e-2"
     ),
     TrialStatus.SKIPPED: Failure(
@@ -94,8 +94,8 @@ def result(spec, mode, trial_id, shape):
     drift += generator.normal(0, shape.noise / 2)
     rate = _throughput(spec, mode) * math.exp(drift)
     factor = shape.revisions.get(spec.revision, 1.0)
-    if spec.control is Control.TWIN:
-        factor = shape.twin_factor or 1.0
+    if spec.control is Control.AA:
+        factor = shape.aa_factor or 1.0
     step = factor * spec.global_batch_size / rate
     num_steps = shape.num_rounds or spec.num_measured_steps or 0
     times = step * np.exp(generator.normal(0, 0.03, num_steps))
@@ -117,7 +117,7 @@ def result(spec, mode, trial_id, shape):
         trial_id,
         num_measured_steps=num_steps,
         window_sec=window,
-        turns=_turns(spec, times, generator, shape) if shape.num_rounds else (),
+        blocks=_blocks(spec, times, generator, shape) if shape.num_rounds else (),
         ranks=(
             RankTimes(
                 rank=0,
@@ -148,20 +148,22 @@ def _trial_result(spec, trial_id, **fields):
     )
 
 
-def _turns(spec, times, generator, shape):
-    """One step per turn; noise of a round is shared by all cases."""
+def _blocks(spec, times, generator, shape):
+    """One step per block; noise of a round is shared by all cases."""
     shared = np.random.default_rng([spec.seed, 1]).normal(0, 0.1, times.size)
     ends = np.cumsum(times * np.exp(shared)) * 1e9
     starts = np.concatenate([[0.0], ends[:-1]])
     return tuple(
-        Turn(
+        Block(
             round_index=index,
             attempt=0,
             start_ns=int(start),
             end_ns=int(end),
             num_steps=1,
             foreign_cpu_fraction=0.0 if shape.revisions else None,
-            void_reason=VOID if generator.random() < shape.void_share else "",
+            discard_reason=DISCARDED
+            if generator.random() < shape.discarded_share
+            else "",
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
@@ -191,7 +193,7 @@ class Lost:
             return self.alone - left_out.get(spec.control, 0.0)
         if spec.control is Control.INPUT_ONLY:
             return self.pipelines
-        if spec.control is Control.SOLO:
+        if spec.control is Control.INDEPENDENT:
             return self.alone + self.contention
         step = self.alone - self.input_alone + self.contention
         step += self.update - self.update_alone
@@ -211,14 +213,14 @@ def known_result(spec, trial_id, shape):
     level = shared.normal(0, shape.noise)
     level += generator.normal(0, shape.noise_of_processes)
     weather = shared.normal(0, 0.05, shape.num_rounds)  # of each round, for all cases
-    is_solo = spec.control is Control.SOLO
-    backend = shape.backends[0] if is_solo else spec.backend
+    is_independent = spec.control is Control.INDEPENDENT
+    backend = shape.backends[0] if is_independent else spec.backend
     step_sec = shape.lost.get(backend, Lost()).of(spec)
-    num_ranks = spec.num_replicas if is_solo else shape.num_ranks
+    num_ranks = spec.num_replicas if is_independent else shape.num_ranks
     num_ranks = 1 if spec.num_replicas == 1 else num_ranks
     late = shape.imbalance if spec.control is Control.NOSYNC else 0.0
-    steps_per_turn = (shape.steps_per_turn * shape.repeats)[spec.repetition_index]
-    turns = []
+    steps_per_block = (shape.steps_per_block * shape.repeats)[spec.repetition_index]
+    blocks = []
     steps = [[] for _ in range(num_ranks)]
     now_ns = 0
     for index in range(shape.num_rounds):
@@ -230,18 +232,18 @@ def known_result(spec, trial_id, shape):
             seconds = 0.0
             for rank in range(num_ranks):
                 step = (step_sec - late * (rank < num_ranks - 1)) * factor
-                of_turn = [step * shape.first_step] + [step] * (steps_per_turn - 1)
-                steps[rank] += of_turn
-                seconds = max(seconds, sum(of_turn))
+                of_block = [step * shape.first_step] + [step] * (steps_per_block - 1)
+                steps[rank] += of_block
+                seconds = max(seconds, sum(of_block))
             end_ns = now_ns + round(seconds * 1e9)
-            turns.append(
-                Turn(
+            blocks.append(
+                Block(
                     round_index=index,
                     attempt=attempt,
                     start_ns=now_ns,
                     end_ns=end_ns,
-                    num_steps=steps_per_turn,
-                    void_reason="" if is_valid else "other processes used 9 %",
+                    num_steps=steps_per_block,
+                    discard_reason="" if is_valid else "other processes used 9 %",
                 )
             )
             now_ns = end_ns + 1_000_000
@@ -249,9 +251,9 @@ def known_result(spec, trial_id, shape):
         spec,
         trial_id,
         flops_per_example=1_000_000,
-        num_measured_steps=steps_per_turn * len(turns),
-        window_sec=sum(turn.time_sec for turn in turns),
-        turns=tuple(turns),
+        num_measured_steps=steps_per_block * len(blocks),
+        window_sec=sum(block.time_sec for block in blocks),
+        blocks=tuple(blocks),
         ranks=tuple(
             RankTimes(
                 rank=rank,

@@ -2,8 +2,8 @@
 
 Two cases, of one replica and of two, on two cores. Others compute in bursts, on the
 core that both cases use, or on the one that only the second uses (a load that goes to
-whatever core is free is of this kind: its discards depend on the case). A turn beside a
-burst runs at half speed on the core that it shares. Turns are judged, repeated,
+whatever core is free is of this kind: its discards depend on the case). A block beside
+a burst runs at half speed on the core that it shares. Blocks are judged, repeated,
 compared and given intervals by the harness's own rules.
 """
 
@@ -22,15 +22,15 @@ from page_claims import BESIDE, BUSY, Row
 from harness.machine import disturbance
 from harness.run.rounds import MIN_ROUNDS
 from results.figures import scaling
-from results.records.measuring import MAX_ATTEMPTS, Turn
+from results.records.measuring import MAX_ATTEMPTS, Block
 from results.records.models import TrialResult
 
 PARTS = (0.1, 0.3, 0.6)
 BURSTS_SEC = (0.01, 0.05, 0.3, 2.0, 20.0)
 ON_BOTH, ON_SECOND = "the core of both cases", "a core of the second case"
-NUM_GENERATIONS, NUM_ROUNDS = 5, 20
-TURN_SEC, OTHERS_SEC, START_SEC = 0.4, 1.6, 30.0
-OF_PROCESS, OF_ROUND, OF_TURN = 0.02, 0.08, 0.045
+NUM_REPETITIONS, NUM_ROUNDS = 5, 20
+BLOCK_SEC, OTHERS_SEC, START_SEC = 0.4, 1.6, 30.0
+OF_PROCESS, OF_ROUND, OF_BLOCK = 0.02, 0.08, 0.045
 """Standard deviations of log time."""
 LEAST_PART = 0.25
 """Of the studies of one load: fewer say little about their intervals."""
@@ -80,7 +80,7 @@ class _Bursts:
             self._begin()
 
 
-def _turn(bursts, load, work_sec, num_cores, name):
+def _block(bursts, load, work_sec, num_cores, name):
     is_shared = load.where == ON_BOTH or num_cores > 1
     time_sec, used_sec = bursts.pass_by(work_sec, is_shared=is_shared)
     foreign = used_sec / time_sec / num_cores if is_shared else 0.0
@@ -93,53 +93,53 @@ def _turn(bursts, load, work_sec, num_cores, name):
         num_throttled=None,
         num_cores=num_cores,
     )
-    return Turn.model_construct(
+    return Block.model_construct(
         round_index=name[0],
         attempt=name[1],
         start_ns=0,
         end_ns=round(1e9 * time_sec),
         num_steps=1,
         foreign_cpu_fraction=foreign,
-        void_reason=disturbance.void_reason(found, 0),
+        discard_reason=disturbance.discard_reason(found, 0),
     )
 
 
-def _generation(load, bursts, drawn):
-    """Returns the turns of both cases; each is repeated as the harness does it."""
-    turns = [], []
-    processes = [drawn.gauss(0, OF_PROCESS) for _ in turns]
+def _repetition(load, bursts, drawn):
+    """Returns the blocks of both cases; each is repeated as the harness does it."""
+    blocks = [], []
+    processes = [drawn.gauss(0, OF_PROCESS) for _ in blocks]
     bursts.pass_by(START_SEC, is_shared=False)
-    round_sec = 2 * TURN_SEC + OTHERS_SEC
+    round_sec = 2 * BLOCK_SEC + OTHERS_SEC
     left_sec = NUM_ROUNDS * round_sec
     for index in itertools.count():
         if index >= MIN_ROUNDS and left_sec < round_sec:
-            return turns
+            return blocks
         of_round = drawn.gauss(0, OF_ROUND)
         for case in drawn.sample((0, 1), 2):
             for attempt in range(MAX_ATTEMPTS):
-                log = processes[case] + of_round + drawn.gauss(0, OF_TURN)
-                work_sec = TURN_SEC * math.exp(log)
-                turn = _turn(bursts, load, work_sec, case + 1, (index, attempt))
-                turns[case].append(turn)
-                left_sec -= turn.time_sec
-                if turn.is_valid:
+                log = processes[case] + of_round + drawn.gauss(0, OF_BLOCK)
+                work_sec = BLOCK_SEC * math.exp(log)
+                block = _block(bursts, load, work_sec, case + 1, (index, attempt))
+                blocks[case].append(block)
+                left_sec -= block.time_sec
+                if block.is_valid:
                     break
         left_sec -= bursts.pass_by(OTHERS_SEC, is_shared=True)[0]
     raise AssertionError
 
 
-def _case(generations, num_cores):
+def _case(repetitions, num_cores):
     """What the ratio of two cases needs of one, without the records around it."""
     entries = []
-    for index, turns in enumerate(generations):
-        result = TrialResult.model_construct(turns=tuple(turns), global_batch_size=1)
+    for index, blocks in enumerate(repetitions):
+        result = TrialResult.model_construct(blocks=tuple(blocks), global_batch_size=1)
         spec = types.SimpleNamespace(num_replicas=num_cores, cores_per_replica=1)
         trial = types.SimpleNamespace(env=None)
         entries.append(
             types.SimpleNamespace(key=index, result=result, spec=spec, trial=trial)
         )
     return types.SimpleNamespace(
-        is_in_relay=True,
+        is_interleaved=True,
         is_stopped_on_width=False,
         measured_entries=entries,
         ok_entries=[entry for entry in entries if entry.result.rates],
@@ -150,7 +150,7 @@ def study(load, seed):
     """Measures two cases whose ratio is 1 on a quiet machine."""
     drawn = random.Random(f"{load}/{seed}")
     bursts = _Bursts(load, drawn)
-    found = [_generation(load, bursts, drawn) for _ in range(NUM_GENERATIONS)]
+    found = [_repetition(load, bursts, drawn) for _ in range(NUM_REPETITIONS)]
     cases = [_case([of[side] for of in found], side + 1) for side in (0, 1)]
     ratio = scaling.throughput_ratio(cases[1], cases[0])
     assert ratio is not None

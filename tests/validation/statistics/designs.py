@@ -22,7 +22,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from results.statistics import generations
+from results.statistics import repetitions
 
 FAST_DEVIATION, FAST_SEC = 0.12, 3.0
 SLOW_DEVIATION, SLOW_SEC = 0.04, 100.0
@@ -31,7 +31,7 @@ NUM_CASES, STEP_SEC = 6, 0.4
 START_SEC = 8.0
 """Of each process, until all can take turns; they start side by side."""
 SWEEP_SEC = 540.0
-MOST_GENERATIONS = 40
+MOST_REPETITIONS = 40
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
 
@@ -58,8 +58,8 @@ class _Noise:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generation:
-    """What one generation of all sweeps gave."""
+class Repetition:
+    """What one repetition of all sweeps gave."""
 
     # Steps per second by round, case and sweep; NaN where a sweep had no time for it.
     rates: np.ndarray
@@ -77,7 +77,7 @@ class Generation:
             }
             for case in (1, 0)
         )
-        return generations.log_ratios(first, second)
+        return repetitions.log_ratios(first, second)
 
 
 class Sweeps:
@@ -105,7 +105,7 @@ class Sweeps:
         self._pass_time(np.where(is_running, duration_sec, 0.0))
         return duration_sec
 
-    def _generation(self, deadline_sec):
+    def _repetition(self, deadline_sec):
         """Starts a process of every case, and has them take turns."""
         self._pass_time(NUM_CASES * START_SEC)
         shape = (NUM_CASES, self.number)
@@ -117,22 +117,22 @@ class Sweeps:
         while (is_running := self.clock_sec + round_sec < deadline_sec).any():
             rates = np.full(shape, np.nan)
             for chosen in self._generator.permuted(cases, axis=0):
-                turn_sec = self._step(chosen, of_processes[chosen, every], is_running)
-                rates[chosen, every] = np.where(is_running, 1 / turn_sec, np.nan)
+                block_sec = self._step(chosen, of_processes[chosen, every], is_running)
+                rates[chosen, every] = np.where(is_running, 1 / block_sec, np.nan)
             rounds.append(rates)
-        return Generation(
+        return Repetition(
             rates=np.stack(rounds),
             of_processes=of_processes,
             end_sec=self.clock_sec.copy(),
         )
 
-    def measure(self, num_generations, duration_sec):
-        """Measures generations that share the time evenly, start-up included."""
+    def measure(self, num_repetitions, duration_sec):
+        """Measures repetitions that share the time evenly, start-up included."""
         end_sec = self.clock_sec + duration_sec
         found = []
-        for num_left in range(num_generations, 0, -1):
+        for num_left in range(num_repetitions, 0, -1):
             deadline_sec = self.clock_sec + (end_sec - self.clock_sec) / num_left
-            found.append(self._generation(deadline_sec))
+            found.append(self._repetition(deadline_sec))
         return found
 
 
@@ -145,7 +145,7 @@ class Coverage:
     num_covered: int  # Those whose interval held the truth.
     median_half_width: float  # As a logarithm.
     median_sec: float  # Time of a sweep.
-    mean_generations: float  # Of a sweep.
+    mean_repetitions: float  # Of a sweep.
 
     @property
     def share(self):
@@ -157,13 +157,13 @@ class Coverage:
         test = stats.binomtest(self.num_covered, self.num_sweeps)
         exact = test.proportion_ci(method="exact")
         return (
-            f"{self.design:<46} {self.median_sec:>6.0f} {self.mean_generations:>6.1f} "
+            f"{self.design:<46} {self.median_sec:>6.0f} {self.mean_repetitions:>6.1f} "
             f"{self.share:>9.3f} [{exact.low:.3f}, {exact.high:.3f}] "
             f"{self.median_half_width:>8.4f}"
         )
 
 
-def _coverage(design, estimates, end_sec, num_generations, truths=LOG_RATIO):
+def _coverage(design, estimates, end_sec, num_repetitions, truths=LOG_RATIO):
     lows = np.log([estimate.low for estimate in estimates])
     highs = np.log([estimate.high for estimate in estimates])
     return Coverage(
@@ -172,16 +172,16 @@ def _coverage(design, estimates, end_sec, num_generations, truths=LOG_RATIO):
         num_covered=int(((lows <= truths) & (truths <= highs)).sum()),
         median_half_width=float(np.median(highs - lows) / 2),
         median_sec=float(np.median(end_sec)),
-        mean_generations=float(np.mean(num_generations)),
+        mean_repetitions=float(np.mean(num_repetitions)),
     )
 
 
-def one_generation(num_sweeps, seed, *, is_truth_of_processes):
-    """One generation, whose interval is for its own processes."""
+def one_repetition(num_sweeps, seed, *, is_truth_of_processes):
+    """One repetition, whose interval is for its own processes."""
     sweeps = Sweeps(num_sweeps, seed)
     (measured,) = sweeps.measure(1, SWEEP_SEC)
     estimates = [
-        generations.these_processes_only(measured.log_ratios(sweep))
+        repetitions.these_processes_only(measured.log_ratios(sweep))
         for sweep in range(num_sweeps)
     ]
     truths = np.full(num_sweeps, LOG_RATIO)
@@ -193,34 +193,34 @@ def one_generation(num_sweeps, seed, *, is_truth_of_processes):
     return _coverage(design, estimates, sweeps.clock_sec, [1], truths)
 
 
-def fixed(num_sweeps, seed, *, num_generations):
-    """A fixed number of generations."""
+def fixed(num_sweeps, seed, *, num_repetitions):
+    """A fixed number of repetitions."""
     sweeps = Sweeps(num_sweeps, seed)
-    measured = sweeps.measure(num_generations, SWEEP_SEC)
+    measured = sweeps.measure(num_repetitions, SWEEP_SEC)
     estimates = [
-        generations.over_rounds([one.log_ratios(sweep) for one in measured])
+        repetitions.over_rounds([one.log_ratios(sweep) for one in measured])
         for sweep in range(num_sweeps)
     ]
-    design = f"{num_generations} runs"
-    return _coverage(design, estimates, sweeps.clock_sec, [num_generations])
+    design = f"{num_repetitions} runs"
+    return _coverage(design, estimates, sweeps.clock_sec, [num_repetitions])
 
 
 def sequential(num_sweeps, seed, *, target):
-    """Generations until the interval is short enough."""
+    """Repetitions until the interval is short enough."""
     sweeps = Sweeps(num_sweeps, seed)
-    generation_sec = SWEEP_SEC / generations.FEWEST_TO_STOP
+    repetition_sec = SWEEP_SEC / repetitions.FEWEST_TO_STOP
     measured = []
     logs = [[] for _ in range(num_sweeps)]
     end_sec = np.full(num_sweeps, np.nan)
-    while np.isnan(end_sec).any() and len(measured) < MOST_GENERATIONS:
-        measured += sweeps.measure(1, generation_sec)
+    while np.isnan(end_sec).any() and len(measured) < MOST_REPETITIONS:
+        measured += sweeps.measure(1, repetition_sec)
         for sweep in np.flatnonzero(np.isnan(end_sec)):
             logs[sweep].append(measured[-1].log_ratios(sweep))
-            if generations.is_precise_enough(logs[sweep], target):
+            if repetitions.is_precise_enough(logs[sweep], target):
                 end_sec[sweep] = measured[-1].end_sec[sweep]
     return _coverage(
         f"stops when within {100 * target:g} %",
-        [generations.over_rounds(found, is_stopped_on_width=True) for found in logs],
+        [repetitions.over_rounds(found, is_stopped_on_width=True) for found in logs],
         np.where(np.isnan(end_sec), sweeps.clock_sec, end_sec),
         [len(found) for found in logs],
     )

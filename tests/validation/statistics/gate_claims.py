@@ -1,8 +1,8 @@
 """What a gate claims, and how often it erred: by kind of noise, and by what is true.
 
 ``run_simulations.py`` writes both tables. A sentence of a verdict that has no claim
-here is not printed by a gate. A truth draws log slowdowns over gates, generations and
-cases, whose mean holds in the long run. Some are dependent: a generation tells what the
+here is not printed by a gate. A truth draws log slowdowns over gates, repetitions and
+cases, whose mean holds in the long run. Some are dependent: a repetition tells what the
 next will be.
 """
 
@@ -22,11 +22,11 @@ from scipy import signal
 from results.judging import paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import (
+    BLOCKS,
     PASSED,
     REGRESSED,
     SUSTAINED,
     TAIL,
-    TURNS,
     Design,
 )
 
@@ -113,7 +113,7 @@ class Row:
     claim: Claim
     model: str
     share: float
-    generations: float
+    repetitions: float
     num_gates: int
 
     def misses(self, standard_errors=claims.STANDARD_ERRORS):
@@ -136,7 +136,7 @@ def row(claim, model, num_gates, seed):
         claim=claim,
         model=model,
         share=float((found.verdicts == claim.verdict).mean()),
-        generations=float(found.ends.mean()),
+        repetitions=float(found.ends.mean()),
         num_gates=num_gates,
     )
 
@@ -147,11 +147,11 @@ def _outcomes(model, change, num_gates, seed):
         model,
         change,
         num_gates=num_gates,
-        num_generations=DESIGN.most,
+        num_repetitions=DESIGN.most,
         num_cases=NUM_CASES,
         seed=seed,
     )
-    of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
+    of = {BLOCKS: logs.blocks, SUSTAINED: logs.sustained, TAIL: logs.tail}
     return group_sequential.outcomes(of, DESIGN)
 
 
@@ -169,10 +169,10 @@ def claims_table(found):
     ]
     rows = [["simulated noise", *targets, "runs, equal", "runs, one case +5 %"]]
     for of_model in found:
-        by_change = {row.claim.change: row.generations for row in of_model}
-        generations = [f"{by_change[change]:.1f}" for change in (EQUAL, SLOWER)]
+        by_change = {row.claim.change: row.repetitions for row in of_model}
+        repetitions = [f"{by_change[change]:.1f}" for change in (EQUAL, SLOWER)]
         found_shares = [f"{row.share:.3f}" for row in of_model]
-        rows.append([of_model[0].model, *found_shares, *generations])
+        rows.append([of_model[0].model, *found_shares, *repetitions])
     return rows
 
 
@@ -180,7 +180,7 @@ CASES = (1, 3, 6)
 TOO_SLOW = (0.05, 0.06, 0.08)
 EFFECTS = (0.0, 0.01, 0.03, *TOO_SLOW)
 MOST = {True: {"pass": 0.08, "regress": 0.10}, False: {"pass": 0.05, "regress": 0.05}}
-"""By whether generations depend on each other: what may pass, and regress."""
+"""By whether repetitions depend on each other: what may pass, and regress."""
 
 
 def _normal(generator, shape):
@@ -206,7 +206,7 @@ def _noisy(draw):
 
 
 def _shared(draw):
-    """Two thirds of the variance are of all cases of a generation."""
+    """Two thirds of the variance are of all cases of a repetition."""
 
     def drawn(generator, shape):
         of_all = draw(generator, (*shape[:2], 1))
@@ -253,7 +253,7 @@ def _fifth_of_processes(generator, shape):
 
 
 def _state(generator, shape):
-    """The half of all generations; a state lasts for three on average."""
+    """The half of all repetitions; a state lasts for three on average."""
     changes = generator.random((*shape[:2], 1)) < 1 / 3
     changes[:, 0] = generator.random((shape[0], 1)) < 0.5
     return changes.cumsum(axis=1) % 2.0
@@ -290,7 +290,7 @@ def shares(name, effect, num_cases, *, num_gates, seed, number=None):
     shape = num_gates, looks[-1], num_cases
     logs = TRUTHS[name](generator, shape, math.log1p(effect))
     design = Design(looks=looks, most=looks[-1], delta=DELTA, alpha=ALPHA)
-    found = group_sequential.outcomes({TURNS: logs}, design).verdicts
+    found = group_sequential.outcomes({BLOCKS: logs}, design).verdicts
     return float((found == PASSED).mean()), float((found == REGRESSED).mean())
 
 
@@ -299,7 +299,7 @@ def worst(num_gates, seed):
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
     for number in (None, *paired_gate.NUMBERS):
         for num_cases in CASES:
-            row = {"generations": number, "cases": num_cases}
+            row = {"repetitions": number, "cases": num_cases}
             for is_dependent in (False, True):
                 names = [name for name in TRUTHS if (name in DEPENDENT) == is_dependent]
                 passes = {
@@ -324,7 +324,7 @@ def broken(rows, num_gates):
             for verdict, most in MOST[kind == "dependent"].items():
                 rate, truth = row[kind][verdict]
                 if rate > most + 3 * math.sqrt(most * (1 - most) / num_gates):
-                    yield f"{row['cases']} cases, {row['generations']}: {truth}: {rate}"
+                    yield f"{row['cases']} cases, {row['repetitions']}: {truth}: {rate}"
 
 
 def truths_table(num_gates, seed):

@@ -22,10 +22,10 @@ from results.figures import lost_time, scaling
 from results.figures.lost_time import PARTS
 from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
-from results.statistics import estimates, generations, run_scores
+from results.statistics import estimates, repetitions, run_scores
 from results.statistics.group_sequential import Verdict
 
-NUM_GENERATIONS = 5
+NUM_REPETITIONS = 5
 NUM_CASES = 6
 FEW_RUNS = (3, 5, 8)
 QUALITY_SEEDS = (5, 8)
@@ -82,14 +82,14 @@ def row_of(sentence):
 
 PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
 TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
-OF_TURNS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
+OF_BLOCKS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
 ALONE = "pipelines alone take 93 % [91, 95] of a step: input-bound, or not"
 ROWS = {
     **dict.fromkeys(scaling.RATIOS, INTERVAL),
     "throughput": RATE,
     **dict.fromkeys(scaling.OF_CASES, TRIALS),
     **dict.fromkeys(PARTS, PART),
-    **dict.fromkeys(lost_time.RECORDED_PARTS, OF_TURNS),
+    **dict.fromkeys(lost_time.RECORDED_PARTS, OF_BLOCKS),
     "input_bound": ALONE,
 }
 """Row of each number, by its name in the code."""
@@ -97,7 +97,7 @@ ROWS = {
 
 def quick_rows(num, seed):
     """Rows that take seconds."""
-    yield from _of_a_relay(num, seed)
+    yield from _of_interleaved(num, seed)
     yield _causes()
     yield from _learned(num, seed)
     yield from _quality_gates(num, seed)
@@ -108,32 +108,32 @@ def quick_rows(num, seed):
 
 def rows(num, seed):
     yield from quick_rows(num, seed)
-    yield _parts_of_turns(num, seed)
+    yield _parts_of_blocks(num, seed)
 
 
-def _of_a_relay(num, seed):
+def _of_interleaved(num, seed):
     covered, false, differs = [], [], []
     for model in noise_models.MODELS:
         logs = noise_models.simulate(
             model,
             Change(),
             num_gates=num,
-            num_generations=NUM_GENERATIONS,
+            num_repetitions=NUM_REPETITIONS,
             num_cases=NUM_CASES,
             seed=seed,
         )
         primary = logs.rounds[..., 0]
-        ratios = [generations.over_rounds(of.tolist()) for of in primary]
+        ratios = [repetitions.over_rounds(of.tolist()) for of in primary]
         covered.append(float(np.mean([not of.excludes(1.0) for of in ratios])))
-        twins = [
-            generations.mean_of_rounds(of.tolist()).estimate("", confidence=0.99)
+        aa_controls = [
+            repetitions.mean_of_rounds(of.tolist()).estimate("", confidence=0.99)
             for of in primary
         ]
-        differs.append(float(np.mean([of.excludes(0.0) for of in twins])))
+        differs.append(float(np.mean([of.excludes(0.0) for of in aa_controls])))
         if not noise_models.MODELS[model].neighbour:
             # Backends run on the same cores; in that model, every other case does not.
             false.append(float(np.mean([_any_faster(of) for of in logs.rates])))
-    noises = f"{len(covered)} kinds of noise, {NUM_GENERATIONS} runs"
+    noises = f"{len(covered)} kinds of noise, {NUM_REPETITIONS} runs"
     yield Row(
         name=INTERVAL,
         claimed="holds the truth in 95 %",
@@ -154,7 +154,7 @@ def _of_a_relay(num, seed):
         name=FASTER,
         claimed="any false one in at most 5 % of studies",
         simulated=f"{NUM_CASES} equal backends on the same cores, 15 ratios (Holm);"
-        f" {len(false)} kinds of noise, {NUM_GENERATIONS} runs",
+        f" {len(false)} kinds of noise, {NUM_REPETITIONS} runs",
         shares=(min(false), max(false)),
         most=0.05,
         n=num,
@@ -170,14 +170,14 @@ def _of_a_relay(num, seed):
 
 
 def _any_faster(rates):
-    """Whether any ratio of equal cases holds; over generations, rounds and cases."""
+    """Whether any ratio of equal cases holds; over repetitions, rounds and cases."""
     pairs = [(a, b) for a in range(rates.shape[-1]) for b in range(a)]
     p_values = {
-        pair: generations.mean_of_rounds(logs.tolist()).p_value()
+        pair: repetitions.mean_of_rounds(logs.tolist()).p_value()
         for pair in pairs
         for logs in [rates[..., pair[0]] - rates[..., pair[1]]]
     }
-    return min(generations.holm(p_values).values()) < generations.DEFAULT_ALPHA
+    return min(repetitions.holm(p_values).values()) < repetitions.DEFAULT_ALPHA
 
 
 def _causes():
@@ -324,20 +324,20 @@ def _parts(num, seed):
     )
 
 
-def _parts_of_turns(num, seed):
+def _parts_of_blocks(num, seed):
     """Twelve milliseconds in each part in turn, and in none, in whole studies."""
     shares = []
     with tempfile.TemporaryDirectory() as folder:
         study = known_losses.make_study(Path(folder))
-        for index, (_, truth) in enumerate(known_losses.OF_TURNS):
+        for index, (_, truth) in enumerate(known_losses.OF_BLOCKS):
             held = {}
             for number in range(num):
-                found = known_losses.of_turns(study, truth, [seed, index, number])
-                for name, is_held in known_losses.held_by_turns(found, truth):
+                found = known_losses.of_blocks(study, truth, [seed, index, number])
+                for name, is_held in known_losses.held_by_blocks(found, truth):
                     held[name] = held.get(name, 0) + is_held
             shares += [of / num for of in held.values()]
     return Row(
-        name=OF_TURNS,
+        name=OF_BLOCKS,
         claimed="holds the truth in 95 % or more",
         simulated="12 of 69 ms in one part, or in none; 3 % between runs and 1 %"
         " between processes, 5 runs",

@@ -23,16 +23,16 @@ WIDEST_MEDIAN = 0.06
 
 # What the harness does, and therefore has to be right.
 USED = (
-    lambda n, seed: designs.fixed(n, seed, num_generations=5),
+    lambda n, seed: designs.fixed(n, seed, num_repetitions=5),
     lambda n, seed: designs.sequential(n, seed, target=0.06),
     lambda n, seed: designs.sequential(n, seed, target=0.03),
 )
 # What it does not do, and why.
 OTHERS = (
-    lambda n, seed: designs.one_generation(n, seed, is_truth_of_processes=False),
-    lambda n, seed: designs.one_generation(n, seed, is_truth_of_processes=True),
-    lambda n, seed: designs.fixed(n, seed, num_generations=3),
-    lambda n, seed: designs.fixed(n, seed, num_generations=4),
+    lambda n, seed: designs.one_repetition(n, seed, is_truth_of_processes=False),
+    lambda n, seed: designs.one_repetition(n, seed, is_truth_of_processes=True),
+    lambda n, seed: designs.fixed(n, seed, num_repetitions=3),
+    lambda n, seed: designs.fixed(n, seed, num_repetitions=4),
 )
 PAGE_HEADS = (
     *("a reader sees", "the claim", "simulated"),

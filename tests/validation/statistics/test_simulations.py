@@ -12,7 +12,7 @@ import pytest
 from gate_claims import CASES, DEPENDENT, MOST, TOO_SLOW, TRUTHS, shares
 
 from results.judging import paired_gate
-from results.statistics import estimates, generations, run_scores
+from results.statistics import estimates, repetitions, run_scores
 from results.statistics.group_sequential import planned_looks
 
 SEED = 3
@@ -37,7 +37,7 @@ def test_sentences_of_gates_are_worth_what_is_claimed(model):
     rows = gate_claims.rows_of_model(model, 120, SEED)
 
     assert [] == [row for row in rows if row.is_broken]
-    assert max(row.generations for row in rows) < 16
+    assert max(row.repetitions for row in rows) < 16
 
 
 NUM_GATES = 300
@@ -52,7 +52,7 @@ def beyond(share):
 @pytest.mark.parametrize("num_cases", CASES)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_gates_seldom_err(name, num_cases):
-    """They look, or have 5 or 20 generations; dependent ones have their own limits."""
+    """They look, or have 5 or 20 repetitions; dependent ones have their own limits."""
     most = MOST[name in DEPENDENT]
     for number in (None, 5, 20):
         options = {"num_gates": NUM_GATES, "seed": SEED, "number": number}
@@ -93,10 +93,10 @@ def test_the_rates_that_ship_are_those_of_the_simulation():
 @pytest.mark.parametrize(
     ("of_design", "options", "most_sec"),
     [
-        (designs.fixed, {"num_generations": 5}, 541),
-        # With a target that takes about ten generations.
+        (designs.fixed, {"num_repetitions": 5}, 541),
+        # With a target that takes about ten repetitions.
         (designs.sequential, {"target": 0.03}, 2000),
-        (designs.one_generation, {"is_truth_of_processes": True}, 541),
+        (designs.one_repetition, {"is_truth_of_processes": True}, 541),
     ],
     ids=["default", "stopped on width", "these processes only"],
 )
@@ -153,8 +153,8 @@ def test_what_the_methods_say_of_other_intervals_and_noise_is_true():
     assert 1 - np.mean(skewed) == pytest.approx(estimates.SKEWED_COVERAGE, abs=0.03)
 
 
-def test_the_interval_of_generations_that_agree_holds_the_truth():
-    """Where rounds decide the width; Student's t over generations does not hold it.
+def test_the_interval_of_repetitions_that_agree_holds_the_truth():
+    """Where rounds decide the width; Student's t over repetitions does not hold it.
 
     Processes differ by half of what a mean of 20 rounds does.
     """
@@ -162,8 +162,8 @@ def test_the_interval_of_generations_that_agree_holds_the_truth():
     shape = (2000, 5)
     rounds = 0.5 / 20**0.5 * generator.standard_normal((*shape, 1))
     rounds = 0.1 * (rounds + generator.standard_normal((*shape, 20)))
-    found = [generations.over_rounds(of) for of in rounds]
-    plain = [generations.over_generations(of.mean(axis=1)) for of in rounds]
+    found = [repetitions.over_rounds(of) for of in rounds]
+    plain = [repetitions.over_repetitions(of.mean(axis=1)) for of in rounds]
     agree = np.array(
         [one.high > other.high for one, other in zip(found, plain, strict=True)]
     )
@@ -200,7 +200,7 @@ def test_times_to_a_target_are_covered_as_stated(n, truth):
 
 
 TARGETS = (2.0, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4)
-"""Half widths in standard deviations; they take from 5 to about 25 generations."""
+"""Half widths in standard deviations; they take from 5 to about 25 repetitions."""
 
 
 def coverage_of_stopping(target, *, is_widened=True):
@@ -211,11 +211,11 @@ def coverage_of_stopping(target, *, is_widened=True):
     centres = logs.cumsum(axis=1) / numbers
     squares = (logs**2).cumsum(axis=1) - numbers * centres**2
     quantiles = [np.inf, *(estimates.student_quantile(n) for n in numbers[:-1])]
-    factors = [generations.widening(n) if is_widened else 1.0 for n in numbers]
+    factors = [repetitions.widening(n) if is_widened else 1.0 for n in numbers]
     variances = np.maximum(squares, 0) / np.maximum(numbers - 1, 1) / numbers
     with np.errstate(invalid="ignore"):
         halves = np.array(factors) * np.array(quantiles) * np.sqrt(variances)
-    is_over = (halves <= target) & (numbers >= generations.FEWEST_TO_STOP)
+    is_over = (halves <= target) & (numbers >= repetitions.FEWEST_TO_STOP)
     is_over[:, -1] = True
     stop = (np.arange(20_000), is_over.argmax(axis=1))
     return float((np.abs(centres[stop]) <= halves[stop]).mean())
@@ -236,9 +236,9 @@ def test_the_simulated_rule_is_the_one_that_is_used():
     generator = np.random.default_rng(6)
     for _ in range(300):
         logs = []
-        while not generations.is_precise_enough(logs, np.expm1(target)):
+        while not repetitions.is_precise_enough(logs, np.expm1(target)):
             logs.append([float(generator.standard_normal())])
-        estimate = generations.over_rounds(logs, is_stopped_on_width=True)
+        estimate = repetitions.over_rounds(logs, is_stopped_on_width=True)
         assert np.log(estimate.high / estimate.value) <= target
         num_covered += not estimate.excludes(1.0)
 

@@ -17,7 +17,7 @@ import replicator
 from harness import catalog as harness_catalog
 from harness.cli.main import main as run_harness
 from harness.errors import PlanError
-from results.study import matching as verdict
+from results.study import equivalence as verdict
 from workloads import catalog, controls
 from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
@@ -79,7 +79,7 @@ def _matched(repl, of, loop):
     info = {"keras": catalog.WORKLOADS["keras_fit"], "own": INFO}[of]
     changes = []
     program = controls.MatchedProgram(
-        make(controls.MatchingReplicator(repl), loop=loop, **info.matching.options),
+        make(controls.MatchingReplicator(repl), loop=loop, **info.equivalence.options),
         lambda **fields: changes.append(types.SimpleNamespace(**fields)),
     )
     losses = [program.run() for _ in range(controls.NUM_STEPS)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.exit_codes import UNFIT
-from results.study.matching import OWN_CHECK
+from results.study.equivalence import OWN_CHECK
 from workloads.peers.catalog import PEERS
 
 pytestmark = [
@@ -37,7 +37,7 @@ TIME_LIMIT_SEC = 600
 def test_peers_repeat_our_first_losses_and_are_measured(
     tmp_path, workload, data, minutes, dtype
 ):
-    """Each trial has the check, passed, and images/s of at least one turn."""
+    """Each trial has the check, passed, and images/s of at least one block."""
     own = {
         name
         for name, peer in PEERS.items()
@@ -68,6 +68,6 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         checks = {check["name"]: check for check in result["sanity"]}
         if spec["backend"] in own:
             found.setdefault(spec["backend"], []).append(checks[OWN_CHECK]["is_passed"])
-        assert result["turns"]
+        assert result["blocks"]
     assert {name: [True] * len(seen) for name, seen in found.items()} == found
     assert own == set(found)

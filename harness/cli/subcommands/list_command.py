@@ -1,4 +1,4 @@
-"""The verb ``list``: what a study can name, plugins too; the studies of a directory."""
+"""The subcommand ``list``: what a study can name; the studies of a directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from results.plugins import Complaint
 
 
@@ -91,7 +91,7 @@ def _row(store: Store, name: str) -> dict[str, Any]:
         for folder in folders
     ]
     return {
-        # What the verbs take: the folder, which may have been renamed.
+        # What the subcommands take: the folder, which may have been renamed.
         "name": name,
         "study": plan.study,
         "created_at": plan.created_at,

@@ -1,8 +1,9 @@
-"""A verb whose options are declared by a model; click shows and reads them.
+"""A subcommand whose options are declared by a model; click shows and reads them.
 
-The module of a verb has the model of its options, such as ``ReportRequest``, and
-``run``, which takes one and returns the exit code. Both are imported when the verb is
-used, so that the list of all verbs needs neither Pydantic nor anything of the verb.
+The module of a subcommand has the model of its options, such as ``ReportRequest``, and
+``run``, which takes one and returns the exit code. Both are imported when the
+subcommand is used, so that the list of all subcommands needs neither Pydantic nor
+anything of the subcommand.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
     from harness.options.option import Option, Options
 
-_GIVEN: Final = "harness.cli.verb.given"
+_GIVEN: Final = "harness.cli.subcommand.given"
 """Key of what was given for each option, as it was written, by parameter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """The call of a verb, besides what it requests."""
+    """The call of a subcommand, besides what it requests."""
 
     # What to record: the command with all that a study file set.
     command: tuple[str, ...]
@@ -127,7 +128,7 @@ class DeclaredOption(_Declared, click.Option):
         return value, source
 
 
-class Verb(click.Command):
+class Subcommand(click.Command):
     def __init__(
         self,
         name: str,
@@ -137,7 +138,7 @@ class Verb(click.Command):
         arguments: Sequence[click.Parameter] = (),
     ) -> None:
         super().__init__(name, help=text)
-        self._module = f"harness.cli.verbs.{name}_verb"
+        self._module = f"harness.cli.subcommands.{name}_command"
         self._model = model or f"{name.capitalize()}Request"
         self._arguments = arguments
 
@@ -321,7 +322,7 @@ MOST_BYTES: Final = 2**20
 def _read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
-    assert isinstance(ctx.command, Verb)
+    assert isinstance(ctx.command, Subcommand)
     ctx.default_map = read_file(path, ctx.command.request)
 
 

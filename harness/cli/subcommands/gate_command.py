@@ -1,4 +1,4 @@
-"""The verb ``gate``: measures this tree beside a baseline, and judges it."""
+"""The subcommand ``gate``: measures this tree beside a baseline, and judges it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from harness import catalog
 from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import check_comparable
-from harness.cli.verbs.sweep_verb import RunRequest
+from harness.cli.subcommands.sweep_command import RunRequest
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import revisions
 from harness.options import kinds
@@ -44,7 +44,7 @@ from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from results.judging.gate import Gate
     from results.study.cases import Study
 
@@ -166,11 +166,11 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
 
 
-NUM_STRETCHES = 4  # Sustained stretches of each case and generation.
+NUM_STRETCHES = 4  # Sustained stretches of each case and repetition.
 
 
 def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
-    """Returns what a gate measures: quality only, or none and more generations."""
+    """Returns what a gate measures: quality only, or none and more repetitions."""
     if request.program is None:
         _check_counts(request)
     if rule.metric.is_quality:
@@ -188,21 +188,24 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
                 " gate has no quality runs; leave it out, or use --metric"
                 f" {'|'.join(learned)}"
             )
-    fewest = group_sequential.FEWEST_GENERATIONS
+    fewest = group_sequential.FEWEST_REPETITIONS
     if request.repeats is not None and request.repeats < fewest:
         raise PlanError(
             f"--repeats {request.repeats} gives no verdict: one run says nothing"
             f" about the spread between processes; use {fewest} or more"
         )
     request = request.model_copy(update={"budget": "none"})
-    takes_turns = request.program is None or request.program.record.is_client
+    is_interleaved_program = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
-    has_turns = takes_turns and rule.metric in gate_metrics.OF_TURNS
-    if has_turns and design.choose_order(request) is Order.RELAY:
+    has_blocks = is_interleaved_program and rule.metric in gate_metrics.OF_BLOCKS
+    if has_blocks and design.choose_order(request) is Order.INTERLEAVED:
         return request
     # Others exist once per process, and are measured best where it is alone.
-    if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
+    if (
+        request.order is Order.INTERLEAVED
+        and rule.metric.name == gate_metrics.FIRST_STEP
+    ):
         raise PlanError(
             f"--order interleaved with --metric {rule.metric.name}: the processes of "
             "an interleaved measurement start side by side, so none has the machine to "
@@ -261,7 +264,7 @@ def _check_efficiency(request: GateRequest) -> None:
             f"--metric efficiency with --replicas {request.replicas[0]} has no baseline"
             " to scale from; give two numbers or more, such as --replicas 1,2"
         )
-    if design.choose_order(request) is not Order.RELAY:
+    if design.choose_order(request) is not Order.INTERLEAVED:
         raise PlanError(
             "--metric efficiency needs cases that take turns (--order interleaved), "
             "and these run one after another; leave --order and --device out"
@@ -270,8 +273,8 @@ def _check_efficiency(request: GateRequest) -> None:
 
 def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
     """Returns the record of what a gate judges, and when it looks."""
-    is_relay = rule.metric in gate_metrics.OF_TURNS and (
-        design.choose_order(request) is Order.RELAY
+    is_interleaved = rule.metric in gate_metrics.OF_BLOCKS and (
+        design.choose_order(request) is Order.INTERLEAVED
     )
     return GateDesign(
         metric=rule.metric.name,
@@ -279,9 +282,9 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
         delta=rule.delta,
         alpha=rule.alpha,
         looks=group_sequential.planned_looks(rule.alpha)
-        if is_relay and request.repeats is None
+        if is_interleaved and request.repeats is None
         else (),
-        num_stretches=NUM_STRETCHES if is_relay else 0,
+        num_stretches=NUM_STRETCHES if is_interleaved else 0,
         counts=request.counts if request.program is None else (),
     )
 
@@ -364,14 +367,14 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
 
 
 USUAL_SPREAD: Final = 0.03
-"""Standard deviation of a log ratio between generations, as on two shared cores."""
+"""Standard deviation of a log ratio between repetitions, as on two shared cores."""
 
 
 def show_outlook(
     request: GateRequest, call: Call, rule: Rule, stored: Study | None
 ) -> int:
     """Prints the trials of one side, and how often such a gate gives each verdict."""
-    if rule.metric not in gate_metrics.OF_TURNS:
+    if rule.metric not in gate_metrics.OF_BLOCKS:
         raise PlanError(
             f"--dry-run with --metric {rule.metric.name}: only gates on throughput are"
             " simulated; leave --metric out"
@@ -380,12 +383,12 @@ def show_outlook(
     code = commands.sweep(request, call, check=planned.append)
     minutes_in_all = request.minutes or defaults.MINUTES_OF_GATE
     spread, source = USUAL_SPREAD, "usual on two shared cores"
-    each = defaults.MINUTES / defaults.GENERATIONS
+    each = defaults.MINUTES / defaults.REPETITIONS
     if stored is not None:
         spread, source = _spread_of(stored)
-        each = _minutes_per_generation(stored) or each
+        each = _minutes_per_repetition(stored) or each
     number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
-    fewest = group_sequential.FEWEST_GENERATIONS
+    fewest = group_sequential.FEWEST_REPETITIONS
     if number < fewest:
         raise PlanError(
             f"--time-budget {minutes_in_all:g}min is time for {number} run(s) of"
@@ -393,20 +396,20 @@ def show_outlook(
             f" {math.ceil(fewest * each)}min or more"
         )
     power = power_module.design(
-        delta=rule.delta, alpha=rule.alpha, num_generations=request.repeats, most=number
+        delta=rule.delta, alpha=rule.alpha, num_repetitions=request.repeats, most=number
     )
     text = judgement.power_text(
         spread,
         power,
         source=source,
         num_cases=len({trial.case_id for trial in planned[0].trials}),
-        minutes_per_generation=each,
+        minutes_per_repetition=each,
     )
     click.echo(text)
     return code or exit_codes.OK
 
 
-def _minutes_per_generation(study: Study) -> float:
+def _minutes_per_repetition(study: Study) -> float:
     used_sec = sum(
         entry.trial.status.duration_sec
         for entry in study.planned
@@ -435,10 +438,10 @@ def _spread_of(study: Study) -> tuple[float, str]:
         )
     first, second = (cases[case_id] for case_id in ids)
     logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
-    if len(logs) < group_sequential.FEWEST_GENERATIONS:
+    if len(logs) < group_sequential.FEWEST_REPETITIONS:
         raise PlanError(
             f"study {name!r} has {len(logs)} run(s) of {primary.text}, but a"
-            f" spread needs {group_sequential.FEWEST_GENERATIONS} or more; measure more"
+            f" spread needs {group_sequential.FEWEST_REPETITIONS} or more; measure more"
             " --repeats"
         )
     return statistics.stdev(logs), f"{primary.text}; {len(logs)} runs of {name}"

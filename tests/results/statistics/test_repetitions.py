@@ -1,4 +1,4 @@
-"""Ratios of a relay over rounds and generations, and several at once."""
+"""Ratios of an interleaved study over rounds and repetitions, and several at once."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from results import errors
-from results.statistics import generations
+from results.statistics import repetitions
 
 LOGS = [0.50, 0.54, 0.47, 0.52]
 
@@ -28,35 +28,35 @@ def ends(estimate):
 
 def test_intervals_say_what_they_are_over():
     """``verify/test_headlines.py`` computes their ends by other code."""
-    generations_only = generations.over_rounds([[of] for of in LOGS], unit="images/s")
+    repetitions_only = repetitions.over_rounds([[of] for of in LOGS], unit="images/s")
     # Five equal means of 20 rounds that differ.
-    rounds = generations.over_rounds([[0.4, 0.6] * 10] * 5)
+    rounds = repetitions.over_rounds([[0.4, 0.6] * 10] * 5)
 
-    assert student(LOGS) == pytest.approx(ends(generations_only))
+    assert student(LOGS) == pytest.approx(ends(repetitions_only))
     assert (4, "images/s", True) == (
-        generations_only.n,
-        generations_only.unit,
-        generations_only.is_conclusive,
+        repetitions_only.n,
+        repetitions_only.unit,
+        repetitions_only.is_conclusive,
     )
-    assert "over runs" in generations_only.method
-    assert generations_only.excludes(1.0)
+    assert "over runs" in repetitions_only.method
+    assert repetitions_only.excludes(1.0)
     assert "not narrower than the rounds imply" in rounds.method
 
 
 @pytest.mark.parametrize("apart", [0.05, 0.4])
 def test_a_p_value_agrees_with_its_interval(apart):
-    """Whether generations or rounds decide."""
-    mean = generations.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
+    """Whether repetitions or rounds decide."""
+    mean = repetitions.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
 
     assert (mean.p_value() < 0.05) == (mean.centre > mean.half_width())
     assert 2 * mean.half_width() == pytest.approx(mean.widened(2.0).half_width())
 
 
 def test_an_interval_that_decided_when_to_stop_is_wider():
-    """From six generations on; at five, none before was looked at."""
+    """From six repetitions on; at five, none before was looked at."""
     logs = [*LOGS, 0.49, 0.51]
     planned, stopped = (
-        generations.over_rounds([[log] for log in logs], is_stopped_on_width=of)
+        repetitions.over_rounds([[log] for log in logs], is_stopped_on_width=of)
         for of in (False, True)
     )
     half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
@@ -64,7 +64,7 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
     assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
     assert planned.value == stopped.value
     assert "widened by 10 % because measuring stopped on its width" in stopped.method
-    assert generations.over_generations(logs[:5]) == generations.over_rounds(
+    assert repetitions.over_repetitions(logs[:5]) == repetitions.over_rounds(
         [[log] for log in logs[:5]], is_stopped_on_width=True
     )
 
@@ -73,21 +73,21 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
 def test_measuring_stops_where_the_reported_interval_reaches_the_target(more):
     """Half of it is within ln(1 + target), and not a little more."""
     logs = [[log, log] for log in (*LOGS, 0.49, *more)]
-    estimate = generations.over_rounds(logs, is_stopped_on_width=True)
+    estimate = repetitions.over_rounds(logs, is_stopped_on_width=True)
     reached = estimate.high / estimate.value - 1
 
-    assert generations.is_precise_enough(logs, reached * 1.001)
-    assert not generations.is_precise_enough(logs, reached * 0.999)
+    assert repetitions.is_precise_enough(logs, reached * 1.001)
+    assert not repetitions.is_precise_enough(logs, reached * 0.999)
     # Not from fewer than five, though they agree to the last digit.
     assert [False, False, True] == [
-        generations.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
+        repetitions.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
     ]
 
 
-def test_one_generation_excludes_nothing():
+def test_one_repetition_excludes_nothing():
     """Its interval is over batches of rounds, and for its processes only."""
     logs = np.random.default_rng(1).normal(0.5, 0.1, 23).tolist()
-    estimate = generations.these_processes_only(logs)
+    estimate = repetitions.these_processes_only(logs)
 
     assert estimate.low > 1
     assert (1, False) == (estimate.n, estimate.is_conclusive)
@@ -96,10 +96,10 @@ def test_one_generation_excludes_nothing():
     assert "these processes only: one run says nothing" in estimate.method
 
 
-def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation():
+def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_repetition():
     """The same values, sorted: neighbours depend on each other."""
     logs = np.random.default_rng(2).normal(0.0, 0.1, 100).tolist()
-    independent, dependent = map(generations.these_processes_only, (logs, sorted(logs)))
+    independent, dependent = map(repetitions.these_processes_only, (logs, sorted(logs)))
 
     assert math.log(dependent.high) > 2 * math.log(independent.high)
 
@@ -110,15 +110,15 @@ def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation():
 )
 def test_number_of_batches(num_rounds, expected):
     """From 10 to 30 where a batch can have two rounds, else fewer, else none."""
-    estimate = generations.these_processes_only([0.5] * num_rounds)
+    estimate = repetitions.these_processes_only([0.5] * num_rounds)
 
-    assert expected == generations.num_batches(num_rounds)
+    assert expected == repetitions.num_batches(num_rounds)
     assert estimate.has_interval == bool(expected)
     assert ("too few rounds" in estimate.method) == (not expected)
 
 
 def holm(*p_values):
-    return tuple(generations.holm(dict(enumerate(p_values))).values())
+    return tuple(repetitions.holm(dict(enumerate(p_values))).values())
 
 
 def test_holms_own_steps():
@@ -143,11 +143,11 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
     ("call", "message"),
     [
         (
-            lambda: generations.log_ratios({0: 1.0}, {7: math.nan}),
+            lambda: repetitions.log_ratios({0: 1.0}, {7: math.nan}),
             "value nan in round 7",
         ),
-        (lambda: generations.is_precise_enough([LOGS], 0.0), "must be a positive rat"),
-        (lambda: generations.over_generations([]), "a sequence of one or more numbers"),
+        (lambda: repetitions.is_precise_enough([LOGS], 0.0), "must be a positive rat"),
+        (lambda: repetitions.over_repetitions([]), "a sequence of one or more numbers"),
         (lambda: holm(0.1, 1.2), "holds 1.2, all must be from 0 to 1"),
     ],
 )

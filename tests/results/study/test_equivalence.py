@@ -16,7 +16,7 @@ from results.figures import frame, scaling
 from results.records import identity
 from results.records.models import (
     Control,
-    Matching,
+    EquivalenceCheck,
     Order,
     PlannedTrial,
     ScalingMode,
@@ -24,9 +24,9 @@ from results.records.models import (
     TrialStatus,
 )
 from results.records.record_base import Change
-from results.study import matching
+from results.study import equivalence
 from results.study.cases import UNMATCHED, load_study
-from results.study.matching import Outcome
+from results.study.equivalence import Outcome
 
 GLOBAL_BATCH_SIZE = 16
 LOSSES = (2.5, 2.25, 2.0)
@@ -64,12 +64,12 @@ def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.
     update = name | {
         "global_batch_size": GLOBAL_BATCH_SIZE,
         "num_measured_steps": 2,
-        "turns": (),
+        "blocks": (),
         "ranks": (rank,),
         "quality": (),
         "changes": (Change(group="optimizer", name="adam", sketch=tuple(sketch)),),
     }
-    folder = store.matching
+    folder = store.equivalence
     folder.write_spec(trial.trial_id, trial.spec)
     folder.write_env(trial.trial_id, like.env)
     folder.write_result(trial.trial_id, like.result.model_copy(update=update))
@@ -79,9 +79,11 @@ def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.
 
 @pytest.fixture
 def store(tmp_path, synthetic):
-    """Returns a relay of two backends at one and two replicas, matched with one."""
+    """Returns an interleaved study of two backends at one and two replicas, matched
+    with one.
+    """
     shape = synthetic.Shape(
-        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
+        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, aa_factor=1.0
     )
     made = synthetic.make_store(tmp_path / "s", shape)
     plan = made.read_plan()
@@ -89,16 +91,16 @@ def store(tmp_path, synthetic):
     trials = [planned_match(like, "single", 1)]
     trials += [planned_match(like, name, 2) for name in ("in_graph", "tf_mirrored")]
     made.write_plan(
-        plan.model_copy(update={"matching": Matching(trials=tuple(trials))})
+        plan.model_copy(update={"equivalence": EquivalenceCheck(trials=tuple(trials))})
     )
     return made
 
 
 def run(store, wrong="", **how):
     """Records all trials that match; those of the backend ``wrong`` as ``how`` says."""
-    matching_plan = store.read_plan().matching
-    assert matching_plan is not None
-    for trial in matching_plan.trials:
+    equivalence_plan = store.read_plan().equivalence
+    assert equivalence_plan is not None
+    for trial in equivalence_plan.trials:
         record_match(store, trial, **(how if trial.spec.backend == wrong else {}))
 
 
@@ -181,11 +183,11 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     run(store, "tf_mirrored", status=TrialStatus.FAILED)
     failed = load_study(store).matches[1]
     plan = store.read_plan()
-    assert plan.matching is not None
-    trial = plan.matching.trials[0]
-    (store.matching.trial_dir(trial.trial_id) / "status.json").unlink()
+    assert plan.equivalence is not None
+    trial = plan.equivalence.trials[0]
+    (store.equivalence.trial_dir(trial.trial_id) / "status.json").unlink()
     missing = load_study(store).matches[0]
-    store.write_plan(plan.model_copy(update={"matching": None}))
+    store.write_plan(plan.model_copy(update={"equivalence": None}))
     old = load_study(store)
 
     assert (Outcome.NOT_CHECKED, True) == (failed.outcome, failed.has_failed)
@@ -193,7 +195,7 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     assert re.match(
         r"the run of single x1 has no record: it is missing", missing.reason
     )
-    assert {matching.OLD_PLAN} == {match.reason for match in old.matches}
+    assert {equivalence.OLD_PLAN} == {match.reason for match in old.matches}
     assert not any(match.has_failed for match in old.matches)
     assert all(entry.state != UNMATCHED for entry in old.planned)
     (sentence,) = caveats.matches(view_store(store))
@@ -205,9 +207,9 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
 
 def _of_zeros(store, plan):
     """As with a learning rate of zero: equal losses alone are no proof."""
-    for trial in plan.matching.trials:
+    for trial in plan.equivalence.trials:
         record_match(store, trial, sketch=(0.0, 0.0))
-    return plan.matching
+    return plan.equivalence
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,14 @@ def _of_zeros(store, plan):
     [
         # The plan has the reason in place of a trial.
         (
-            lambda _, plan: Matching(not_checked={"in_graph": "every worker updates"}),
+            lambda _, plan: EquivalenceCheck(
+                not_checked={"in_graph": "every worker updates"}
+            ),
             ["every worker updates", "it was not planned"],
         ),
         # As one that was edited by hand, or is damaged.
         (
-            lambda _, plan: Matching(trials=plan.matching.trials[1:]),
+            lambda _, plan: EquivalenceCheck(trials=plan.equivalence.trials[1:]),
             ["one replica with the same global batch was not planned"] * 2,
         ),
         (_of_zeros, ["2 steps change no variable on either side"] * 2),
@@ -229,7 +233,7 @@ def _of_zeros(store, plan):
 )
 def test_a_study_that_checks_nothing_says_why(store, change, reasons):
     plan = store.read_plan()
-    plan = plan.model_copy(update={"matching": change(store, plan)})
+    plan = plan.model_copy(update={"equivalence": change(store, plan)})
     store.write_plan(plan)
     found = load_study(store).matches
 
@@ -242,4 +246,4 @@ def test_a_change_of_zero_is_no_difference():
     """Both sides leave a model as it is."""
     zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
 
-    assert {("model", "frozen"): 0.0} == matching.change_differences(zero, zero)
+    assert {("model", "frozen"): 0.0} == equivalence.change_differences(zero, zero)

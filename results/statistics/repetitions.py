@@ -1,21 +1,21 @@
-"""Ratios measured in a relay: over rounds within a generation, then over generations.
+"""Interleaved ratios: over rounds within a repetition, then over repetitions.
 
-A *generation* is a fresh process of every case, all alive at once. In each *round*
-every case takes one *turn*, in random order, so the turns that are divided lie seconds
-apart and share most of the machine's noise.
+A *repetition* is a fresh process of every case, all alive at once. In each *round*
+every case takes one *block*, in random order, so the blocks that are divided lie
+seconds apart and share most of the machine's noise.
 
-Within a generation the mean log ratio over rounds is one number, d_g. The interval is
+Within a repetition the mean log ratio over rounds is one number, d_g. The interval is
 Student's t over these numbers, because what one process has and the next has not (its
-memory layout, the placement of its threads) differs only between generations; rounds
+memory layout, the placement of its threads) differs only between repetitions; rounds
 repeat it. Taking rounds for repetitions is precise and wrong: by simulation an interval
-of 95 % over the rounds of one generation holds the truth in 45 of 100 studies, one over
-three generations in 95. Few generations can agree by
+of 95 % over the rounds of one repetition holds the truth in 45 of 100 studies, one over
+three repetitions in 95. Few repetitions can agree by
 chance better than their rounds allow, so the interval is at least as wide as if
 processes did not differ at all. Kalibera and Jones,
 "Rigorous benchmarking in reasonable time" (ISMM 2013): repeat at every level that
 varies by chance, and above all at the highest.
 
-One generation alone therefore has an interval for its own processes only, which is
+One repetition alone therefore has an interval for its own processes only, which is
 shown and never judged.
 """
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 
-OVER_GENERATIONS = (
+OVER_REPETITIONS = (
     "Student's t over runs (fresh processes); each counts once, with its mean "
     "log over rounds"
 )
-OVER_ROUNDS = f"{OVER_GENERATIONS}; not narrower than the rounds imply"
-NO_GENERATIONS = "no interval: one run says nothing about the spread between processes"
-ONE_GENERATION = (
+OVER_ROUNDS = f"{OVER_REPETITIONS}; not narrower than the rounds imply"
+NO_REPETITIONS = "no interval: one run says nothing about the spread between processes"
+ONE_REPETITION = (
     "batch means over rounds, for these processes only: one run says nothing "
     "about the spread between processes"
 )
@@ -52,17 +52,17 @@ TOO_FEW_ROUNDS = "no interval: one run of too few rounds says nothing about any 
 STOPPED = "widened by 10 % because measuring stopped on its width"
 
 FEWEST_TO_STOP = 5
-"""Generations before a measurement may stop because its interval is short.
+"""Repetitions before a measurement may stop because its interval is short.
 
-The interval is shortest where the generations happen to agree, so stopping on its width
+The interval is shortest where the repetitions happen to agree, so stopping on its width
 favours such studies and loses coverage. Chow and Robbins, "On the asymptotic theory of
 fixed-width sequential confidence intervals" (Annals of Mathematical Statistics 36,
-1965), prove that the loss vanishes as the number of generations grows. From five it is
-up to 0.03, at targets that take 10 to 20 generations.
+1965), prove that the loss vanishes as the number of repetitions grows. From five it is
+up to 0.03, at targets that take 10 to 20 repetitions.
 """
 
 _WIDENING = 1.10
-"""By which an interval is widened whose width decided on more than five generations.
+"""By which an interval is widened whose width decided on more than five repetitions.
 
 Chosen by simulation: nominal 95 % intervals then hold the truth in 0.938 to 0.953 of
 studies, whatever the target, and in 0.920 to 0.949 without it
@@ -81,7 +81,7 @@ _FEWEST_ROUNDS_PER_BATCH = 2
 
 
 def mean(logs: Sequence[float]) -> float:
-    """Returns d_g, the mean of the logarithms of a generation's rounds."""
+    """Returns d_g, the mean of the logarithms of a repetition's rounds."""
     return math.fsum(logs) / len(logs)
 
 
@@ -100,17 +100,17 @@ def log_ratios(
     return tuple(math.log(first[index]) - math.log(second[index]) for index in rounds)
 
 
-def over_generations(logs: Sequence[float]) -> Estimate:
-    """Estimates exp(mean(logs)) with Student's t over generations."""
+def over_repetitions(logs: Sequence[float]) -> Estimate:
+    """Estimates exp(mean(logs)) with Student's t over repetitions."""
     return over_rounds([[log] for log in logs])
 
 
 def mean_of_rounds(logs: Sequence[Sequence[float]]) -> Mean:
-    """Returns the mean over generations, with an error that its rounds allow.
+    """Returns the mean over repetitions, with an error that its rounds allow.
 
-    Five generations can agree better than their rounds do: by chance, since a mean of
+    Five repetitions can agree better than their rounds do: by chance, since a mean of
     20 rounds has an error of its own. So ``least`` has the error that remains if
-    processes do not differ at all: the variance within generations, pooled.
+    processes do not differ at all: the variance within repetitions, pooled.
     """
     means = [mean(of) for of in logs]
     found = estimates.one_group(means, "logs")
@@ -135,13 +135,13 @@ def over_rounds(
     unit: str = "",
     is_stopped_on_width: bool = False,
 ) -> Estimate:
-    """Estimates exp(mean) over generations as ``mean_of_rounds`` does."""
+    """Estimates exp(mean) over repetitions as ``mean_of_rounds`` does."""
     mean = mean_of_rounds(logs)
     factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
-    method = OVER_GENERATIONS if mean.least is None else OVER_ROUNDS
+    method = OVER_REPETITIONS if mean.least is None else OVER_ROUNDS
     found = mean.widened(factor).estimate(
         method if factor == 1 else f"{method}; {STOPPED}",
-        otherwise=NO_GENERATIONS,
+        otherwise=NO_REPETITIONS,
         unit=unit,
     )
     return estimates.from_logs(found)
@@ -162,7 +162,7 @@ def num_batches(num_rounds: int) -> int:
 
 
 def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> Estimate:
-    """Estimates exp(mean) of one generation, with an interval for its processes only.
+    """Estimates exp(mean) of one repetition, with an interval for its processes only.
 
     The rounds are cut into batches of consecutive ones, whose lengths differ by at most
     one, and Student's t is taken over their means: noise that lasts for several rounds
@@ -174,13 +174,13 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     batches = np.array_split(logs, number) if number else [logs]
     mean = estimates.one_group([float(batch.mean()) for batch in batches])
     mean = dataclasses.replace(mean, centre=float(logs.mean()), n=1)
-    found = mean.estimate(ONE_GENERATION, otherwise=TOO_FEW_ROUNDS, unit=unit)
+    found = mean.estimate(ONE_REPETITION, otherwise=TOO_FEW_ROUNDS, unit=unit)
     return dataclasses.replace(estimates.from_logs(found), is_conclusive=False)
 
 
-def widening(num_generations: int, *, is_stopped_on_width: bool = True) -> float:
+def widening(num_repetitions: int, *, is_stopped_on_width: bool = True) -> float:
     """Returns the factor of an interval, above 1 if its width decided when to stop."""
-    is_widened = is_stopped_on_width and num_generations > FEWEST_TO_STOP
+    is_widened = is_stopped_on_width and num_repetitions > FEWEST_TO_STOP
     return _WIDENING if is_widened else 1.0
 
 

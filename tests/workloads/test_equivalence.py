@@ -9,7 +9,7 @@ import tensorflow as tf
 from small_programs import build
 
 import replicator
-from results.study import matching as verdict
+from results.study import equivalence as verdict
 from workloads import catalog, controls
 
 GLOBAL_BATCH_SIZE = 16
@@ -34,7 +34,7 @@ def _build(name, repl):
         data=DATA.get(name, catalog.SYNTHETIC),
         per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
         seed=3,
-        **info.matching.options,
+        **info.equivalence.options,
     )
 
 

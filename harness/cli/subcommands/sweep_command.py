@@ -1,4 +1,4 @@
-"""The verb ``sweep``: what it requests, and what it does with it."""
+"""The subcommand ``sweep``: what it requests, and what it does with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.planning.request import (
 from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
 
 
 PROCESSES: Final = "Where the processes run"

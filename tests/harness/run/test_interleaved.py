@@ -1,4 +1,6 @@
-"""A relay gives turns, records them, repeats void ones, and survives what fails."""
+"""An interleaved study gives blocks, records them, repeats discarded ones, and survives
+what fails.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def run(harness, overrides, tmp_path, monkeypatch):
 
 @forked
 @two_cores
-def test_every_case_takes_one_turn_per_round(run, tmp_path, monkeypatch):
+def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
     """Processes start side by side, the next when one is ready, and warm up alone.
 
     The time to the first step is then no figure, and is recorded as 0.
@@ -92,12 +94,12 @@ def test_every_case_takes_one_turn_per_round(run, tmp_path, monkeypatch):
 
     assert 5 == len(trials)
     for trial in trials.values():
-        turns, (rank,) = trial.result.turns, trial.result.ranks
+        blocks, (rank,) = trial.result.blocks, trial.result.ranks
         assert TrialStatus.OK is trial.status.status
-        assert [0, 1, 2] == [turn.round_index for turn in turns]
-        assert {0} == {turn.attempt for turn in turns}
-        assert all(turn.time_sec >= rounds.MIN_TURN_SEC for turn in turns)
-        assert sum(turn.num_steps for turn in turns) == len(rank.step_time_sec)
+        assert [0, 1, 2] == [block.round_index for block in blocks]
+        assert {0} == {block.attempt for block in blocks}
+        assert all(block.time_sec >= rounds.MIN_BLOCK_SEC for block in blocks)
+        assert sum(block.num_steps for block in blocks) == len(rank.step_time_sec)
         assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
         assert {0, 1, 2} == set(trial.result.rates)
         assert not trial.result.quality
@@ -112,37 +114,41 @@ def test_every_case_takes_one_turn_per_round(run, tmp_path, monkeypatch):
     assert 2 == max(itertools.accumulate(changes))
 
 
-SOLO = ("single", 2, "solo")
+INDEPENDENT = ("single", 2, "solo")
 
 
 @forked
-def test_the_programs_of_solo_take_each_turn_together(run):
+def test_independent_programs_take_each_block_together(run):
     trials, _ = run("--backends=in_graph", "--controls=independent")
-    solo = trials[SOLO]
+    independent = trials[INDEPENDENT]
 
     assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
-    assert [0, 1] == [rank.rank for rank in solo.result.ranks]
-    assert solo.spec.global_batch_size == solo.result.global_batch_size == 8
-    assert [0, 1, 2] == [turn.round_index for turn in solo.result.turns]
-    num_steps = sum(turn.num_steps for turn in solo.result.turns)
-    assert all(num_steps == len(rank.step_time_sec) for rank in solo.result.ranks)
-    assert 2 == len(solo.env.placement.cpusets)
+    assert [0, 1] == [rank.rank for rank in independent.result.ranks]
+    assert (
+        independent.spec.global_batch_size == independent.result.global_batch_size == 8
+    )
+    assert [0, 1, 2] == [block.round_index for block in independent.result.blocks]
+    num_steps = sum(block.num_steps for block in independent.result.blocks)
+    assert all(
+        num_steps == len(rank.step_time_sec) for rank in independent.result.ranks
+    )
+    assert 2 == len(independent.env.placement.cpusets)
 
 
-def test_a_program_of_solo_that_is_killed_fails_the_control_only(run):
+def test_an_independent_program_that_is_killed_fails_the_control_only(run):
     killed = "single:2:rank1_sigkill"
     trials, _ = run("--backends=in_graph", "--controls=independent", behavior=killed)
     failed = [key for key, of in trials.items() if of.status.status != TrialStatus.OK]
 
-    assert [SOLO] == failed
-    assert TrialStatus.FAILED is trials[SOLO].status.status
+    assert [INDEPENDENT] == failed
+    assert TrialStatus.FAILED is trials[INDEPENDENT].status.status
 
 
 @forked
-def test_failures_do_not_end_the_generation(run):
+def test_failures_do_not_end_the_repetition(run):
     behavior = {
         ("in_graph", 2): "build_fail",
-        ("tf_mirrored", 1): "insane",
+        ("tf_mirrored", 1): "failed_checks",
         ("tf_mirrored", 2): "sigkill",
         ("single", 1): "exit0",
     }
@@ -152,7 +158,7 @@ def test_failures_do_not_end_the_generation(run):
     )
     ended = {
         "build_fail": (TrialStatus.FAILED, "build"),
-        "insane": (TrialStatus.INSANE, "sanity"),
+        "failed_checks": (TrialStatus.FAILED_CHECKS, "sanity"),
         "sigkill": (TrialStatus.FAILED, "measure"),
         "exit0": (TrialStatus.FAILED, "measure"),
     }
@@ -169,7 +175,7 @@ def test_failures_do_not_end_the_generation(run):
 
 
 @forked
-def test_a_turn_without_an_end_is_a_timeout(run):
+def test_a_block_without_an_end_is_a_timeout(run):
     options = ("--replicas=2", "--timeout=4s")
     trials, _ = run(*options, behavior="tf_mirrored:2:hang")
     hung = trials.pop(("tf_mirrored", 2, "none"))
@@ -185,18 +191,18 @@ ONE = ("--backends=single", "--replicas=1")
 
 
 @forked
-def test_a_void_turn_is_kept_and_repeated_up_to_twice(run):
-    """The first turn of the first round is void, then all of one in the second."""
+def test_a_discarded_block_is_kept_and_repeated_up_to_twice(run):
+    """The first block of the first round is discarded, then all of one in the second"""
     calls = itertools.count()
 
-    def void_reason(_load, _retraces):
+    def discard_reason(_load, _retraces):
         return "others were busy" if next(calls) in (0, 3, 4, 5) else ""
 
-    trials, _ = run(*ONE, void_reason=void_reason)
+    trials, _ = run(*ONE, discard_reason=discard_reason)
     found = sorted(
-        (turn.round_index, turn.attempt, turn.is_valid)
+        (block.round_index, block.attempt, block.is_valid)
         for trial in trials.values()
-        for turn in trial.result.turns
+        for block in trial.result.blocks
     )
 
     assert [
@@ -210,17 +216,17 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(run):
 
 
 @forked
-def test_a_trial_whose_turns_are_all_void_gives_no_number(run):
-    changes = {"void_reason": lambda *_: "others were busy"}
+def test_a_trial_whose_blocks_are_all_discarded_gives_no_number(run):
+    changes = {"discard_reason": lambda *_: "others were busy"}
     trials, _ = run(*ONE, "--rounds=1", **changes)
 
     assert 2 == len(trials)
     for trial in trials.values():
-        assert TrialStatus.VOID is trial.status.status
+        assert TrialStatus.DISCARDED is trial.status.status
         assert trial.status.failure.reason == (
             "all 3 blocks are discarded; the last one: others were busy"
         )
-        assert 3 == len(trial.result.turns)
+        assert 3 == len(trial.result.blocks)
 
 
 @forked
@@ -234,8 +240,8 @@ def test_little_time_still_gives_the_fewest_rounds(run):
 @pytest.fixture
 def full(monkeypatch):
     """Leaves no memory for processes after the first ones."""
-    run_generation = functools.partial(sweep.run_generation, free_memory=lambda: 1)
-    monkeypatch.setattr(sweep, "run_generation", run_generation)
+    run_repetition = functools.partial(sweep.run_repetition, free_memory=lambda: 1)
+    monkeypatch.setattr(sweep, "run_repetition", run_repetition)
 
 
 def with_order(*options):
@@ -247,7 +253,9 @@ def with_order(*options):
 def test_processes_that_do_not_fit_into_memory_run_in_sequence(
     harness, overrides, tmp_path
 ):
-    """And a note says why, with numbers, where nothing of the command needs a relay."""
+    """And a note says why, with numbers, where nothing of the command needs an
+    interleaved study.
+    """
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, overrides=overrides)
 
@@ -274,7 +282,9 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
         ("--time-budget=3min", "fewer --mode,"),
     ],
 )
-def test_what_needs_a_relay_is_an_error(harness, overrides, tmp_path, option, fewer):
+def test_what_needs_an_interleaved_study_is_an_error(
+    harness, overrides, tmp_path, option, fewer
+):
     """The trials in sequence could not give what was requested; no process is left."""
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, option, overrides=overrides)
@@ -293,61 +303,61 @@ def test_what_needs_a_relay_is_an_error(harness, overrides, tmp_path, option, fe
 
 @dataclasses.dataclass
 class Waiting:
-    """A process between two turns."""
+    """A process between two blocks."""
 
     trial_id: str
     prepared: Any = None
     is_alive: bool = True
     busy_sec: float = 0.0
     step_time_sec: float = 1.0
-    turns: tuple[Any, ...] = ()
+    blocks: tuple[Any, ...] = ()
 
 
 @pytest.fixture
-def take_turns(monkeypatch, make_spec):
-    """Returns a function that takes the rounds of a generation without processes.
+def interleave(monkeypatch, make_spec):
+    """Returns a function that takes the rounds of a repetition without processes.
 
-    It returns each turn: its round, the trial, and the number of its steps.
+    It returns each block: its round, the trial, and the number of its steps.
     """
-    turns = []
+    blocks = []
     monkeypatch.setattr(
         rounds,
-        "_take_turn",
-        lambda session, asked, *_: turns.append(
+        "_measure_block",
+        lambda session, asked, *_: blocks.append(
             (asked["round_index"], session.trial_id, asked["num_steps"])
         ),
     )
 
     def trial(name, num_replicas=1, **fields):
-        spec = make_spec(order=Order.RELAY, num_replicas=num_replicas, **fields)
+        spec = make_spec(order=Order.INTERLEAVED, num_replicas=num_replicas, **fields)
         return SimpleNamespace(trial=SimpleNamespace(spec=spec, trial_id=name))
 
     def run(*waiting, seed=7, index=0, known=None):
-        turns.clear()
+        blocks.clear()
         sessions = [
             Waiting(name, trial(name, **fields), **times)
             for name, fields, times in waiting
         ]
-        generation = rounds.Generation(
+        repetition = rounds.Repetition(
             trials=[session.prepared.trial for session in sessions],
             index=index,
             duration_sec=None,
             max_rounds=ROUNDS,
             seed=seed,
-            steps_of_turn=known or {},
+            steps_of_block=known or {},
         )
-        rounds.take_all(sessions, generation, None, lambda *_: None, lambda *_: "")
-        return list(turns)
+        rounds.take_all(sessions, repetition, None, lambda *_: None, lambda *_: "")
+        return list(blocks)
 
     return run
 
 
-def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(take_turns):
+def test_the_order_of_blocks_is_drawn_from_the_seed_in_every_round(interleave):
     cases = [(f"x{n}", {"num_replicas": n}, {}) for n in range(1, 6)]
-    first, again, other = (take_turns(*cases, seed=seed) for seed in (7, 7, 8))
+    first, again, other = (interleave(*cases, seed=seed) for seed in (7, 7, 8))
     in_rounds = [
         tuple(name for _, name, _ in block)
-        for _, block in itertools.groupby(first, key=lambda turn: turn[0])
+        for _, block in itertools.groupby(first, key=lambda block: block[0])
     ]
 
     assert ROUNDS == len(in_rounds)
@@ -356,8 +366,9 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(take_turns):
     assert 1 == len({tuple(sorted(block)) for block in in_rounds})
 
 
-def test_a_case_has_turns_of_one_number_of_steps(take_turns, make_spec):
-    """Its twin has it too, and later generations, however long a warm-up step took.
+def test_a_case_has_blocks_of_one_number_of_steps(interleave, make_spec):
+    """Its A/A control has it too, and later repetitions, however long a warm-up step
+    took.
 
     The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
     One that ended before its first step has no step time; its 0 s would ask the others
@@ -367,18 +378,20 @@ def test_a_case_has_turns_of_one_number_of_steps(take_turns, make_spec):
     def both(*seconds):
         return [
             ("case", {}, {"step_time_sec": seconds[0]}),
-            ("twin", {"control": Control.TWIN}, {"step_time_sec": seconds[1]}),
+            ("twin", {"control": Control.AA}, {"step_time_sec": seconds[1]}),
             ("dead", {}, {"step_time_sec": 0.0, "is_alive": False}),
         ]
 
-    first = take_turns(*both(0.11, 0.09))
-    turn = SimpleNamespace(is_sustained=False, num_steps=first[0][2])
-    result = SimpleNamespace(turns=[turn])
+    first = interleave(*both(0.11, 0.09))
+    block = SimpleNamespace(is_sustained=False, num_steps=first[0][2])
+    result = SimpleNamespace(blocks=[block])
     recorded = SimpleNamespace(
-        spec=make_spec(order=Order.RELAY, num_replicas=1), result=result
+        spec=make_spec(order=Order.INTERLEAVED, num_replicas=1), result=result
     )
-    known = rounds.steps_of_turns([recorded])  # a part
-    second = take_turns(*both(0.2, 0.2), index=1, known=known)
+    known = rounds.steps_of_blocks([recorded])  # a part
+    second = interleave(*both(0.2, 0.2), index=1, known=known)
 
-    for turns in (first, second):
-        assert {("case", 4), ("twin", 4)} == {(name, steps) for _, name, steps in turns}
+    for blocks in (first, second):
+        assert {("case", 4), ("twin", 4)} == {
+            (name, steps) for _, name, steps in blocks
+        }

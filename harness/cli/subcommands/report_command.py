@@ -1,4 +1,4 @@
-"""The verb ``report``: a page of one study, of two, or a site; and other formats."""
+"""The subcommand ``report``: a page of a study, of two, or a site; other formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import PIPE_WIDTH, check_comparable, console
 from harness.cli.shared_options import RUNS_DIR, RunsDir, StudyArguments
-from harness.cli.verbs import status_verb
+from harness.cli.subcommands import status_command
 from harness.errors import StudyError
 from harness.options.kinds import choice
 from harness.options.option import Options, option
@@ -30,7 +30,7 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from reports.exports.export_formats import Content
     from reports.site.comparison import Compared
 
@@ -168,7 +168,7 @@ def run(request: ReportRequest, _: Call) -> int:
         else:
             content, code = _content(request, stores)
             _emit(request, content)
-        return max([code, *map(status_verb.name_problems, problems)])
+        return max([code, *map(status_command.name_problems, problems)])
 
 
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:

@@ -94,7 +94,7 @@ class Match:
 
 def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
     """Matches every backend and size of a plan that has more than one replica."""
-    planned = () if plan.matching is None else plan.matching.trials
+    planned = () if plan.equivalence is None else plan.equivalence.trials
     of_one = {
         trial.spec.global_batch_size: trial
         for trial in planned
@@ -114,8 +114,11 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
             reason=OLD_PLAN,
             is_planned=False,
         )
-        if plan.matching is not None:
-            not_checked, remarks = plan.matching.not_checked, plan.matching.remarks
+        if plan.equivalence is not None:
+            not_checked, remarks = (
+                plan.equivalence.not_checked,
+                plan.equivalence.remarks,
+            )
             reason = not_checked.get(backend, "it was not planned")
             match = dataclasses.replace(match, reason=reason)
         own = [
@@ -142,7 +145,7 @@ def is_judged(spec: TrialSpec) -> bool:
     """
     if spec.program is not None and not spec.is_client:
         return False
-    return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
+    return spec.control in (Control.NONE, Control.AA) and not spec.revision
 
 
 def _compared(
@@ -265,17 +268,18 @@ def change_differences(
 # Two backends with the same replicas, batch, seed and data start from the same weights
 # and read the same examples, so their losses are equal but for rounding. A backend that
 # skips an example, forgets a replica's gradient or reads its data twice is fast and
-# wrong, and shows here. So is a control of the measurement: the twin has to have the
-# losses of its case.
+# wrong, and shows here. So is a control of the measurement: the A/A control has to have
+# the losses of its case.
 #
 # Rounding grows from step to step, so only the first ``NUM_STEPS`` losses are compared;
 # where models amplify it so much that the losses of right backends differ after one
-# update, only the first. Programs whose twin has other losses, such as those with
-# actors, do not repeat themselves: their losses say nothing, and they are not compared.
-# Neither are those of steps that draw random numbers, which every backend seeds in its
-# own way: there only matching with one replica, on equal numbers, shows that backends
-# do the same work. Nor those of programs that begin with exported weights and batches,
-# whatever their seed: a check of each of their trials compares these (``OWN_CHECK``).
+# update, only the first. Programs whose A/A control has other losses, such as those
+# with actors, do not repeat themselves: their losses say nothing, and they are not
+# compared. Neither are those of steps that draw random numbers, which every backend
+# seeds in its own way: there only matching with one replica, on equal numbers, shows
+# that backends do the same work. Nor those of programs that begin with exported weights
+# and batches, whatever their seed: a check of each of their trials compares these
+# (``OWN_CHECK``).
 
 OWN_CHECK: Final = "first_losses_agree"
 """Name of the check of a trial whose first losses were compared, and agree."""
@@ -294,7 +298,7 @@ class Agreement:
 
     first: Case  # A case.
     # One with as many replicas and the same batch, on another backend, or the first
-    # one's twin.
+    # one's aa_control.
     second: Case
     difference: float  # The largest relative difference of two losses.
     num_pairs: int  # Pairs of trials with the same seed.
@@ -314,9 +318,9 @@ class Agreement:
 class Agreements:
     """What the losses of a study say."""
 
-    twin: Agreement | None  # The case that was measured twice, or None.
-    # All other pairs; empty where the twin already differs, or losses of two backends
-    # cannot be compared.
+    aa_control: Agreement | None  # The case that was measured twice, or None.
+    # All other pairs; empty where the A/A control already differs, or losses of two
+    # backends cannot be compared.
     pairs: tuple[Agreement, ...]
     num_steps: int = NUM_COMPARED_STEPS  # How many losses of each trial they compare.
     is_drawn: bool = False  # Whether they cannot, since steps draw random numbers.
@@ -326,7 +330,7 @@ class Agreements:
     @property
     def repeats_itself(self) -> bool:
         """Whether equal programs have equal losses, as far as is known."""
-        return self.twin is None or self.twin.holds
+        return self.aa_control is None or self.aa_control.holds
 
     @property
     def broken(self) -> tuple[Agreement, ...]:
@@ -336,18 +340,18 @@ class Agreements:
 
 def agreements_of(study: Study) -> Agreements:
     """Compares the first losses of every two backends at the same size."""
-    twin = None
+    aa_control = None
     for control, case in itertools.product(study.controls, study.cases):
         if (
-            control.spec.control is Control.TWIN
+            control.spec.control is Control.AA
             and _size(control) == _size(case)
             and control.spec.backend == case.spec.backend
         ):
-            twin = twin or _compare(case, control, NUM_COMPARED_STEPS)
-    if twin is not None and not twin.holds:
-        return Agreements(twin=twin, pairs=())
+            aa_control = aa_control or _compare(case, control, NUM_COMPARED_STEPS)
+    if aa_control is not None and not aa_control.holds:
+        return Agreements(aa_control=aa_control, pairs=())
     if study.plan.draws_random_numbers:
-        return Agreements(twin=twin, pairs=(), is_drawn=True)
+        return Agreements(aa_control=aa_control, pairs=(), is_drawn=True)
     own = {
         case.case_id: case.spec.backend
         for case in study.cases
@@ -363,7 +367,7 @@ def agreements_of(study: Study) -> Agreements:
         and not {first.case_id, second.case_id} & own.keys()
     ]
     return Agreements(
-        twin=twin,
+        aa_control=aa_control,
         pairs=tuple(pair for pair in pairs if pair),
         num_steps=num_steps,
         by_check=tuple(dict.fromkeys(own.values())),

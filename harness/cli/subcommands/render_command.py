@@ -1,4 +1,4 @@
-"""The verb ``launch render``: files that start a program on a cluster by hand."""
+"""The subcommand ``launch render``: files that start a program on a cluster by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from harness.cli import exit_codes
-from harness.cli.verbs.sweep_verb import LAUNCHER, describe_launchers
+from harness.cli.subcommands.sweep_command import LAUNCHER, describe_launchers
 from harness.errors import PlanError
 from harness.launch import launchers
 from harness.launch.launchers import Job
@@ -21,7 +21,7 @@ from results.records.limits import MAX_REPLICAS
 from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
 
 
 GANG: Final = "Workers"

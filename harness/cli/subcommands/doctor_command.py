@@ -1,4 +1,4 @@
-"""The verb ``doctor``: prints what was found, and what to do."""
+"""The subcommand ``doctor``: prints what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from harness.run.sweep import stop_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from harness.doctor.checks import Finding
 
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
-MAX_RELAY_SEC = 3600.0
+MAX_INTERLEAVED_SEC = 3600.0
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
 
 
 class DoctorRequest(Options):
-    relay_sec: float = option(
+    interleaved_sec: float = option(
         60.0,
         "Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
         name="aa-pair",
@@ -46,21 +46,24 @@ class DoctorRequest(Options):
 
 def run(request: DoctorRequest, _: Call) -> int:
     """Checks the machine; returns UNFIT where timings would be unusable."""
-    relay_sec = request.relay_sec
-    if 0 < relay_sec < pair.LEAST_SEC:
+    interleaved_sec = request.interleaved_sec
+    if 0 < interleaved_sec < pair.LEAST_SEC:
         raise ParseError(
-            f"--aa-pair {relay_sec:g}s is too short, must be at least"
+            f"--aa-pair {interleaved_sec:g}s is too short, must be at least"
             f" {pair.LEAST_SEC:g}s since starting its processes takes 15 s or more; 0"
             " leaves it out"
         )
-    if relay_sec > MAX_RELAY_SEC:
+    if interleaved_sec > MAX_INTERLEAVED_SEC:
         raise ParseError(
-            f"--aa-pair {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
+            f"--aa-pair {interleaved_sec:g}s is too long, must be at most "
+            f"{MAX_INTERLEAVED_SEC:g}s"
         )
     measures: list[Measure] = [gpu.check_gpus, checks.check_canaries]
-    if relay_sec:
-        measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
-    duration_sec = checks.DURATION_SEC + relay_sec
+    if interleaved_sec:
+        measures.append(
+            functools.partial(pair.check_pair, duration_sec=interleaved_sec)
+        )
+    duration_sec = checks.DURATION_SEC + interleaved_sec
     if request.device == "gpu":
         measures.append(gpu.measure_gpus)
         duration_sec += gpu.DURATION_SEC

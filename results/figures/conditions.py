@@ -1,4 +1,4 @@
-"""What a relay says about itself: primary contrast, twin, void turns, first steps."""
+"""How a study was measured: primary contrast, A/A control, discarded blocks, load."""
 
 from __future__ import annotations
 
@@ -10,73 +10,75 @@ from typing import TYPE_CHECKING
 
 from results.figures import scaling
 from results.records.models import Control, Order
-from results.statistics import estimates, generations
+from results.statistics import estimates, repetitions
 
 if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study
 
 
-TWIN_CONFIDENCE = 0.99
-"""Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
-be refused although its design is right."""
-SOME_VOID = 0.1
-"""Beyond this part of void turns, a reader is told that the machine was busy."""
-MOST_VOID = scaling.MOST_DISCARDED
-"""With a larger part of void turns, a gate judges nothing."""
+AA_CONFIDENCE = 0.99
+"""Of the interval that decides whether an A/A control differs. With 0.95, one gate of
+20 would be refused although its design is right."""
+SOME_DISCARDED = 0.1
+"""Beyond this part of discarded blocks, a reader is told that the machine was busy."""
+MOST_DISCARDED = scaling.MOST_DISCARDED
+"""With a larger part of discarded blocks, a gate judges nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TurnCounts:
-    """The turns of a study."""
+class BlockCounts:
+    """The blocks of a study."""
 
-    num_turns: int  # All turns, repeated ones included.
-    num_void: int  # Those that do not count.
-    num_lost: int  # Turns that were void as often as they were repeated.
+    num_blocks: int  # All blocks, repeated ones included.
+    num_discarded: int  # Those that do not count.
+    num_lost: int  # Blocks that were discarded as often as they were repeated.
     # How often each reason occurs, the most frequent first, without what was measured,
     # so that equal causes are counted together.
     reasons: tuple[tuple[str, int], ...]
 
     @property
-    def void_fraction(self) -> float:
-        """Void turns of all turns."""
-        return self.num_void / self.num_turns if self.num_turns else 0.0
+    def discarded_fraction(self) -> float:
+        """Discarded blocks of all blocks."""
+        return self.num_discarded / self.num_blocks if self.num_blocks else 0.0
 
     @property
     def busy(self) -> str:
-        """What the discarded turns mean for a sweep, if they are many; else ""."""
-        if self.void_fraction <= SOME_VOID:
+        """What the discarded blocks mean for a sweep, if they are many; else ""."""
+        if self.discarded_fraction <= SOME_DISCARDED:
             return ""
-        if self.num_void == self.num_turns:
-            return f"busy machine: all {self.num_turns} blocks were disturbed"
-        number = f"{self.num_void} of {self.num_turns} blocks discarded"
+        if self.num_discarded == self.num_blocks:
+            return f"busy machine: all {self.num_blocks} blocks were disturbed"
+        number = f"{self.num_discarded} of {self.num_blocks} blocks discarded"
         return f"busy machine: intervals are wider ({number})"
 
     @property
     def is_unfit(self) -> bool:
-        """Whether the machine disturbed too many turns for the verdict of a gate."""
-        return self.void_fraction > MOST_VOID
+        """Whether the machine disturbed too many blocks for the verdict of a gate."""
+        return self.discarded_fraction > MOST_DISCARDED
 
 
-def count_turns(study: Study) -> TurnCounts:
-    """Counts the turns of all planned trials that have a result."""
+def count_blocks(study: Study) -> BlockCounts:
+    """Counts the blocks of all planned trials that have a result."""
     trials = [
-        entry.trial.result.turns
+        entry.trial.result.blocks
         for entry in study.planned
         if entry.trial is not None and entry.trial.result is not None
     ]
     num_lost = 0
     reasons: collections.Counter[str] = collections.Counter()
-    for turns in trials:
-        rounds = {(t.round_index, t.is_sustained) for t in turns}
+    for blocks in trials:
+        rounds = {(t.round_index, t.is_sustained) for t in blocks}
         num_lost += len(
-            rounds - {(t.round_index, t.is_sustained) for t in turns if t.is_valid}
+            rounds - {(t.round_index, t.is_sustained) for t in blocks if t.is_valid}
         )
-        reasons.update(_without_numbers(t.void_reason) for t in turns if not t.is_valid)
+        reasons.update(
+            _without_numbers(t.discard_reason) for t in blocks if not t.is_valid
+        )
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    return TurnCounts(
-        num_turns=sum(map(len, trials)),
-        num_void=reasons.total(),
+    return BlockCounts(
+        num_blocks=sum(map(len, trials)),
+        num_discarded=reasons.total(),
         num_lost=num_lost,
         reasons=tuple(ordered),
     )
@@ -89,13 +91,13 @@ def _without_numbers(reason: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Twin:
+class AaControl:
     """A case that was measured twice: how far apart two equal programs are."""
 
     case: Case  # The case.
     control: Case  # Its second measurement.
-    ratio: Estimate  # X(twin) / X(case); 1 is the truth.
-    # The same with an interval of ``TWIN_CONFIDENCE``, or None for one generation or
+    ratio: Estimate  # X(A/A control) / X(case); 1 is the truth.
+    # The same with an interval of ``AA_CONFIDENCE``, or None for one repetition or
     # trials in sequence.
     strict: Estimate | None = None
 
@@ -108,10 +110,10 @@ class Twin:
 _OF_CONTROL = {"control", "repetition_index", "seed"}
 
 
-def twin_of(study: Study) -> Twin | None:
-    """Returns the twin and its case, or None where there is none with turns."""
+def aa_control_of(study: Study) -> AaControl | None:
+    """Returns the A/A control and its case, or None where there is none with blocks."""
     for control in study.controls:
-        if control.spec.control is not Control.TWIN:
+        if control.spec.control is not Control.AA:
             continue
         wanted = control.spec_without(_OF_CONTROL)
         for case in study.cases:
@@ -120,13 +122,13 @@ def twin_of(study: Study) -> Twin | None:
             ratio, strict = scaling.throughput_ratio(control, case), None
             if ratio is None:
                 return None
-            logs = scaling.turn_logs(control, case)
+            logs = scaling.block_logs(control, case)
             if len(logs) >= estimates.FEWEST_FOR_INTERVAL:
-                mean = generations.mean_of_rounds(logs).estimate(
-                    generations.OVER_ROUNDS, confidence=TWIN_CONFIDENCE
+                mean = repetitions.mean_of_rounds(logs).estimate(
+                    repetitions.OVER_ROUNDS, confidence=AA_CONFIDENCE
                 )
                 strict = estimates.from_logs(mean)
-            return Twin(case=case, control=control, ratio=ratio, strict=strict)
+            return AaControl(case=case, control=control, ratio=ratio, strict=strict)
     return None
 
 
@@ -138,12 +140,12 @@ def is_precise_enough(study: Study) -> bool:
         return True
     cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
     logs: list[tuple[float, ...]] = []
-    if primary is not None and measuring.order is Order.RELAY:
+    if primary is not None and measuring.order is Order.INTERLEAVED:
         first = cases.get(primary.first_case_id)
         second = cases.get(primary.second_case_id)
         if first is not None and second is not None:
-            logs = scaling.turn_logs(first, second)
-    return generations.is_precise_enough(logs, target)
+            logs = scaling.block_logs(first, second)
+    return repetitions.is_precise_enough(logs, target)
 
 
 QUIET_FRACTION = 0.05
@@ -154,11 +156,11 @@ QUIET_FRACTION = 0.05
 class Load:
     """Shares of the CPU time that others used."""
 
-    unit: str  # What has one: a turn of a relay, or a trial.
+    unit: str  # What has one: a block of an interleaved study, or a trial.
     num_all: int  # All of these.
     num_unknown: int  # Those of which it was not recorded.
-    # Trials beside which others used more than ``QUIET_FRACTION``; busy turns are void,
-    # and counted elsewhere.
+    # Trials beside which others used more than ``QUIET_FRACTION``; busy blocks are
+    # discarded, and counted elsewhere.
     num_busy: int
     most: float | None  # The largest share; None where none was recorded.
 
@@ -167,49 +169,50 @@ def load_of_study(study: Study) -> Load:
     """Returns what was recorded of all planned trials, of both sides of a gate."""
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
     results = [trial.result for trial in trials if trial.result is not None]
-    shares = [turn.foreign_cpu_fraction for of in results for turn in of.turns]
-    is_relay = bool(shares)
-    if not is_relay:
+    shares = [block.foreign_cpu_fraction for of in results for block in of.blocks]
+    is_interleaved = bool(shares)
+    if not is_interleaved:
         environments = [trial.env for trial in trials if trial.env is not None]
         shares = [env.foreign_cpu_fraction for env in environments]
     known = [share for share in shares if share is not None]
     busy = [share for share in known if share > QUIET_FRACTION]
     return Load(
-        unit="block" if is_relay else "trial",
+        unit="block" if is_interleaved else "trial",
         num_all=len(shares),
         num_unknown=len(shares) - len(known),
-        num_busy=0 if is_relay else len(busy),
+        num_busy=0 if is_interleaved else len(busy),
         most=max(known, default=None),
     )
 
 
 # A process that waited has cold caches, so the first step after it is slower than one
-# in a row. Its part of a turn is larger the fewer steps a turn has, and so a ratio of
-# cases with unlike numbers of steps has some of it. It is measured where turns have two
-# steps or more; where a turn is one step, it is in every step and cannot be told apart.
+# in a row. Its part of a block is larger the fewer steps a block has, and so a ratio of
+# cases with unlike numbers of steps has some of it. It is measured where blocks have
+# two steps or more; where a block is one step, it is in every step and cannot be told
+# apart.
 
 _LEAST_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstStep:
-    """The first steps of the turns of one case."""
+    """The first steps of the blocks of one case."""
 
-    case: Case  # Whose turns they are.
-    # Time of the first step over the mean of the others of its turn, a geometric mean
-    # over turns and generations; None where turns are single steps.
+    case: Case  # Whose blocks they are.
+    # Time of the first step over the mean of the others of its block, a geometric mean
+    # over blocks and repetitions; None where blocks are single steps.
     ratio: Estimate | None
-    fewest: int  # Steps of the shortest turn.
+    fewest: int  # Steps of the shortest block.
     most: int  # Steps of the longest one; another number only in studies of before.
 
     @property
     def part(self) -> float:
-        """The part by which it lengthens the shortest turn."""
+        """The part by which it lengthens the shortest block."""
         return 0.0 if self.ratio is None else (self.ratio.value - 1) / self.fewest
 
 
 def first_step_of(case: Case) -> FirstStep | None:
-    """Returns what first steps of turns take; None where there are no single times.
+    """Returns what first steps of blocks take; None where there are no single times.
 
     Steps that are queued share their time (``steps_per_sync``).
     """
@@ -219,19 +222,19 @@ def first_step_of(case: Case) -> FirstStep | None:
     logs: list[float] = []
     for entry in case.ok_entries:
         # A step ends with the slowest process.
-        turns = [
+        blocks = [
             [max(column) for column in zip(*of_processes, strict=True)]
-            for of_processes in entry.result.steps_of_turns().values()
+            for of_processes in entry.result.steps_of_blocks().values()
         ]
-        numbers.update(map(len, turns))
+        numbers.update(map(len, blocks))
         of = [
             math.log(first / (math.fsum(others) / len(others)))
-            for first, *others in turns
+            for first, *others in blocks
             if len(others) + 1 >= _LEAST_STEPS
         ]
         if of:
-            logs.append(generations.mean(of))
+            logs.append(repetitions.mean(of))
     if not numbers:
         return None
-    ratio = generations.over_generations(logs) if logs else None
+    ratio = repetitions.over_repetitions(logs) if logs else None
     return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))

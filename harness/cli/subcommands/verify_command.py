@@ -1,4 +1,4 @@
-"""The verb ``verify``: recomputes what a study states from its raw observations."""
+"""The subcommand ``verify``: recomputes what a study states from raw observations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from results.verify import trials
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from results.records.models import Plan
     from results.store.study_store import Store
     from results.verify.check import Check

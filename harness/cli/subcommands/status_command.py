@@ -25,12 +25,12 @@ from results.records.models import Order, PlannedTrial, StatusRecord
 from results.records.texts import printable, tokens
 from results.store import lock, study_store
 from results.study.cases import Study, load_study
-from results.study.matching import Outcome
+from results.study.equivalence import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.cli.verb import Call
+    from harness.cli.subcommand import Call
     from results.store.study_store import Reading, Store, Trial
 
 
@@ -168,23 +168,27 @@ def _state(record: StatusRecord | None, *, is_running: bool, has_begun: bool) ->
 def _now(
     store: Store, trials: Sequence[PlannedTrial], found: Mapping[str, Trial]
 ) -> str:
-    """Says where a running sweep is: in matching, or a generation and a round."""
+    """Says where a running sweep is: in matching, or a repetition and a round."""
     alive = [
         planned
         for planned in trials
         if planned.trial_id in found and found[planned.trial_id].status is None
     ]
     folders = [store.trial_dir(planned.trial_id) for planned in alive]
-    turns = list(filter(None, map(rounds.last_turn, folders)))
-    relayed = [planned for planned in alive if planned.spec.order is Order.RELAY]
-    if not relayed:
-        is_matching = any(of.status is None for of in store.matching.trials())
-        return "; matching replicas with one" * (is_matching and not alive)
-    number = max(planned.spec.repetition_index for planned in relayed) + 1
+    blocks = list(filter(None, map(rounds.last_block, folders)))
+    interleaved = [
+        planned for planned in alive if planned.spec.order is Order.INTERLEAVED
+    ]
+    if not interleaved:
+        is_equivalence_check = any(
+            of.status is None for of in store.equivalence.trials()
+        )
+        return "; matching replicas with one" * (is_equivalence_check and not alive)
+    number = max(planned.spec.repetition_index for planned in interleaved) + 1
     most = max(planned.spec.repetition_index for planned in trials) + 1
     place = f"; run {number} of {most}, "
-    round_index, is_sustained = max(turns, default=(-1, False))
-    now = f"round {round_index + 1}" if turns else "starting"
+    round_index, is_sustained = max(blocks, default=(-1, False))
+    now = f"round {round_index + 1}" if blocks else "starting"
     return place + ("sustained stretches" if is_sustained else now)
 
 

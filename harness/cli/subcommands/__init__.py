@@ -1,0 +1,1 @@
+"""The subcommands: what each takes, and what it does."""

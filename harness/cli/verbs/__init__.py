@@ -1,1 +1,0 @@
-"""The verbs: what each takes, and what it does."""
