@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
+_AT_ONCE = 4  # parts of the state of an iterator in one message
 _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
@@ -114,16 +115,20 @@ def serialize_iterator(iterator: Any) -> list[bytes]:
         resource_handle=iterator._iterator_resource,  # noqa: SLF001
         external_state_policy=fail.value,
     )
-    # One by one: a message of all together can pass the limit of 2 GB.
-    return [tf.io.serialize_tensor(part).numpy() for part in tf.unstack(state)]
+    # A few at a time: a message of all together can pass the limit of 2 GB.
+    count = int(state.shape[0])
+    sizes = [min(_AT_ONCE, count - first) for first in range(0, count, _AT_ONCE)]
+    parts = tf.split(state, sizes)
+    return [tf.io.serialize_tensor(part).numpy() for part in parts]
 
 
 def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
     """Puts an iterator of an equal dataset where another was (test_input_position)."""
-    state = tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
+    # Older checkpoints have each by itself, as a scalar.
+    read = (tf.reshape(tf.io.parse_tensor(part, tf.variant), [-1]) for part in parts)
     tf.raw_ops.DeserializeIterator(
         resource_handle=iterator._iterator_resource,  # noqa: SLF001
-        serialized=state,
+        serialized=tf.stack([each for few in read for each in tf.unstack(few)]),
     )
 
 

@@ -17,7 +17,7 @@ from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def has_started() -> bool:
@@ -72,9 +72,10 @@ def join_workers(
     context.ensure_initialized()
 
 
-def put_value(key: str, value: str) -> None:
+def put_value(key: str, value: str, timeout_sec: float) -> None:
     """Puts a value for all workers to read (test_between_graph)."""
-    eager_context.context().set_config_key_value(key, value)
+    context = eager_context.context()
+    _within(timeout_sec, lambda: context.set_config_key_value(key, value))
 
 
 def get_value(key: str, timeout_sec: float) -> str:
@@ -83,9 +84,30 @@ def get_value(key: str, timeout_sec: float) -> str:
     return str(eager_context.context().get_config_key_value(key, wait))
 
 
-def delete_value(key: str) -> None:
+def delete_value(key: str, timeout_sec: float) -> None:
     """Deletes a value (test_between_graph)."""
-    eager_context.context().delete_config_key_value(key)
+    context = eager_context.context()
+    _within(timeout_sec, lambda: context.delete_config_key_value(key))
+
+
+def _within(timeout_sec: float, ask: Callable[[], None]) -> None:
+    """Asks the first worker, for whose answer TensorFlow waits forever if it hangs."""
+    failures: list[tf.errors.OpError] = []
+
+    def run() -> None:
+        try:
+            ask()
+        except tf.errors.OpError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="ask-leader", daemon=True)
+    thread.start()
+    thread.join(timeout_sec)
+    if thread.is_alive():
+        what = f"the first worker did not answer within {timeout_sec:g} s"
+        raise tf.errors.DeadlineExceededError(None, None, what)
+    if failures:
+        raise failures[0]
 
 
 def check_peer(kind: str, index: int, timeout_sec: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -184,11 +185,13 @@ class CheckpointManager:
             values = {path: state.values for path, state in local.items()}
             iterators, reason = position.serialize(inputs) if inputs else (None, "")
             own = Payload(local=values, iterators=iterators, reason=reason)
-            payloads = repl.gather_bytes(own.encode())
-            for text, payload in zip(self._workers, payloads, strict=True):
-                text.value = payload
-            here = json.dumps(dataclasses.asdict(self._here())) if inputs else ""
-            positions = repl.gather_bytes(here.encode())
+            here = [dataclasses.asdict(self._here())] if inputs else []
+            sent = tf.train.BytesList(value=[own.encode(), json.dumps(here).encode()])
+            positions = []
+            gathered = repl.gather_bytes(sent.SerializeToString())
+            for text, answer in zip(self._workers, gathered, strict=True):
+                text.value, there = tf.train.BytesList.FromString(answer).value
+                positions += [Position(**fields) for fields in json.loads(there)]
             facts = inventory.facts()
             metadata = Metadata(
                 step=step,
@@ -201,7 +204,7 @@ class CheckpointManager:
                 digest=digest(facts),
                 optimizers=inventory.optimized_paths(),
                 kinds={path: state.kind.value for path, state in local.items()},
-                positions=tuple(Position(**json.loads(p)) for p in positions if p),
+                positions=tuple(positions),
             )
             fields = {"format": FORMAT, **dataclasses.asdict(metadata)}
             self._metadata.value = json.dumps(fields).encode()
@@ -540,6 +543,7 @@ def _backend_name(repl: Job) -> str:
         return type(repl).__name__
 
 
+@functools.cache
 def _library_version() -> str:
     try:
         return importlib.metadata.version("replicator-harness")

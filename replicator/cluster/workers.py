@@ -101,7 +101,9 @@ class WorkerState:
         if not self._has_reported:
             try:
                 _tf_workers.put_value(
-                    key_of("fault", self.config.worker_id), what or self.doing
+                    key_of("fault", self.config.worker_id),
+                    what or self.doing,
+                    _PEER_CHECK_SEC,
                 )
             except tf.errors.OpError:
                 return False
@@ -112,7 +114,8 @@ class WorkerState:
         if self._has_reported:
             self._has_reported = False
             with contextlib.suppress(tf.errors.OpError):
-                _tf_workers.delete_value(key_of("fault", self.config.worker_id))
+                key = key_of("fault", self.config.worker_id)
+                _tf_workers.delete_value(key, _PEER_CHECK_SEC)
 
     def fault_of(self, worker: int) -> str:
         """What is wrong with a worker; empty if nothing is."""
@@ -249,7 +252,7 @@ class WorkerRuntime:
         mine = key_of(f"exchange/{number}", self.worker_id)
         deadline = time.monotonic() + self.timeout_sec
         try:
-            _tf_workers.put_value(mine, message)
+            _tf_workers.put_value(mine, message, self._worker.heartbeat_timeout_sec)
         except tf.errors.OpError as error:
             raise self._lost(str(error.message)) from error
         answers = [
@@ -261,7 +264,7 @@ class WorkerRuntime:
             # All workers are at this exchange, so all have read the last but one.
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(
-                    key_of(f"exchange/{number - 2}", self.worker_id)
+                    key_of(f"exchange/{number - 2}", self.worker_id), _PEER_CHECK_SEC
                 )
         first = answers[0]["what"]
         for worker, answer in enumerate(answers):

@@ -19,7 +19,12 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator.core import context
 from replicator.core import devices as devices_lib
-from replicator.variables.coherence import CopyRefresher, is_compiled, state
+from replicator.variables.coherence import (
+    CopyRefresher,
+    is_compiled,
+    state,
+    was_written,
+)
 from replicator.variables.kinds import (
     Kind,
     check_foreign,
@@ -206,10 +211,14 @@ class VariableTable:
         if self.detects_writes:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
-            checked = (
-                e for e in local if e.last_synced is not None and self.is_checked(e)
+            written = (
+                e
+                for e in local
+                if e.last_synced is not None
+                and self.is_checked(e)
+                and (e.kind is Kind.PARTIAL or was_written(e))
             )
-            self.resets.apply(checked, is_certain=False)
+            self.resets.apply(written, is_certain=False)
             _tf_compat.wait_for_remote_ops()
         return [
             LocalState(

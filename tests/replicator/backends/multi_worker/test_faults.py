@@ -95,6 +95,12 @@ def check_others_end(cluster, num_workers, victim):
             *(1, "stopped", signal.SIGSTOP), id="worker stopped", marks=pytest.mark.full
         ),
         pytest.param(*(1, "exchange", signal.SIGSTOP), id="stopped in an exchange"),
+        pytest.param(*(0, "stopped", signal.SIGSTOP), id="chief stopped"),
+        pytest.param(
+            *(0, "exchange", signal.SIGSTOP),
+            id="chief stopped in an exchange",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_lost_worker_ends_the_step_on_the_other(tmp_path, victim, mode, how):
