@@ -59,7 +59,7 @@ class Commits(CheckpointManager):
                 file.write(_COUNT.pack(0))
                 np.save(file, np.frombuffer(joined, np.uint8))
                 for _, variable in sorted(inventory.variables.items()):
-                    value = np.asarray(variable.read_value())  # without a copy
+                    value = np.asarray(variable.value())  # without a copy
                     np.save(file, value, allow_pickle=False)
                 file.truncate()
                 file.seek(0)

@@ -318,8 +318,8 @@ def _first_to_fail(workers: Sequence[Worker]) -> Worker:
         failed.sort(key=lambda worker: bool(worker.said(_DERIVED)))
         if failed and not failed[0].said(_DERIVED):
             return failed[0]
-        found = filter(None, (worker.said(_SILENT) for worker in failed))
-        silent = [workers[int(match[1])] for match in found]
+        accused = [match[1] for each in failed if (match := each.said(_SILENT))]
+        silent = [w for rank, w in enumerate(workers) if str(rank) in accused]
         if silent and silent[0] in running:
             return silent[0]
         if not running or time.monotonic() > deadline:

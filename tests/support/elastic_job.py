@@ -3,7 +3,6 @@
 Hosts are loopback addresses of this machine, each with a memory folder of its own.
 """
 
-import collections
 import contextlib
 import os
 import re
@@ -14,6 +13,7 @@ import sys
 import time
 
 import elastic_trainer as trainer
+import pandas as pd
 
 TRAINER = trainer.__file__
 SUPERVISOR = [sys.executable, "-m", "replicator.elastic"]
@@ -107,17 +107,12 @@ class Job:
 
 def counted_steps(records):
     """Of each step, the examples and the loss of the run of it that counts."""
-    last = collections.defaultdict(int)
-    for record in records:
-        last[record["step"]] = max(last[record["step"]], record["start"])
-    steps = collections.defaultdict(list)
-    losses = {}
-    for record in records:
-        if record["start"] == last[record["step"]]:
-            steps[record["step"]] += record["examples"]
-            losses[record["step"]] = record["loss"]
-    assert list(range(len(steps))) == sorted(steps)
-    return [steps[n] for n in sorted(steps)], [losses[n] for n in sorted(losses)]
+    frame = pd.DataFrame(records)
+    frame = frame[frame.start == frame.groupby("step").start.transform("max")]
+    by_step = frame.groupby("step")
+    steps, losses = by_step.examples.sum(), by_step.loss.last()
+    assert list(range(len(steps))) == list(steps.index)
+    return list(steps), list(losses)
 
 
 def check_epochs(steps):
@@ -130,15 +125,8 @@ def check_epochs(steps):
 
 def num_repeated(records):
     """Of each start but the first, how many steps it has run again."""
-    spans = collections.defaultdict(set)
-    for record in records:
-        spans[record["start"]].add(record["step"])
-    repeated, before = [], -1
-    for start in sorted(spans):
-        if before >= 0:
-            repeated.append(max(before + 1 - min(spans[start]), 0))
-        before = max(spans[start])
-    return repeated
+    spans = pd.DataFrame(records).groupby("start").step.agg(["min", "max"])
+    return (spans["max"].shift() + 1 - spans["min"]).dropna().clip(lower=0).tolist()
 
 
 def stop(pid, *, hangs=False):
