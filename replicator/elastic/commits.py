@@ -7,6 +7,7 @@ it. So two files are written in turn, and keep their pages.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import struct
@@ -31,12 +32,10 @@ _COUNT = struct.Struct("<Q")
 class Commits(CheckpointManager):
     """A manager of two files in a folder.
 
-    A file begins with a count, which is greater in newer commits, and 0 while the file
-    is written. Arrays in NumPy's format follow: the texts of the checkpoint, and the
-    variables in the order of their paths.
+    A file begins with the count of steps and one, and with 0 while it is written.
+    Arrays in NumPy's format follow: the texts of the checkpoint, and the variables in
+    the order of their paths.
     """
-
-    count = 1  # of the next commit
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -51,6 +50,7 @@ class Commits(CheckpointManager):
             )
         texts = [text.value for text in (self._metadata, *self._workers)]
         joined = tf.train.BytesList(value=texts).SerializeToString()
+        count = json.loads(texts[0])["step"] + 1
         path = min(_files(Path(self.directory)), key=count_of)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Commits(CheckpointManager):
                     np.save(file, value, allow_pickle=False)
                 file.truncate()
                 file.seek(0)
-                file.write(_COUNT.pack(self.count))
+                file.write(_COUNT.pack(count))
         except (OSError, ValueError) as error:
             return (
                 f"a commit could not be written to {str(path)!r}: {error}; the one "
@@ -84,7 +84,7 @@ class Commits(CheckpointManager):
 
 
 def newest(folder: Path) -> Path:
-    """The newest file of a folder, whose count is 0 if there is no commit."""
+    """The file of the latest step of a folder; without a commit its count is 0."""
     return max(_files(folder), key=count_of)
 
 

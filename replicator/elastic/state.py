@@ -139,7 +139,6 @@ class ElasticState:
         if job is None or (self.step == self._committed and not to_disk):
             return
         self._num_commits += 1
-        self._commits.count = self.step + 1
         repl.also_writes = job.is_first_of_host
         try:
             path = self._commits.save(self.step)
