@@ -55,9 +55,8 @@ def verdict_data(view: View) -> dict[str, Any]:
         "headline": shown.text,
         "level": shown.level.value,
         "next_step": shown.next_step,
-        "marks": [
-            {"name": of.name, "level": of.level.value, "reason": of.reason}
-            for of in caveats.of_view(view)
+        "caveats": [
+            of._asdict() | {"level": of.level.value} for of in caveats.of_view(view)
         ],
         "limits": list(caveats.limits(view)),
     }

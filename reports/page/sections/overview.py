@@ -47,7 +47,7 @@ def render_verdict(view: View) -> Markup:
     shown["fine"] = [
         of for of in found if of.level is caveats.Level.OK and of.name != always
     ]
-    shown["cautions"] = [mark for mark in found if mark not in shown["fine"]]
+    shown["cautions"] = [of for of in found if of not in shown["fine"]]
     if gate is not None:
         return page.render("verdict", **shown, cases=_of_gate(gate))
     curves = _curves(view)

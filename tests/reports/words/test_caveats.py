@@ -1,4 +1,4 @@
-"""The marks of trust: each level with its reason, and the words of the verdict."""
+"""Caveats: each level with its reason, and the words of the verdict."""
 
 import dataclasses
 import itertools
@@ -22,15 +22,15 @@ def _text(view):
     return plain(brief.judge(view).text)
 
 
-def _mark(view, name):
-    """The level of a mark, and its reason."""
+def _caveat(view, name):
+    """The level of a caveat, and its reason."""
     (found,) = [of for of in caveats.of_view(view) if of.name == name]
     return found.level, plain(found.reason)
 
 
 def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
-    """Every mark is ok but for load that was not recorded, which is no quiet."""
-    level, reason = _mark(interleaved, "Quiet machine")
+    """Every caveat is ok but for load that was not recorded, which is no quiet."""
+    level, reason = _caveat(interleaved, "Quiet machine")
     study = with_blocks(interleaved.study, lambda _: QUIET)
     quiet = dataclasses.replace(interleaved, study=study)
     found = {of.name: of.level for of in caveats.of_view(quiet)}
@@ -42,7 +42,7 @@ def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
         assert found[name] is Level.OK, name
     assert re.search(
         rf", measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\] \(n = 4; con",
-        _mark(quiet, "Design")[1],
+        _caveat(quiet, "Design")[1],
     )
 
 
@@ -66,7 +66,7 @@ def _with_halves(interleaved, half):
 def test_a_study_that_resolves_little_is_not_reliable(interleaved, half, level):
     """79 % [70, 88] is an interval of 11 % to either side."""
     view = _with_halves(interleaved, half)
-    found, reason = _mark(view, "Resolution")
+    found, reason = _caveat(view, "Resolution")
 
     assert level is found
     assert f"efficiencies within {100 * half:.0f} %" in reason
@@ -95,7 +95,7 @@ def test_slow_blocks_that_typical_ones_hide_call_for_caution(
 
     study = with_results(view.study, change)
     view = dataclasses.replace(view, study=study, points=scaling.points(study))
-    found, reason = _mark(view, "Resolution")
+    found, reason = _caveat(view, "Resolution")
     point = next(p for p in view.points if p.num_replicas == 2)
     said = re.search(
         r"; of total time 1\d % lower: some blocks are much slower$", reason
@@ -119,16 +119,18 @@ def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(
     monkeypatch.setattr(block_counts, "aa_control_of", lambda _: far)
     view = _with_halves(interleaved, 0.02)
 
-    assert Level.OK is _mark(view, "Design")[0]
-    assert (Level.CAUTION, "equal programs are 11 % apart: coarse") == _mark(
+    assert Level.OK is _caveat(view, "Design")[0]
+    assert (Level.CAUTION, "equal programs are 11 % apart: coarse") == _caveat(
         view, "Resolution"
     )
 
 
 def test_trials_in_sequence_call_for_caution(sequence):
     """Drift is in their ratios, and three repetitions have wide intervals."""
-    assert Level.CAUTION is _mark(sequence, "Design")[0]
-    assert (Level.CAUTION, "3 repetitions: wide intervals") == _mark(sequence, "Sample")
+    assert Level.CAUTION is _caveat(sequence, "Design")[0]
+    assert (Level.CAUTION, "3 repetitions: wide intervals") == _caveat(
+        sequence, "Sample"
+    )
     assert re.search(r" Caution: design, sample[\w, ]*\. ", _text(sequence))
 
 
@@ -159,22 +161,22 @@ def test_a_large_drift_changes_the_words_of_the_verdict(sequence, interleaved):
         canary_before_sec=0.4,
         **SLOW,
     )
-    level, reason = _mark(repetition, "Drift")
+    level, reason = _caveat(repetition, "Drift")
 
-    assert Level.BAD is _mark(drifted, "Drift")[0]
+    assert Level.BAD is _caveat(drifted, "Drift")[0]
     assert re.search(r" Not reliable: drift\. ", _text(drifted))
     assert _text(drifted).endswith("Next: repeat on a quiet machine.")
-    assert Level.OK is _mark(one_reading, "Drift")[0]
+    assert Level.OK is _caveat(one_reading, "Drift")[0]
     assert Level.CAUTION is level
     assert reason.startswith("speed of the machine")
 
 
-def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(interleaved):
+def test_the_drift_of_the_caveat_is_that_of_the_section_on_the_machine(interleaved):
     """Of medians over a repetition; single readings move further, and say so."""
     disturbed = _with_environments(
         interleaved, lambda number, _: number == 0, canary_after_sec=0.6
     )
-    moved = re.search(r"moved by ([\d.]+ %)", _mark(disturbed, "Drift")[1])
+    moved = re.search(r"moved by ([\d.]+ %)", _caveat(disturbed, "Drift")[1])
     section = plain(coverage.render_machine(disturbed))
 
     assert f"between runs, the speed of the machine moved by {moved[1]}" in section
@@ -187,25 +189,25 @@ def test_discarded_blocks_are_counted(make):
     told = f"{counts.num_discarded} of {counts.num_blocks} blocks discarded, "
 
     assert counts.num_discarded > 0
-    assert _mark(view, "Quiet machine")[1].startswith(told)
+    assert _caveat(view, "Quiet machine")[1].startswith(told)
 
 
 def test_a_loud_machine_and_two_environments_are_bad(sequence):
     loud = _with_environments(
         sequence, _every_second, foreign_cpu_fraction=0.4, fingerprint="other"
     )
-    level, reason = _mark(loud, "Quiet machine")
+    level, reason = _caveat(loud, "Quiet machine")
 
     assert Level.BAD is level
     assert "40 %" in reason
-    assert (Level.BAD, "2 different environments") == _mark(loud, "Drift")
+    assert (Level.BAD, "2 different environments") == _caveat(loud, "Drift")
     assert re.search(r" Not reliable: quiet machine, drift\. ", _text(loud))
 
 
-def test_failures_and_oversubscription_are_marked(broken):
+def test_failures_and_oversubscription_are_caveats(broken):
     view = view_store(broken)
     (failed, why_failed), (cores, why_cores) = (
-        _mark(view, name) for name in ("Failures", "Cores")
+        _caveat(view, name) for name in ("Failures", "Cores")
     )
 
     assert Level.CAUTION is failed is cores
@@ -213,7 +215,7 @@ def test_failures_and_oversubscription_are_marked(broken):
     assert "oversubscribed at 4 replicas" in why_cores
 
 
-def test_the_method_says_where_the_marks_turn(interleaved, sequence):
+def test_the_method_says_where_caveats_begin(interleaved, sequence):
     """A reader can look up how much drift or how many discarded blocks are too many."""
     of_interleaved, of_sequence = (
         plain(overview.render_method(view)) for view in (interleaved, sequence)
