@@ -40,8 +40,6 @@ MOST_PICTURED: Final = 8
 """Runs whose pictures are shown; the others are in the folders of their trials."""
 MOST_PICTURE_BYTES: Final = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
-MOST_TRIALS: Final = 300
-"""Of more trials, the table has a row per case in place of a row per trial."""
 
 
 def axis_of(metric: QualityMetric) -> Axis:
