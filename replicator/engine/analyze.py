@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
@@ -19,7 +19,12 @@ from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
 from replicator.engine import dataflow, liveness, plan
 from replicator.engine.body import reachable
-from replicator.engine.dataflow import READ_OPS, Functions, written_variables
+from replicator.engine.dataflow import (
+    READ_OPS,
+    VARIES,
+    Functions,
+    written_variables,
+)
 from replicator.engine.liveness import REMOTE, schedule_gathers
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import trace
@@ -64,34 +69,25 @@ def check_divergence(traced: TracedStep, body: Body, local: Collection[str]) -> 
     trained = {h for h, v in variables.items() if v.trainable and h not in local}
     if not (diverging and trained and traced.collectives):
         return
-    feeding = _feeding(traced, body, trained)
-    for collective, mask in _suspects(traced, body, diverging):
-        if feeding.isdisjoint(collective.markers):
-            continue
-        found = [h for bit, h in enumerate(diverging, 1) if mask >> bit & 1]
-        raise UnsynchronisedUpdateError(_message(traced, collective, found))
-
-
-def _suspects(
-    traced: TracedStep, body: Body, diverging: list[str]
-) -> Iterator[tuple[Collective, int]]:
-    """Collectives of values that depend on diverging state, and on which."""
-    variables = traced.variables
     varying = [
         *traced.argument_names,
         *(marker for c in traced.collectives for marker in c.markers),
         *(handle for handle, variable in variables.items() if variable.trainable),
         *filter(None, [traced.replica_id_name]),
     ]
-    sources = dict.fromkeys(varying, dataflow.VARIES)
+    sources = dict.fromkeys(varying, VARIES)
     for bit, handle in enumerate(diverging, 1):
-        sources[handle] = 1 << bit
+        sources[handle] = VARIES << bit
     reached = dataflow.walk(body.nodes, sources, Functions(body.library).outputs)
+    feeding = _feeding(traced, body, trained)
     for collective in traced.collectives:
+        if feeding.isdisjoint(collective.markers):
+            continue
         for operand in collective.operands:
             mask = reached.of(body.names.ref(operand))
-            if mask & dataflow.VARIES and mask > dataflow.VARIES:
-                yield collective, mask
+            found = [h for h in diverging if mask & VARIES and mask & sources[h]]
+            if found:
+                _refuse_divergence(traced, collective, found)
 
 
 def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[str]:
@@ -105,12 +101,14 @@ def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[st
     return {*reachable(trained, lambda name: before.get(name, ()))}
 
 
-def _message(traced: TracedStep, collective: Collective, found: list[str]) -> str:
+def _refuse_divergence(
+    traced: TracedStep, collective: Collective, found: list[str]
+) -> NoReturn:
     variable: Any = traced.variables[found[0]]
     name = variable.name.partition(":")[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     where = at_lines(traced.lines[found[0]]) or " by another step function"
-    return (
+    raise UnsynchronisedUpdateError(
         f"variable {variable.name!r}{more} is assigned a value that differs between "
         f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "
         "the replicas would train by different states; average the value that you "
@@ -424,23 +422,23 @@ def _find_shares(
     ownership: Ownership,
 ) -> tuple[UpdatedVariable, ...]:
     variables = traced.variables
-    found = []
-    for node in body.nodes:
-        if node.name not in live.writers:
-            continue
-        handles = live.written[node.name]
-        owner = next(owners[handle] for handle in handles if handle in owners)
-        found += [
-            plan.UpdatedVariable(
-                node=node.name,
-                handle=handle,
-                source=owner.program_id,
-                dtype=variables[handle].dtype,
-                shape=variables[handle].shape,
-            )
-            for handle in handles
-            if not ownership.is_slot(variables[handle])
-        ]
+
+    def source(written: Sequence[str]) -> int:
+        return next(owners[handle].program_id for handle in written if handle in owners)
+
+    found = [
+        plan.UpdatedVariable(
+            node=node.name,
+            handle=handle,
+            source=source(live.written[node.name]),
+            dtype=variables[handle].dtype,
+            shape=variables[handle].shape,
+        )
+        for node in body.nodes
+        if node.name in live.writers
+        for handle in live.written[node.name]
+        if not ownership.is_slot(variables[handle])
+    ]
     # Nodes are in the order of names, and layers have others in a program that made
     # more layers before.
     places = {handle: place for place, handle in enumerate(variables)}

@@ -297,7 +297,12 @@ class TimeLimit:
             )
         self._timeout_sec = timeout_sec
         self.is_over = False  # Whether a step has taken too long.
-        self._deadline = Deadline(self._expire)
+
+        def expire() -> None:
+            self.is_over = True
+            _tf_workers.abort_collectives("replicas did not meet in time")
+
+        self._deadline = Deadline(expire)
 
     @contextlib.contextmanager
     def guard(self, program: Program, what: str, num_steps: int) -> Iterator[None]:
@@ -305,24 +310,18 @@ class TimeLimit:
         if not any(plan.algorithm in FLAT for plan in program.plans):
             yield
             return
-        if self.is_over:
-            raise ReplicaTimeoutError(self._message(what))
-        try:
-            with self._deadline.limit(self._timeout_sec * num_steps):
-                yield
-        except tf.errors.OpError as error:
-            if self.is_over:
-                raise ReplicaTimeoutError(self._message(what)) from error
-            raise
-
-    def _message(self, what: str) -> str:
-        return (
+        over = ReplicaTimeoutError(
             f"the replicas of {what} did not meet within {self._timeout_sec:g} s per "
             "step, and their collectives were ended; a device may not respond: start "
             "the program again, from its last checkpoint; if a step is only slow, or "
             "waits for data, use a larger timeout_sec"
         )
-
-    def _expire(self) -> None:
-        self.is_over = True
-        _tf_workers.abort_collectives("replicas did not meet in time")
+        if self.is_over:
+            raise over
+        try:
+            with self._deadline.limit(self._timeout_sec * num_steps):
+                yield
+        except tf.errors.OpError as error:
+            if self.is_over:
+                raise over from error
+            raise

@@ -37,7 +37,7 @@ class Ownership:
         # Weak: variables may be freed, and others get their ids.
         self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
         self._slots: dict[int, tuple[weakref.ref[Any], Owner]] = {}
-        self._stored: dict[int, tuple[weakref.ref[Any], Owner]] = {}
+        self._stored: set[int] = set()  # Ids of those that exist once.
 
     def _all_owners(self) -> list[Owner]:
         programs = range(self._topology.num_programs)
@@ -58,21 +58,20 @@ class Ownership:
             if owner is None:
                 owner = min(load, key=lambda candidate: (load[candidate], candidate))
                 self._owners[id(variable)] = weakref.ref(variable), owner
+                self._stored.discard(id(variable))  # of one that was freed
             load[owner] += num_bytes(variable)
 
     def store(self, variables: Iterable[Any]) -> None:
         """Makes variables exist once, on their owners' devices, after ``settle``."""
         if self._topology.is_shared:
             return
-        for variable in variables:
-            owner = _find(self._owners, variable)
-            assert owner is not None
-            self._stored[id(variable)] = weakref.ref(variable), owner
+        self._stored.update(map(id, variables))
 
     def settle(self) -> bool:
         """Moves stored variables to their owners; says whether any was elsewhere."""
-        alive = (reference() for reference, _ in self._stored.values())
-        away = [v for v in alive if v is not None and v.device != self.device(v)]
+        alive = (reference() for reference, _ in self._owners.values())
+        stored = [v for v in alive if v is not None and id(v) in self._stored]
+        away = [v for v in stored if v.device != self.device(v)]
         for variable in away:
             with context.allowed():
                 _tf_handles.move(variable, self.device(variable))
@@ -108,7 +107,8 @@ class Ownership:
 
     def is_stored(self, variable: Any) -> bool:
         """Whether a variable that steps read everywhere exists once."""
-        return _find(self._stored, variable) is not None
+        is_owned = _find(self._owners, variable) is not None
+        return is_owned and id(variable) in self._stored
 
     def is_elsewhere(self, variable: Any) -> bool:
         """Whether a variable exists in another program only."""
