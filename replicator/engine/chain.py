@@ -149,7 +149,8 @@ class Chain:
         found = {}
         for place, (device, ref) in enumerate(operands.items()):
             part = f"{name}_{place}"
-            before = [] if is_alone else self._before_of(device)
+            last = self._before_on.get(device)
+            before = self._before if last is None else [last]
             if waits_for_start:
                 # Only the first version of the op has ``wait_for``.
                 op, inputs = "CollectiveReduce", [ref]
@@ -161,13 +162,11 @@ class Chain:
                     "wait_for": list(self._started.keys),
                 }
             else:
-                op, inputs = (
-                    "CollectiveReduceV2",
-                    [ref, *self._keys(part, device, keys)],
-                )
-                attrs = _reduction("Add")
+                op, attrs = "CollectiveReduceV2", _reduction("Add")
+                inputs = [ref, *self._keys(part, device, keys)]
+            waits = [] if is_alone else before
             found[device] = self.emit.add(
-                part, op, inputs, device, before, T=dtype, **hint, **attrs
+                part, op, inputs, device, waits, T=dtype, **hint, **attrs
             )
         nodes = tuple(ref.node for ref in found.values())
         if is_alone:
@@ -178,10 +177,6 @@ class Chain:
         else:
             self._before_on.update(zip(found, nodes, strict=True))
         return found
-
-    def _before_of(self, device: str) -> Sequence[str]:
-        before = self._before_on.get(device)
-        return self._before if before is None else [before]
 
     def add(
         self,

@@ -124,7 +124,7 @@ class FusedUpdate:
                 updates=grad.values * numbers["alpha"],
             )
             return
-        slots = {}
+        slots: dict[str, Any] = {}
         if self._kernel == _MOMENTUM:
             slots = {"accum": optimizer.momentums}
         elif self._kernel == _ADAM:
