@@ -153,7 +153,6 @@ class Program:
         # What variables read as outside steps is a mean over workers: communication.
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
-        self._without_communication = without_communication
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
         if group is not None:  # programs that run side by side have the same ops
