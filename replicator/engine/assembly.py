@@ -83,21 +83,21 @@ class PackedOutputs:
             key: Any = position
             # Where copying is cheaper than sending apart; text has no size.
             is_small = 0 < num_bytes(spec.shape, spec.dtype) < FUSE_BELOW_BYTES
-            is_number = spec.dtype.is_integer or spec.dtype in devices_lib.RING_DTYPES
-            is_joined = is_small and is_number
+            dtype = spec.dtype
+            is_number = dtype.is_integer or dtype in devices_lib.RING_DTYPES
+            is_joined = is_small and (is_number or dtype.is_bool)
             if processes[replica] != processes[0] and is_joined:
                 key = processes[replica], spec.dtype
             groups.setdefault(key, []).append(position)
         # The outputs that are one result of the function: most of them alone.
         self._groups = list(groups.values())
-        self.specs = [self._spec(group) for group in self._groups]
-
-    def _spec(self, group: Sequence[int]) -> tf.TensorSpec:
-        (_, spec), *others = (self._flat[position] for position in group)
-        if not others:
-            return spec
-        size = sum(map(math.prod, self._shapes(group)))
-        return tf.TensorSpec([size], spec.dtype)
+        self.specs = [
+            tf.TensorSpec([sum(map(math.prod, self._shapes(group)))], spec.dtype)
+            if len(group) > 1
+            else spec
+            for group in self._groups
+            for _, spec in [self._flat[group[0]]]
+        ]
 
     def pack(
         self, outputs: Sequence[Ref | str], prefix: str, emit: Emitter

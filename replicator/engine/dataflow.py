@@ -83,21 +83,17 @@ class EffectTable:
 
     def of(self, node: Node) -> Effects:
         op, names = node.op, called_names(node.proto) if self._functions else ()
-        called = [name for name in names if name in self._functions]
-        inner = [self._of_function(name) for name in called]
+        inner = [self._of_function(name) for name in names if name in self._functions]
         is_pure = all(effects.is_pure for effects in inner)
-        if called and takes_inputs(node.proto, self._functions):
+        if inner and takes_inputs(node.proto, self._functions):
             first = first_argument(node.proto)
             written = {index + first for effects in inner for index in effects.writes}
             return Effects(is_pure, frozenset(written))
-        if op in READ_OPS or op in PASS_THROUGH or op in _WAIT_OPS:
-            return Effects(is_pure=True, writes=frozenset())
+        # Datasets and the like: inputs are not those of the functions they call.
         is_write = op.startswith(_WRITE_PREFIXES)
-        if not is_write:
-            # Datasets and the like: inputs are not those of the functions they call.
-            is_pure &= not _is_stateful(op)
-            if is_pure:
-                return Effects(is_pure=True, writes=frozenset())
+        is_harmless = not is_write and is_pure and not _is_stateful(op)
+        if is_harmless or op in READ_OPS or op in PASS_THROUGH or op in _WAIT_OPS:
+            return Effects(is_pure=True, writes=frozenset())
         # Slots of fused updates are handles too: which of the inputs are handles is
         # known to the caller, so every position counts as written.
         return Effects(is_write, frozenset(range(len(node.inputs))))
@@ -188,27 +184,22 @@ class Masks:
     """The masks of the tensors of one graph, from ``walk``."""
 
     def __init__(self, sources: Mapping[str, int]) -> None:
-        self._of_nodes = dict(sources)
-        # Of most nodes, all outputs have one mask.
-        self._of_outputs: dict[str, dict[str, int]] = {}
+        # Of most nodes, all outputs have one mask; of others, there is one by port.
+        self._found: dict[str, int | dict[str, int]] = dict(sources)
 
     def of(self, ref: Ref) -> int:
-        by_port = self._of_outputs.get(ref.node)
-        return self.of_node(ref.node) if by_port is None else by_port.get(ref.port, 0)
+        found = self._found.get(ref.node, 0)
+        return found if isinstance(found, int) else found.get(ref.port, 0)
 
     def of_node(self, name: str) -> int:
         """The mask of all outputs of a node together."""
-        return self._of_nodes.get(name, 0)
+        found = self._found.get(name, 0)
+        return found if isinstance(found, int) else _union(found.values())
 
     def update(self, name: str, found: int | dict[str, int]) -> bool:
-        """Keeps the mask of a node, or one by port; says whether any is another one."""
-        if isinstance(found, int):
-            has_changed = found != self._of_nodes.get(name, 0)
-        else:
-            has_changed = found != self._of_outputs.get(name)
-            self._of_outputs[name] = found
-            found = _union(found.values())
-        self._of_nodes[name] = found
+        """Keeps what is found of a node; says whether that is new."""
+        has_changed = found != self._found.get(name, 0)
+        self._found[name] = found
         return has_changed
 
 
