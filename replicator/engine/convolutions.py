@@ -372,7 +372,8 @@ class _Between(NamedTuple):
     @property
     def _channels(self) -> list[int]:
         """Those of the larger image and of the smaller one."""
-        return self._shape[:1:-1] if self.is_repeated else self._shape[2:]
+        first, last = self._shape[2:]
+        return [last, first] if self.is_repeated else [first, last]
 
     @property
     def _elements(self) -> list[int]:
