@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from replicator._tf.distribute import GRADIENT_SCOPE
 from replicator.collectives import kind as kind_lib
@@ -277,59 +277,37 @@ def place(traced: TracedStep, topology: Topology) -> None:
         name: topology.logical_device_of(variable.device)
         for name, variable in traced.variables.items()
     }
-    scopes: dict[str, set[int]] = {}
-    for name, place_of in by_user.items():
+    in_scope: dict[str, set[int]] = {}
+    for name, index in by_user.items():
         for scope in _scopes(name):
-            scopes.setdefault(scope, set()).add(place_of)
-    placed = _Placed(dict(by_user), by_user, scopes, handles)
-    for node in nodes:
-        if node.op != "Placeholder" and not node.device:
-            index = placed.find(node)
-            if index is not None:
-                placed.found[node.name] = index
-    _follow_consumers(nodes, placed.found)
-    for node in nodes:
-        if placed.found.get(node.name) and not node.device:
-            node.device = context.logical_name(placed.found[node.name])
-
-
-class _Placed(NamedTuple):
-    """What is known while walking the graph in the order of its making."""
-
-    found: dict[str, int]  # Logical device by node.
-    by_user: Mapping[str, int]  # The same of what the user placed.
-    scopes: Mapping[str, set[int]]  # The devices of that, by scope.
-    handles: Mapping[str, int]  # The same of variables.
-
-    def find(self, node: Any) -> int | None:
-        """The logical device of a node that the user did not place."""
+            in_scope.setdefault(scope, set()).add(index)
+    found = dict(by_user)
+    for node in nodes:  # in the order of their making
         names = [producer(text) for text in node.input if not text.startswith("^")]
-        for name in names:
-            if name in self.handles:
-                return self.handles[name]
-        known = [name for name in names if name in self.found]
-        if node.name.startswith(GRADIENT_SCOPE):
-            forward = self._forward(node.name.removeprefix(GRADIENT_SCOPE))
-            if forward is not None:
-                return forward
+        known = [handles[name] for name in names if name in handles][:1]
+        if not known and node.name.startswith(GRADIENT_SCOPE):
             # What flows back comes from a later device; the values of the forward pass
             # tell where this op's own forward op ran.
-            known = [name for name in known if name in self.by_user] or known
-        return max((self.found[name] for name in known), default=None)
+            known = _of_forward(node.name, found, in_scope)
+            known = known or [by_user[name] for name in names if name in by_user]
+        known = known or [found[name] for name in names if name in found]
+        if known and node.op != "Placeholder" and not node.device:
+            found[node.name] = max(known)
+    _follow_consumers(nodes, found)
+    for node in nodes:
+        if found.get(node.name) and not node.device:
+            node.device = context.logical_name(found[node.name])
 
-    def _forward(self, name: str) -> int | None:
-        for scope in _scopes(name):
-            if scope in self.found:
-                return self.found[scope]
-            if len(self.scopes.get(scope, ())) == 1:
-                return min(self.scopes[scope])
-        return None
 
-
-def _scopes(name: str) -> list[str]:
-    """``a/b/c`` gives ``a/b/c``, ``a/b`` and ``a``."""
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+def _of_forward(
+    name: str, found: Mapping[str, int], in_scope: Mapping[str, set[int]]
+) -> list[int]:
+    """Where the forward op of a gradient ran, if its scope tells."""
+    for scope in _scopes(name.removeprefix(GRADIENT_SCOPE)):
+        places = {found[scope]} if scope in found else in_scope.get(scope, set())
+        if len(places) == 1:
+            return [*places]
+    return []
 
 
 def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
@@ -342,6 +320,12 @@ def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
         where = users.get(node.name, set())
         if node.op == "Const" and node.name not in index and len(where) == 1:
             index[node.name] = min(where)
+
+
+def _scopes(name: str) -> list[str]:
+    """``a/b/c`` gives ``a/b/c``, ``a/b`` and ``a``."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
