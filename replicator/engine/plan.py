@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf.distribute import GRADIENT_SCOPE
@@ -419,17 +418,14 @@ def group(
     shares: Iterable[UpdatedVariable], level: Mapping[str, int]
 ) -> list[list[UpdatedVariable]]:
     """Puts shares of one level, source and type into buckets, by level."""
-    found: list[list[UpdatedVariable]] = []
-    in_order = sorted(shares, key=lambda share: level[share.node])
-    for _, same_level in itertools.groupby(in_order, lambda share: level[share.node]):
-        members = list(same_level)
-        filled = kind_lib.fill(
-            [(share.source, share.dtype) for share in members],
-            [share.num_bytes for share in members],
-            limit=WORKER_BUCKET_BYTES,
-        )
-        found += [[members[place] for place in bucket] for bucket in filled]
-    return found
+    members = sorted(shares, key=lambda share: level[share.node])
+    filled = kind_lib.fill(
+        [(level[share.node], share.source, share.dtype) for share in members],
+        [share.num_bytes for share in members],
+        limit=WORKER_BUCKET_BYTES,
+    )
+    found = [[members[place] for place in bucket] for bucket in filled]
+    return sorted(found, key=lambda bucket: level[bucket[0].node])
 
 
 def check_shares(
