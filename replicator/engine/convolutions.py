@@ -48,7 +48,7 @@ class _Sizes(NamedTuple):
 
 
 def _sizes_of(operation: Any) -> _Sizes | None:
-    """Those of a convolution or of its gradient, where all but the batch are known."""
+    """The sizes of a convolution or its gradient, if all but the batch are known."""
     inputs, (output,) = [tensor.shape for tensor in operation.inputs], operation.outputs
     image, kernel, result = {
         "Conv2D": lambda: (inputs[0], inputs[1], output.shape),
@@ -102,7 +102,7 @@ class Additions:
         return self.add("Reshape", [tensor, self.const(shape)])
 
     def add(self, op: str, inputs: Sequence[str], **attrs: Any) -> str:
-        """The name of a node; ``attrs`` as those of ``make_node``."""
+        """The name of a node; ``attrs`` as ``make_node`` takes them."""
         attrs = attrs if op == "GatherV2" else {"T": self.dtype, **attrs}
         return self._name(make_node("", op, inputs, self.beside.device, attrs))
 
@@ -242,7 +242,7 @@ def _patches(image: str, known: _Sizes, under: np.ndarray, additions: Additions)
 def _sum_of_uses(
     gradients: str, known: _Sizes, under: np.ndarray, additions: Additions
 ) -> str:
-    """The sum of all gradients of each pixel, from those of patches."""
+    """The sum of all gradients of each pixel, from gradients of patches."""
     # By pixel, the elements of all patches that are it; those of the padding last.
     num_pixels, flat = math.prod(known.image), under.ravel()
     elements = np.argsort(flat, kind="stable")
@@ -289,7 +289,7 @@ def find(graph: Any) -> tuple[Resampled, ...]:
     """The nodes that are faster between two resolutions, and what rewrites each.
 
     Finds them in a traced graph, where shapes and users of tensors are known. Gradients
-    are found, too, rather than derived: a step may ask for those of the larger image.
+    are found, too, and not derived: a step may ask for the larger image's gradient.
     """
     found = (
         _FINDERS[operation.type](operation)
@@ -371,7 +371,7 @@ class _Between(NamedTuple):
 
     @property
     def _channels(self) -> list[int]:
-        """Those of the larger image and of the smaller one."""
+        """The channels of the larger image, then of the smaller one."""
         first, last = self._shape[2:]
         return [last, first] if self.is_repeated else [first, last]
 

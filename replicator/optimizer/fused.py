@@ -47,8 +47,8 @@ _ADAM = "ResourceApplyAdam"
 class FusedUpdate:
     """An update by fused kernels.
 
-    Its parts can run on different devices: ``prepare`` once on that of the optimizer's
-    own variables, ``update`` on that of some variables, ``count`` once at the end.
+    Its parts can run on different devices: ``prepare`` once beside the optimizer's own
+    variables, ``update`` beside the variables that it changes, ``count`` at the end.
     """
 
     def __init__(self, optimizer: Any, kernel: str, *, is_linear: bool) -> None:
