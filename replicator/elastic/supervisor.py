@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -326,7 +327,9 @@ def _first_to_fail(workers: Sequence[Worker]) -> Worker:
             return (running or failed or workers)[0]
 
 
-_add, _COUNT, _SECONDS = click.option, click.IntRange(1), click.FloatRange(0.0, 1e9)
+_add = click.option
+_COUNT = click.IntRange(1)
+_SECONDS = click.FloatRange(0.0, 1e9)
 
 
 @click.command(options_metavar="[OPTIONS] --", context_settings={"show_default": True})
@@ -346,6 +349,10 @@ _add, _COUNT, _SECONDS = click.option, click.IntRange(1), click.FloatRange(0.0, 
 def _supervise(**options: Any) -> int:
     """Trains with workers that may be lost and join."""
     given = SimpleNamespace(**options)
+    for name in ("poll_sec", "cooldown_sec", "grace_sec"):
+        if math.isnan(options[name]):
+            option = f"--{name.replace('_', '-')}"
+            raise ElasticError(f"{option} nan is no number; pass seconds, 0 to 1e9")
     given.max_workers = given.max_workers or given.min_workers
     if given.max_workers < given.min_workers:
         raise ElasticError(

@@ -28,6 +28,7 @@ exit 1
 SLEEPS = "sh", "-c", "echo pid $$; exec sleep 1000"
 REFUSED = {
     "no program": ([], "Missing argument 'COMMAND...'"),
+    "no time": (["--grace-sec", "nan", "--", "true"], "--grace-sec nan is no number;"),
     "fewer at most": (
         ["--min-workers", "3", "--max-workers", "2", "--", "true"],
         "--max-workers 2 is less than --min-workers 3",
