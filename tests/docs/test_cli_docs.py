@@ -56,7 +56,7 @@ def test_every_verb_has_a_section_with_its_own_options(document):
         assert set() == options_in(text) - options_of(subcommand) - {"-h", "--help"}
 
 
-def test_the_page_of_options_is_the_help_of_every_verb():
+def test_the_page_of_options_is_the_help_of_every_subcommand():
     """A reader need not ask the help which formats, modes or devices there are."""
     page = documents.page()
 

@@ -193,9 +193,9 @@ def test_a_collective_touches_two_files_of_the_product():
 # A metric is listed, judged by its own tolerance, and calculated.
 OF_THE_METRIC = """
 import numpy as np
-from harness.cli.verbs import gate_verb
+from harness.cli.subcommands import gate_command
 from workloads.resnet50.study import METRICS
-rule = gate_verb.make_rule(
+rule = gate_command.make_rule(
     workload="resnet50", metric="reciprocal_rank", delta=None, alpha=0.05
 )
 assert 0.02 == rule.delta

@@ -142,13 +142,13 @@ def test_bad_input_says_what_is_allowed(call, error, message):
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [
-        # By worker, bytes (64 per replica) and tensors; two workers of two replicas.
-        (AllReduce(op="sum"), {0: (64, 1), 1: (64, 1)}),
-        (ReduceScatter(op="sum"), {0: (32, 2), 1: (32, 2)}),
-        (AllToAll(), {0: (64, 4), 1: (64, 4)}),
-        (RING, {0: (64, 1), 1: (64, 1)}),
+        # Bytes by worker (64 per replica); two workers of two replicas.
+        (AllReduce(op="sum"), {0: 64, 1: 64}),
+        (ReduceScatter(op="sum"), {0: 32, 1: 32}),
+        (AllToAll(), {0: 64, 1: 64}),
+        (RING, {0: 64, 1: 64}),
         # Inside a worker.
-        (Permute(pairs=((0, 1), (2, 3))), {0: (0, 0), 1: (0, 0)}),
+        (Permute(pairs=((0, 1), (2, 3))), {0: 0, 1: 0}),
     ],
     ids=str,
 )
