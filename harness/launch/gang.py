@@ -171,7 +171,7 @@ class ClientEngine(Engine):
             if end is not None:
                 end()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process_tree.wait_for_block(self._process, self._end_by_itself_sec)
+                process_tree.wait_for_end(self._process, self._end_by_itself_sec)
                 return
 
 

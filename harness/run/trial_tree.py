@@ -90,7 +90,7 @@ _DROPPED_VARIABLES = (
 # glibc gives large buffers back when they are freed, so that those of every step are
 # mapped, cleared and faulted in again (docs/measuring.md). They come from the heap
 # only if none may be mapped: a threshold above 32 MiB is ignored, and setting any
-# blocks its growth off. And only the heap of the main arena is kept: those of others
+# turns its growth off. And only the heap of the main arena is kept: those of others
 # are unmapped when they are empty, and hold at most 64 MiB. The kernel that gives huge
 # pages to who asks gives them to the heap: fewer addresses to translate.
 _KEEP: Mapping[str, str] = {
@@ -233,7 +233,7 @@ class ProcessTree:
         if self._gang is not None:
             self._gang.wait(timeout_sec)
         else:
-            process_tree.wait_for_block(self.process, timeout_sec)
+            process_tree.wait_for_end(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""

@@ -31,7 +31,7 @@ __all__ = [
     "kill_tree",
     "on_stop_signals",
     "request_death_signal",
-    "wait_for_block",
+    "wait_for_end",
     "watch_pipe",
 ]
 
@@ -139,8 +139,10 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
 _LONGEST_POLL_SEC = 86_400.0
 
 
-def wait_for_block(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
+def wait_for_end(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
     """Returns the exit code of a child process, as soon as it has ended."""
+    if (code := process.poll()) is not None:
+        return code  # another process may have its id by now
     deadline = time.monotonic() + timeout_sec
     # Kernels without descriptors of processes: Linux before 5.3, macOS.
     with contextlib.suppress(AttributeError, OSError):

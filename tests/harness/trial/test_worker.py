@@ -216,20 +216,20 @@ def test_the_end_of_a_process_is_waited_for(how, monkeypatch):
         process = start(text)
         # The longest is for ever.
         for timeout_sec in (1e9, LONG_SEC):
-            assert code == process_tree.wait_for_block(process, timeout_sec)
+            assert code == process_tree.wait_for_end(process, timeout_sec)
         assert code == process.returncode
     process = start("exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        process_tree.wait_for_block(process, 0.1)
+        process_tree.wait_for_end(process, 0.1)
     assert time.monotonic() - begin >= 0.1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            process_tree.wait_for_block(process, LONG_SEC)
+            process_tree.wait_for_end(process, LONG_SEC)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert process.poll() is None
     process.kill()
-    assert -signal.SIGKILL == process_tree.wait_for_block(process, LONG_SEC)
+    assert -signal.SIGKILL == process_tree.wait_for_end(process, LONG_SEC)
