@@ -226,7 +226,7 @@ def runs_alone(folder: Path, *given: Any) -> str:
     return trial.check_files(NUM_MEASURED_STEPS, 0)
 
 
-def is_interleaved_program(folder: Path, *given: Any) -> str:
+def takes_turns(folder: Path, *given: Any) -> str:
     """It waits for its blocks, and runs in each as many steps as it is told."""
     trial = Checked(folder, *given)
     with trial.met() as session:
@@ -298,7 +298,7 @@ def ends_without_harness(folder: Path, *given: Any) -> str:
 
 CHECKS: Final = {
     "runs alone": runs_alone,
-    "takes turns": is_interleaved_program,
+    "takes turns": takes_turns,
     "controls": has_or_refuses_controls,
     "other versions": refuses_other_versions,
     "lost harness": ends_without_harness,

@@ -211,7 +211,7 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
     yield judged(
         "CPU quota",
         ("none" if quota is None else f"{quota:g} cores")
-        + f" for {num_cpus} CPUs: busy processes are stopped in blocks" * is_less,
+        + f" for {num_cpus} CPUs: busy processes are stopped in turns" * is_less,
         caution={f"{advice} -c {chosen} ...": is_less},
     )
     first = {(cpu.package, cpu.core): cpu.cpu for cpu in reversed(cpus.cpus)}
@@ -434,7 +434,8 @@ def check_ceiling(ceiling: Ceiling) -> Finding:
         found,
         caution={
             _DISTURBED: varies,
-            f"cores share {shared}: compare efficiency with independent ones": is_low,
+            f"cores share {shared}: compare efficiency with --controls independent, not"
+            " with 1": is_low,
         },
     )
 

@@ -391,6 +391,6 @@ def by_hosts(launcher: Launcher) -> Launcher:
     """Returns a launcher; that of this machine where there is one host.
 
     Processes are then started as anywhere else, so that the cases of an interleaved
-    study can take blocks.
+    study can take turns.
     """
     return launcher if launcher.num_hosts > 1 else Local()

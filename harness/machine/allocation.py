@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 # The catalogue says how a backend's replicas are spread over processes; this module
 # lists the processes for a number of replicas, and which of them are measured. A
 # measured process is a *rank* and writes a rank file; the others serve and write
-# nothing. A worker runs one replica, or as many as the study says. The control ``solo``
-# has a process per replica whatever its backend, and they never communicate.
+# nothing. A worker runs one replica, or as many as the study says. The control
+# ``independent`` has a process per replica whatever its backend, and they never
+# communicate.
 
 Member = tuple[str, int]
 """Kind and index, as in ``TF_CONFIG``."""
@@ -228,7 +229,7 @@ def place(
       operation of one must not take a core of another.
     - Inter-op threads: one per device of each replica, at most one per core, since they
       run concurrently; in a cluster one more, so that it communicates meanwhile; of a
-      program of the control ``solo`` as of a single replica.
+      program of the control ``independent`` as of a single replica.
     - On GPUs, both pools get the cores that threads which launch kernels leave, and a
       replica gets cores of the NUMA node of its GPU, as far as it has enough.
     """

@@ -247,8 +247,8 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
 # which weak scaling has.
 #
 # - ``nosync``: the case without communication.
-# - ``solo``: as many programs as replicas that never communicate. Their backend is
-#   ``single``, so they have the code digest of that.
+# - ``independent``: as many programs as replicas that never communicate. Their
+#   backend is ``single``, so they have the code digest of that.
 # - ``synthetic``: the case, and one replica, with one batch for ever.
 # - ``input_only``: the input pipelines of the case, without its step.
 # - ``no_update``: the case, and one replica, without the update of the variables.

@@ -257,9 +257,10 @@ def decompose(**measured: StepTimes) -> LostTime:
     Args:
       **measured: Mean seconds per step by repetition: of ``case`` and ``baseline``, one
         replica with the batch of the case; of the controls ``nosync`` (the slowest
-        process), ``solo`` (the mean over programs), ``synthetic``, ``without_update``,
-        the last two with ``baseline_`` as well, and ``input_only``; and ``imbalance``,
-        what the slowest process of ``nosync`` takes longer than the fastest.
+        process), ``independent`` (the mean over programs), ``synthetic``,
+        ``without_update``, the last two with ``baseline_`` as well, and ``input_only``;
+        and ``imbalance``, what the slowest process of ``nosync`` takes longer than the
+        fastest.
     """
     for name, of in measured.items():
         least = "at least 0" if name == "imbalance" else "positive"
@@ -347,9 +348,9 @@ def _split(
 
 # From a study with controls to step times: means over the rounds in which the case and
 # all its controls have a valid block, so that all parts are from the same moments:
-# those of the slowest process; for ``solo``, whose programs do not wait for each other,
-# the mean over processes. Only cases with a control are explained, and only where one
-# replica with the same batch is a case too: in weak scaling.
+# those of the slowest process; for ``independent``, whose programs do not wait for each
+# other, the mean over processes. Only cases with a control are explained, and only
+# where one replica with the same batch is a case too: in weak scaling.
 
 # What differs between a case and its controls; programs of the independent control have
 # their own backend.

@@ -290,7 +290,7 @@ def check_stored(rule: Rule, baseline: str) -> None:
     if rule.metric is gate_metrics.EFFICIENCY:
         raise errors.ResultsError(
             f"efficiency against {baseline} cannot be judged: both sides must take"
-            " blocks in the same rounds; use gate --baseline with a revision of git"
+            " turns in the same rounds; use gate --baseline with a revision of git"
         )
 
 

@@ -195,10 +195,10 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             f" about the spread between processes; use {fewest} or more"
         )
     request = request.model_copy(update={"budget": "none"})
-    is_interleaved_program = request.program is None or request.program.record.is_client
+    takes_turns = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
-    has_blocks = is_interleaved_program and rule.metric in gate_metrics.OF_BLOCKS
+    has_blocks = takes_turns and rule.metric in gate_metrics.OF_BLOCKS
     if has_blocks and design.choose_order(request) is Order.INTERLEAVED:
         return request
     # Others exist once per process, and are measured best where it is alone.

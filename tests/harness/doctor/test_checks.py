@@ -248,8 +248,14 @@ CEILINGS = [
         "caution",
         (r"0\.80 .*", r"0\.40 .*"),
         (
-            "cores share units or clock: compare efficiency with independent ones",
-            "cores share bandwidth: compare efficiency with independent ones",
+            (
+                "cores share units or clock: compare efficiency with --controls"
+                " independent, not with 1"
+            ),
+            (
+                "cores share bandwidth: compare efficiency with --controls independent,"
+                " not with 1"
+            ),
         ),
     ),
     (
