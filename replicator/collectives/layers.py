@@ -79,54 +79,17 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**options)
         self.variance_form = variance_form
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Normalizes, with the statistics of all replicas when training in a step.
-
-        Args:
-          inputs: Floating values with channels on ``axis``.
-          training: Whether to use (and move) the statistics of the batch.
-          mask: As for Keras' layer; not supported while communicating.
-
-        Returns:
-          Values of the shape of ``inputs``, in the layer's compute type.
-
-        Raises:
-          ValueError: A mask, which would give replicas different weights.
-        """
-        if not (training and self.trainable and context.in_replica_context()):
-            return super().call(inputs, training=training, mask=mask)
+    def _moments(self, values: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and variance of the global batch, one number per channel each."""
+        # Of Keras' layer, which asks for them when it trains, with floats of 32 bits at
+        # least, and moves its statistics by them.
+        if not context.in_replica_context():
+            return super()._moments(values, mask)
         if mask is not None:
             raise ValueError(
                 "CrossReplicaBatchNormalization got a mask, with which replicas could "
                 "count different numbers of values; normalize without a mask"
             )
-        inputs = tf.convert_to_tensor(inputs)
-        is_narrow = inputs.dtype in (tf.float16, tf.bfloat16)
-        values = tf.cast(inputs, tf.float32) if is_narrow else inputs
-        mean, variance = self._global_moments(values)
-        for moving, new in (
-            (self.moving_mean, mean),
-            (self.moving_variance, variance),
-        ):
-            old = tf.cast(moving.value, new.dtype)
-            share = tf.cast(self.momentum, new.dtype)
-            moving.assign(old * share + new * (1 - share))
-
-        def on_axis(vector: Any) -> tf.Tensor:
-            return self._on_axis(tf.cast(vector, values.dtype), len(values.shape))
-
-        outputs = tf.nn.batch_normalization(
-            values,
-            on_axis(mean),
-            on_axis(variance),
-            on_axis(self.beta.value) if self.center else None,
-            on_axis(self.gamma.value) if self.scale else None,
-            self.epsilon,
-        )
-        return tf.cast(outputs, self.compute_dtype)
-
-    def _global_moments(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and variance of the global batch, one number per channel each."""
         rank = len(values.shape)
         axes = [index for index in range(rank) if index != self.axis % rank]
         # Where the trace knows how many values there are, all replicas have as many.
