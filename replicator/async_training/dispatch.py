@@ -146,10 +146,7 @@ class ServerInputIterator(RemoteInputIterator):
         ]
         self._share = len(contexts) // connection.num_workers
         super().__init__(
-            lambda context: traced_dataset(input_fn, context),
-            mode,
-            num_replicas,
-            contexts=contexts,
+            lambda context: traced_dataset(input_fn, context), contexts, num_replicas
         )
         self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
 

@@ -203,12 +203,9 @@ class Replicator(Job, abc.ABC):
         contexts = own_contexts(
             mode, self.num_replicas, self.num_programs, self.worker_id
         )
+        prefetch = self._prefetch(num_prefetched)
         return InputIterator(
-            input_fn,
-            mode,
-            self.num_local_replicas,
-            contexts=contexts,
-            prefetch=self._prefetch(num_prefetched),
+            input_fn, contexts, self.num_local_replicas, prefetch=prefetch
         )
 
     def _prefetch(

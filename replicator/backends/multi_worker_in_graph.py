@@ -137,9 +137,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         with self._detector.guard():
             inputs = InputIterator(
                 checked_fn,
-                mode,
+                contexts,
                 self.num_replicas,
-                contexts=contexts,
                 devices=sources,
                 prefetch=self._prefetch(num_prefetched, sources),
             )

@@ -58,9 +58,8 @@ class CoordinatorInputIterator(RemoteInputIterator):
         )
         super().__init__(
             lambda ctx: traced_dataset(input_fn, ctx),
-            mode,
+            [pipeline_context],
             replicator.num_replicas,
-            contexts=[pipeline_context],
         )
 
     def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:

@@ -149,15 +149,14 @@ class StrategyInputIterator(InputIterator):
     def __init__(
         self,
         input_fn: InputFn,
-        mode: InputReplicationMode,
-        strategy: tf.distribute.Strategy,
-        num_replicas: int,
         contexts: Sequence[InputContext],
+        num_replicas: int,
+        strategy: tf.distribute.Strategy,
         options: tf.distribute.InputOptions | None = None,
     ) -> None:
         self._strategy = strategy
         self._options = options
-        super().__init__(input_fn, mode, num_replicas, contexts=contexts)
+        super().__init__(input_fn, contexts, num_replicas)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if len(pipelines) == 1:
@@ -246,10 +245,9 @@ class StrategyReplicator(base.Replicator):
         )
         return StrategyInputIterator(
             input_fn,
-            mode,
-            self.strategy,
-            self.num_local_replicas,
             contexts,
+            self.num_local_replicas,
+            self.strategy,
             options or None,
         )
 

@@ -17,17 +17,12 @@ from replicator.core import validation
 from replicator.core.step import PerReplica
 from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
-from replicator.inputs.context import (
-    InputContext,
-    InputFn,
-    InputReplicationMode,
-    pipeline_contexts,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.core.validation import ReplicatorId
+    from replicator.inputs.context import InputContext, InputFn
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
@@ -211,18 +206,14 @@ class InputIterator:
     def __init__(
         self,
         input_fn: InputFn,
-        mode: InputReplicationMode,
+        contexts: Sequence[InputContext],
         num_replicas: int,
         *,
-        contexts: Sequence[InputContext] | None = None,
         devices: Sequence[str] | None = None,
         prefetch: DevicePrefetch | None = None,
     ) -> None:
-        # A pipeline per context, by default as in a job of one worker; each feeds an
-        # equal share of the replicas, in order.
+        # A pipeline per context; each feeds an equal share of the replicas, in order.
         self.uneven_inputs: UnevenInputs | None = None
-        if contexts is None:
-            contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
         self.num_input_pipelines = contexts[0].num_input_pipelines
         first, share = contexts[0].input_pipeline_id, num_replicas // len(contexts)
