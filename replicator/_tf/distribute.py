@@ -330,7 +330,7 @@ def call_with_gradient(
     """Calls a ``tf.custom_gradient`` function for tapes and forward accumulators.
 
     TensorFlow's decorator ends in an identity that forward accumulators see first, and
-    whose derivative is not that of the function (test_collective_gradients).
+    whose derivative is not that of the function (test_collectives).
     """
     with record.stop_recording():
         results = list(function(*tensors))

@@ -194,7 +194,4 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _from_bytes(text: bytes) -> Any:
-    proto = tf.make_tensor_proto(0)
-    proto.Clear()
-    proto.ParseFromString(text)
-    return tf.make_ndarray(proto)
+    return tf.make_ndarray(type(tf.make_tensor_proto(0)).FromString(text))

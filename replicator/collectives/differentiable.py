@@ -182,24 +182,40 @@ def _convert(
 as_written = tf.autograph.experimental.do_not_convert
 
 
-def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
+def tensors_of(value: Any, caller: str, does: str = "") -> list[Any]:
+    """The leaves of a nest, which are dense if it is said what is done with them."""
     leaves = tf.nest.flatten(value)
-    if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
+    is_sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
+    if does and any(is_sparse):
         raise ValueError(
             f"{caller} does not take tf.IndexedSlices, because it {does} dense "
             "tensors; use tf.convert_to_tensor on the slices, or communicate their "
             "values and indices"
         )
+    said = f"{caller}() takes a nest of dense tensors"
     return [
-        tensor_of(leaf, f"{caller}() takes a nest of dense tensors") for leaf in leaves
+        leaf if keeps else tensor_of(leaf, said)
+        for leaf, keeps in zip(leaves, is_sparse, strict=True)
     ]
+
+
+def values_of(grad: Any) -> tf.Tensor:
+    """The numbers of a dense or sparse gradient."""
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def with_values(grad: Any, values: tf.Tensor) -> Any:
+    """A dense or sparse gradient with other numbers."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
 
 
 def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
     """Carries out a collective over the leaves of a nest, for users."""
     context = context_lib.require(kind.name)
     count, op = context.num_replicas_in_sync, getattr(kind, "op", None)
-    tensors = dense(value, kind.name, does)
+    tensors = tensors_of(value, kind.name, does)
     if op is not None:
         for tensor in tensors:
             check_reducible(tensor, op, kind.name)

@@ -13,7 +13,12 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.collectives import differentiable
-from replicator.collectives.differentiable import as_written, dense
+from replicator.collectives.differentiable import (
+    as_written,
+    tensors_of,
+    values_of,
+    with_values,
+)
 from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
@@ -65,44 +70,22 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
     kind = AllReduce(op=op, wire_dtype=differentiable.check_compression(compression))
-    leaves = [
-        leaf
-        if isinstance(leaf, tf.IndexedSlices)
-        else tensor_of(leaf, "all_reduce() takes a nest of dense tensors")
-        for leaf in tf.nest.flatten(value)
-    ]
+    leaves = tensors_of(value, "all_reduce")
     for leaf in leaves:
         differentiable.check_reducible(leaf, op, "all_reduce")
-    parts = [
-        _lookups_of(context, leaf, kind)
-        if isinstance(leaf, tf.IndexedSlices)
-        else [(leaf, Ids.SAME)]
-        for leaf in leaves
+    parts = [_lookups_of(context, leaf, kind) for leaf in leaves]
+    alike = [values_of(x) for found in parts for x, ids in found if ids is Ids.SAME]
+    sums = iter(_all_reduce_dense(context, alike, kind))
+    reduced = [
+        [
+            with_values(part, next(sums))
+            if ids is Ids.SAME
+            else _all_reduce_sparse(context, part, kind, ids)
+            for part, ids in found
+        ]
+        for found in parts
     ]
-    dense = [
-        part.values if isinstance(part, tf.IndexedSlices) else part
-        for of_leaf in parts
-        for part, ids in of_leaf
-        if ids is Ids.SAME
-    ]
-    reduced = iter(_all_reduce_dense(context, dense, kind))
-    merged = []
-    for leaf, of_leaf in zip(leaves, parts, strict=True):
-        if not isinstance(leaf, tf.IndexedSlices):
-            merged.append(next(reduced))
-            continue
-        merged.append(
-            _concat(
-                [
-                    tf.IndexedSlices(next(reduced), part.indices)
-                    if ids is Ids.SAME
-                    else _all_reduce_sparse(context, part, kind, ids)
-                    for part, ids in of_leaf
-                ],
-                leaf.dense_shape,
-            )
-        )
-    return tf.nest.pack_sequence_as(value, merged)
+    return tf.nest.pack_sequence_as(value, list(map(_concat, reduced, leaves)))
 
 
 def all_sum(value: Any) -> Any:
@@ -142,16 +125,19 @@ def _all_reduce_dense(
 
 
 def _lookups_of(
-    context: ReplicaContext, slices: tf.IndexedSlices, kind: AllReduce
-) -> list[tuple[tf.IndexedSlices, Ids]]:
+    context: ReplicaContext, leaf: Any, kind: AllReduce
+) -> list[tuple[Any, Ids]]:
+    """What is reduced in one way each: a dense tensor, or lookups of a sparse one."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return [(leaf, Ids.SAME)]
     if kind.op not in ("sum", "mean"):
         raise ValueError(
             "all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not "
             f"{kind.op!r}; use tf.convert_to_tensor on the slices first"
         )
     if context.num_replicas_in_sync == 1:
-        return [(slices, Ids.OF_EXAMPLES)]
-    return _split(context, slices)
+        return [(leaf, Ids.OF_EXAMPLES)]
+    return _split(context, leaf)
 
 
 def _all_reduce_sparse(
@@ -170,13 +156,12 @@ def _all_reduce_sparse(
     return joined if ids is Ids.OF_EXAMPLES else _fold(context, joined, slices)
 
 
-def _concat(
-    parts: Sequence[tf.IndexedSlices], dense_shape: tf.Tensor | None
-) -> tf.IndexedSlices:
-    values, indices = [p.values for p in parts], [p.indices for p in parts]
+def _concat(parts: Sequence[Any], leaf: Any) -> Any:
     if len(parts) == 1:
-        return tf.IndexedSlices(values[0], indices[0], dense_shape)
-    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), dense_shape)
+        return parts[0]
+    values = tf.concat([part.values for part in parts], axis=0)
+    indices = tf.concat([part.indices for part in parts], axis=0)
+    return tf.IndexedSlices(values, indices, leaf.dense_shape)
 
 
 # A sparse gradient has one row per lookup. Rows of examples are joined over replicas:
@@ -377,7 +362,7 @@ def _counts(tensor: tf.Tensor, dimension: int) -> bool:
 
 class GlobalBatches(NamedTuple):
     dataset: tf.data.Dataset  # The examples.
-    share: int | Fraction  # Those of one replica in a whole global batch, on average.
+    share: Fraction  # Those of one replica in a whole global batch, on average.
 
 
 _GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
@@ -433,13 +418,10 @@ def split_global_batches(
     if not isinstance(uneven, bool):
         raise TypeError(f"uneven {format_value(uneven)} must be True or False")
     num_replicas = ctx.num_replicas_in_sync
-    is_shared = uneven and is_integer(global_batch_size, least=num_replicas)
-    excess = global_batch_size % num_replicas if is_shared else 0
-    share: int | Fraction = (
-        Fraction(global_batch_size, num_replicas)
-        if excess
-        else ctx.get_per_replica_batch_size(global_batch_size)
-    )
+    if uneven and is_integer(global_batch_size, least=num_replicas):
+        share = Fraction(global_batch_size, num_replicas)
+    else:
+        share = Fraction(ctx.get_per_replica_batch_size(global_batch_size))
     num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
     if rest:
         raise SplitBatchError(
@@ -503,7 +485,8 @@ def mean_over_examples(values: Any) -> tf.Tensor:
             f"[examples], but got {values.dtype.name} of shape {values.shape}; use an "
             "unreduced loss (reduction=None)"
         )
-    total = examples_of_all(tf.size(values), _wide(values.dtype))
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+    total = examples_of_all(tf.size(values), wide)
     # The mean of a step without examples on any replica is 0 rather than NaN.
     weight = tf.math.divide_no_nan(
         tf.cast(replica.num_replicas_in_sync, total.dtype), total
@@ -517,15 +500,10 @@ def examples_of_all(num_examples: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.stop_gradient(all_sum(tf.cast(num_examples, dtype)))
 
 
-def _wide(dtype: tf.DType) -> tf.DType:
-    """In which a weight of values of a type is computed."""
-    return tf.float64 if dtype == tf.float64 else tf.float32
-
-
 def all_concat(value: Any, axis: int = 0) -> Any:
     """Joins a nest over all replicas along a dimension, in order of ``replica_id``."""
     context = context_lib.require("all_gather")
-    tensors = dense(value, "all_gather", "joins")
+    tensors = tensors_of(value, "all_gather", "joins")
     joined = []
     for tensor in tensors:  # sizes may differ between the tensors of a nest, too
         rank = tensor.shape.rank

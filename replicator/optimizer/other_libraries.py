@@ -25,29 +25,17 @@ from replicator.optimizer.wrapper import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
-# How an optimizer applies averages, by the class of which it is.
-_UPDATES: dict[str, Callable[[Any, list[Any], list[Any]], Any]] = {
-    # The name of the option that optimizers and legacy optimizers both know.
-    **dict.fromkeys(
-        (
-            "tf_keras.src.optimizers.optimizer.Optimizer",
-            "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2",
-        ),
-        lambda optimizer, grads, variables: optimizer.apply_gradients(
-            zip(grads, variables, strict=True), experimental_aggregate_gradients=False
-        ),
-    ),
-    "sonnet.src.base.Optimizer": lambda optimizer, grads, variables: optimizer.apply(
-        grads, variables
-    ),
-    "tensorflow.python.training.optimizer.Optimizer": (
-        lambda optimizer, grads, variables: optimizer.apply_gradients(
-            zip(grads, variables, strict=True)
-        )
-    ),
+# By the name that optimizers and legacy optimizers both know.
+_OF_TF_KERAS = {"experimental_aggregate_gradients": False}
+# By the class of an optimizer: the options with which it applies averages as they are.
+_APPLIES: dict[str, dict[str, Any]] = {
+    "tf_keras.src.optimizers.optimizer.Optimizer": _OF_TF_KERAS,
+    "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2": _OF_TF_KERAS,
+    "sonnet.src.base.Optimizer": {},
+    "tensorflow.python.training.optimizer.Optimizer": {},
 }
 
 
@@ -59,7 +47,7 @@ class AveragingOptimizer(OptimizerProxy):
     """
 
     def __init__(
-        self, optimizer: Any, options: OptimizerOptions, update: Callable[..., Any]
+        self, optimizer: Any, options: OptimizerOptions, applies: dict[str, Any]
     ) -> None:
         options.check(optimizer)
         for name in ("accumulation_steps", "sharded_update", "loss_scale"):
@@ -72,7 +60,7 @@ class AveragingOptimizer(OptimizerProxy):
                 )
         self.options = options  # ``compression`` and ``global_clipnorm``.
         self.owner: validation.ReplicatorId | None = None
-        self._update = update
+        self._applies = applies
         self.wrapped = optimizer  # the optimizer inside; the last: see __setattr__
 
     @tf.autograph.experimental.do_not_convert
@@ -97,8 +85,11 @@ class AveragingOptimizer(OptimizerProxy):
         )
         if self.options.global_clipnorm is not None:
             averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
+        pairs = zip(averaged, variables, strict=True)
         with context.gradients_divided(None):  # summed no more
-            return self._update(self.wrapped, list(averaged), variables)
+            if hasattr(self.wrapped, "apply_gradients"):
+                return self.wrapped.apply_gradients(pairs, **self._applies)
+            return self.wrapped.apply(averaged, variables)  # of Sonnet
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any]) -> Any:
         """Does what ``apply_gradients`` does, in the spelling of Sonnet."""
@@ -132,8 +123,8 @@ def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
             "use it as it is"
         )
     kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__)
-    update = next((_UPDATES[kind] for kind in kinds if kind in _UPDATES), None)
-    return update and AveragingOptimizer(optimizer, options, update)
+    applies = next((_APPLIES[kind] for kind in kinds if kind in _APPLIES), None)
+    return None if applies is None else AveragingOptimizer(optimizer, options, applies)
 
 
 class StrategyOptimizer(ReplicatedOptimizer):

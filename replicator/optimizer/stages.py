@@ -14,7 +14,11 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf.keras_parts import SidecarState
-from replicator.collectives import differentiable
+from replicator.collectives.differentiable import (
+    check_compression,
+    values_of,
+    with_values,
+)
 from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of, tensor_of
@@ -51,21 +55,10 @@ def clip_by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
     return list(tf.clip_by_global_norm(unique, limit)[0])
 
 
-def values_of(grad: Any) -> tf.Tensor:
-    """The numbers of a dense or sparse gradient."""
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def with_values(grad: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    """A dense or sparse gradient with other numbers."""
-    if not isinstance(grad, tf.IndexedSlices):
-        return change(grad)
-    return tf.IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
-
-
 def scaled_gradient(grad: Any, factor: Any) -> Any:
     """Multiplies a dense or sparse gradient by a scalar, in its own type."""
-    return with_values(grad, lambda values: values * cast_number(factor, values.dtype))
+    values = values_of(grad)
+    return with_values(grad, values * cast_number(factor, values.dtype))
 
 
 def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
@@ -208,7 +201,7 @@ def average_sums(
     sums: list[tf.Tensor], is_due: tf.Tensor, *, options: OptimizerOptions, factor: Any
 ) -> list[tf.Tensor]:
     """Averages accumulated gradients over replicas, in calls that update."""
-    wire_dtype = differentiable.check_compression(options.compression)
+    wire_dtype = check_compression(options.compression)
     kind = AllReduce(op="mean", wire_dtype=wire_dtype)
     context = context_lib.require("apply_gradients")
     if wire_dtype != tf.float16:  # the others have the exponent range of float32
@@ -416,11 +409,11 @@ def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     context = context_lib.require("apply_gradients")
 
     def kept(grad: Any, variable: Any) -> Any:
-        found = with_values(grad, lambda values: context.owned(values, variable))
+        values = context.owned(values_of(grad), variable)
         if not isinstance(grad, tf.IndexedSlices):
-            return found
+            return values
         indices = context.owned(grad.indices, variable)
-        return tf.IndexedSlices(found.values, indices, grad.dense_shape)
+        return tf.IndexedSlices(values, indices, grad.dense_shape)
 
     return [
         kept(grad, _tf_compat.unwrap(variable))

@@ -18,11 +18,12 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import reductions
+from replicator.collectives.differentiable import values_of, with_values
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of
 from replicator.errors import StrategyError
 from replicator.optimizer.options import CLIPS
-from replicator.optimizer.stages import scaled_gradient, values_of, with_values
+from replicator.optimizer.stages import scaled_gradient
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
@@ -171,10 +172,12 @@ class GradientSum:
         """
         weight = self.weight()
 
-        def counted(grad: tf.Tensor) -> tf.Tensor:
-            return tf.math.multiply_no_nan(grad, tf.cast(weight, grad.dtype))
+        def counted(grad: Any) -> Any:
+            values = values_of(grad)
+            by = tf.cast(weight, values.dtype)
+            return with_values(grad, tf.math.multiply_no_nan(values, by))
 
-        return grads if weight is None else [with_values(x, counted) for x in grads]
+        return grads if weight is None else list(map(counted, grads))
 
 
 def _check(optimizer: Any, *, may_clip: bool) -> None:

@@ -67,14 +67,12 @@ class OutsideValues:
         """Whether reading them is communication with other workers."""
         return bool(self._sent)
 
-    def _at(self, places: Sequence[int]) -> list[Entry]:
-        return [self._entries[place] for place in places]
-
     def read(self) -> list[tf.Tensor]:
         # Here sums, where they are sent to be added to those of other workers.
         found: dict[int, tf.Tensor] = {}
         for places in _alike(self._entries):
-            values = _combine_alike(self._at(places), is_sent=self._group is not None)
+            alike = [self._entries[place] for place in places]
+            values = _combine_alike(alike, is_sent=self._group is not None)
             found.update(zip(places, values, strict=True))
         if self._group is not None:
             found |= self._over_workers(found, self._group)
@@ -87,7 +85,8 @@ class OutsideValues:
         self, totals: dict[int, tf.Tensor], group: Group
     ) -> dict[int, tf.Tensor]:
         shares = []
-        for place, entry in zip(self._sent, self._at(self._sent), strict=True):
+        sent = [self._entries[place] for place in self._sent]
+        for place, entry in zip(self._sent, sent, strict=True):
             share = totals.get(place)
             if share is None:  # only the value of replica 0 of the job counts
                 share = entry.copies[0].value()
@@ -100,13 +99,8 @@ class OutsideValues:
             key = self._keys[value.dtype]
             return reduce(value, self._topology, group, key, device=device)
 
-        received = _packed(shares, transfer, "all_reduce")
-        return {
-            place: self._of_job(entry, value)
-            for place, entry, value in zip(
-                self._sent, self._at(self._sent), received, strict=True
-            )
-        }
+        values = map(self._of_job, sent, _packed(shares, transfer, "all_reduce"))
+        return dict(zip(self._sent, values, strict=True))
 
     def _of_job(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
         if not _is_from_all(entry.variable, entry.kind):
@@ -174,13 +168,13 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
     """Combines the copies of variables of one type that lie on the same devices."""
     first = entries[0]
 
+    dtype, shapes = first.variable.dtype, [entry.variable.shape for entry in entries]
+
     def read_all(*handles: tf.Tensor) -> tf.Tensor:
         values = []
-        for handle, entry in zip(handles, entries, strict=True):
-            dtype, shape = entry.variable.dtype, entry.variable.shape
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            value.set_shape(shape)
-            values.append(value)
+        for handle, shape in zip(handles, shapes, strict=True):
+            values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+            values[-1].set_shape(shape)
         return to_number(pack(values))
 
     # Calls: the end of each is one node here, where the end of each read would be one
@@ -204,9 +198,7 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
         total = tf.add_n(added)
         if not is_sent:
             total = _of_total(first.variable, total, len(first.copies))
-        if len(entries) == 1:
-            return [total]
-        return unpack(total, [entry.variable.shape for entry in entries])
+        return [total] if len(entries) == 1 else unpack(total, shapes)
 
 
 def _near(entry: Entry) -> list[list[int]]:
@@ -248,10 +240,9 @@ def broadcast_initial_values(
 
 
 def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    value = tf.zeros(variable.shape, variable.dtype)
-    if source == group.worker_id:
-        value = tf.convert_to_tensor(variable)
-    return _broadcast([value], source, topology, group)[0]
+    is_here = source == group.worker_id
+    value = variable if is_here else tf.zeros(variable.shape, variable.dtype)
+    return _broadcast([tf.convert_to_tensor(value)], source, topology, group)[0]
 
 
 def _broadcast(
