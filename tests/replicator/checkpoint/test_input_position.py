@@ -70,7 +70,6 @@ class Reader:
         return [int(x) for parts in steps for part in parts for x in part.numpy()]
 
     def next(self, num_steps=1):
-        """The same without a program; the leaves of nests one after the other."""
         steps = [next(self.inputs) for _ in range(num_steps)]
         return values_of(steps)
 
@@ -111,10 +110,7 @@ SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
 def test_every_restore_reads_each_example_once_or_is_refused(
     mode, kind, before, after, num_steps
 ):
-    """From any replicas and batches to any others, after any step.
-
-    And from the checkpoint of a run that was restored itself.
-    """
+    """From any replicas and batches to any others, after any step."""
     num_examples = 16
 
     def made(num_replicas, share):
@@ -154,8 +150,6 @@ def test_every_restore_reads_each_example_once_or_is_refused(
 
 
 def test_later_epochs_keep_the_order_of_their_shuffles(make):
-    """Saved in the second epoch: its rest and the third are as without stopping."""
-
     def epoch(reader):
         reader.inputs.reinitialize()
         return reader.next(3)
@@ -175,7 +169,6 @@ def test_later_epochs_keep_the_order_of_their_shuffles(make):
 
 
 def test_data_whose_state_cannot_be_saved_is_read_again_and_says_so(make):
-    """Its elements are skipped; on other replicas nobody knows where it was."""
     before = make(2, generated)
     before.next(2)
     before.save()
@@ -188,10 +181,7 @@ def test_data_whose_state_cannot_be_saved_is_read_again_and_says_so(make):
 
 
 def test_the_end_of_the_data_is_a_position_too(make):
-    """Saved after the epoch, restored on another number of replicas: still over.
-
-    Of 13 examples, 3 steps of 6 have read all, and no step follows on 3 replicas.
-    """
+    """Saved after the epoch, restored on another number of replicas: still over."""
     make_here = functools.partial(make, global_batch_size=6, global_batches=True)
     before = make_here(2, count(13))
     before.next(3)

@@ -64,7 +64,6 @@ def _wait_for_saves(directory, number):
 
 @pytest.mark.processes
 def test_killed_savers_lose_nothing_that_was_saved(start, tmp_path):
-    """Three kills -9; each next process restores bit for bit, and continues."""
     rng = random.Random(20190204)
     previous = 0
 

@@ -32,7 +32,6 @@ def _manager(repl, directory, variable, generator):
 
 
 def test_replica_local_state_comes_back_per_replica(in_graph, tmp_path):
-    """Copies 1 and 2 return as 1 and 2, and so do the streams of random numbers."""
     variable, generator, step, _ = _local(in_graph)
     in_graph.run(step)
     _manager(in_graph, tmp_path, variable, generator).save(1)
@@ -62,7 +61,6 @@ def test_replica_local_state_comes_back_per_replica(in_graph, tmp_path):
 
 
 def test_another_number_of_replicas_starts_from_what_was_combined(tmp_path):
-    """Four copies become two by the rule that reads them outside steps."""
     expected = {
         tf.VariableAggregation.NONE: [2.5, 2.5],  # (1 + 2 + 3 + 4) / 4
         tf.VariableAggregation.MEAN: [2.5, 2.5],

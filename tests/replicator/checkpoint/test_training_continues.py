@@ -24,10 +24,6 @@ def _manager(training, folder):
 
 
 def test_replicas_continue_bit_for_bit(tmp_path):
-    """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights.
-
-    The replicator that saved goes back, too.
-    """
     options = {"devices": CPUS[:2], "variable_placement": "mirrored"}
     before = _training("in_graph", 2, is_local=True, **options)
     before.run(5)
@@ -48,7 +44,6 @@ def test_replicas_continue_bit_for_bit(tmp_path):
 
 
 def test_other_replicas_and_backends_continue_the_same_curve(tmp_path):
-    """From one set of files, and back: the losses of one that never stops."""
     parts = [("in_graph", 4), ("in_graph", 2), ("single", 1), ("tf_mirrored", 2)]
     parts.append(("in_graph", 4))
     expected = _training("single", 1, mode="PER_REPLICA").run(3 * len(parts))
@@ -66,8 +61,6 @@ def test_other_replicas_and_backends_continue_the_same_curve(tmp_path):
 
 
 def test_a_module_and_a_plain_optimizer_are_saved_too(tmp_path):
-    """tf.Module, an optimizer that nobody wrapped, and plain variables."""
-
     class Net(tf.Module):
         def __init__(self):
             super().__init__()
@@ -147,7 +140,6 @@ def test_momentum_and_step_are_found_in_a_module(repl_once, place, how, tmp_path
 
 
 def test_a_checkpoint_leaves_the_library(tmp_path):
-    """An optimizer of Keras in the same place reads it, and the other way round."""
     repl = replicator.create("in_graph", num_replicas=2)
     trainer = Trainer(repl)
     _run(repl, trainer)

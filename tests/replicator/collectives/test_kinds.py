@@ -3,9 +3,12 @@
 A new kind is made, and never taken for another, in ``docs/howto/collective.md``.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from checks import check_messages
 from collective_calls import make_call
 
 import replicator
@@ -38,7 +41,6 @@ def _call(name, x):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "string"])
 def test_values_are_moved_in_every_type(repl_of_four, dtype):
-    """Also in those without arithmetic, unless they are summed."""
     values = VALUES % 2 if dtype == "bool" else VALUES // 4
     cast = tf.strings.as_string if dtype == "string" else lambda t: tf.cast(t, dtype)
     typed = [cast(tf.constant(value, tf.int32)) for value in values]
@@ -69,74 +71,50 @@ def repl_of_four(request):
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: replicator.reduce_scatter(tf.ones([3])),
-            ValueError,
-            r"reduce_scatter divides .* 2 replicas, but got shape \(3,\); pass a first",
-        ),
-        (
-            lambda: replicator.all_to_all(1.0),
-            ValueError,
-            r"all_to_all divides .* shape \(\)",
-        ),
-        (
-            lambda: replicator.reduce_scatter(tf.constant([True, False])),
-            ValueError,
-            r"reduce_scatter 'sum' of bool is not defined",
-        ),
-        (
-            lambda: replicator.all_sum(tf.constant(True)),
-            ValueError,
-            r"'sum' of bool .* 'max' for",
-        ),
-        (
-            lambda: replicator.all_max(tf.complex(1.0, 1.0)),
-            ValueError,
-            r"'max' of complex64 .* no order; reduce tf\.abs of the value",
-        ),
-        (
-            lambda: replicator.all_min(tf.constant("a")),
-            ValueError,
-            r"'min' of string is not defined",
-        ),
-        (
-            lambda: replicator.all_max(SLICES),
-            ValueError,
-            r"IndexedSlices supports 'sum' and 'mean', but not 'max'",
-        ),
-        (
-            lambda: replicator.all_gather(SLICES),
-            ValueError,
-            r"all_gather does not take tf.IndexedSlices",
-        ),
-        (
-            lambda: replicator.all_to_all(SLICES),
-            ValueError,
-            r"all_to_all does not take tf.IndexedSlices, because it divides dense",
-        ),
-        (
-            lambda: replicator.permute(1.0, [1, 0]),
-            TypeError,
-            r"permute takes pairs of source and target, such as .* but got \[1, 0\]",
-        ),
-        (
-            lambda: replicator.permute(1.0, [(0, 2)]),
-            ValueError,
-            r"permute got target 2, but there are 2 replicas; use 0 to 1",
-        ),
-        (
-            lambda: replicator.permute(1.0, [(0, 0), (0, 1)]),
-            ValueError,
-            r"replica 0 as the source of 2 pairs; .* use broadcast",
-        ),
-    ],
-)
-def test_bad_input_says_what_is_allowed(call, error, message):
-    with pytest.raises(error, match=message):
-        replicator.create("in_graph", num_replicas=2).run(call)
+REFUSED = {
+    r"^ValueError: .*reduce_scatter divides .* 2 replicas, but got shape \(3,\); pass "
+    "a first": lambda: replicator.reduce_scatter(tf.ones([3])),
+    r"^ValueError: .*all_to_all divides .* shape \(\)": lambda: replicator.all_to_all(
+        1.0
+    ),
+    "^ValueError: .*reduce_scatter 'sum' of bool is not defined": lambda: (
+        replicator.reduce_scatter(tf.constant([True, False]))
+    ),
+    "^ValueError: .*'sum' of bool .* 'max' for": lambda: replicator.all_sum(
+        tf.constant(True)
+    ),
+    r"^ValueError: .*'max' of complex64 .* no order; reduce tf\.abs of the value": (
+        lambda: replicator.all_max(tf.complex(1.0, 1.0))
+    ),
+    "^ValueError: .*'min' of string is not defined": lambda: replicator.all_min(
+        tf.constant("a")
+    ),
+    "^ValueError: .*IndexedSlices supports 'sum' and 'mean', but not 'max'": lambda: (
+        replicator.all_max(SLICES)
+    ),
+    "^ValueError: .*all_gather does not take tf.IndexedSlices": lambda: (
+        replicator.all_gather(SLICES)
+    ),
+    "^ValueError: .*all_to_all does not take tf.IndexedSlices, because it divides": (
+        lambda: replicator.all_to_all(SLICES)
+    ),
+    r"^TypeError: .*permute takes pairs of source and target, such as .* \[1, 0\]": (
+        lambda: replicator.permute(1.0, [1, 0])
+    ),
+    "^ValueError: .*permute got target 2, but there are 2 replicas; use 0 to 1": (
+        lambda: replicator.permute(1.0, [(0, 2)])
+    ),
+    "^ValueError: .* replica 0 as the source of 2 pairs; .* use broadcast": lambda: (
+        replicator.permute(1.0, [(0, 0), (0, 1)])
+    ),
+}
+
+
+def test_bad_input_says_what_is_allowed():
+    repl = replicator.create("in_graph", num_replicas=2)
+    calls = {said: functools.partial(repl.run, call) for said, call in REFUSED.items()}
+
+    check_messages(calls)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +150,6 @@ def test_traffic_counts_what_leaves_a_worker(kind, sent):
     ids=str,
 )
 def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
-    """Two programs of two replicas with 64 bytes each; the plan prints it."""
     places = make_topology([[d] for d in CPU[:2]], num_replicas=4, num_programs=2)
     call = make_call([[16]], kind, num_replicas=4)
 

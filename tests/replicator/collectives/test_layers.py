@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checks import check_messages
 
 import replicator
 
@@ -34,8 +35,20 @@ def _pass(layer, x, weights):
     return [wide, *tape.gradient(loss, sources)]
 
 
-def _check_like_keras(repl, dtype, tolerance, form, offset, num_steps=2):
-    n = repl.num_replicas
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "form", "offset"),
+    [
+        # Outputs have the compute type; statistics are those of float32.
+        ("mixed_bfloat16", 2e-2, "shifted", 0.5),
+        # With variances from 1, E[x^2] - E[x]^2 would be off by percents.
+        ("float32", 2e-3, "two_pass", 1000.0),
+    ],
+)
+def test_replicas_normalize_as_one_with_the_whole_batch(
+    in_graph, dtype, tolerance, form, offset
+):
+    """On every backend: ``normalizes_over_all_replicas`` in ``tests/conformance``."""
+    repl, n, num_steps = in_graph, in_graph.num_replicas, 2
     x, weights = _inputs(offset)
     whole = _layer(keras.layers.BatchNormalization, dtype=dtype)
     for _ in range(num_steps):
@@ -66,25 +79,6 @@ def _check_like_keras(repl, dtype, tolerance, form, offset, num_steps=2):
     repl.assert_in_sync()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance", "form", "offset"),
-    [
-        # Outputs have the compute type; statistics are those of float32.
-        ("mixed_bfloat16", 2e-2, "shifted", 0.5),
-        # With variances from 1, E[x^2] - E[x]^2 would be off by percents.
-        ("float32", 2e-3, "two_pass", 1000.0),
-    ],
-)
-def test_replicas_normalize_as_one_with_the_whole_batch(
-    in_graph, dtype, tolerance, form, offset
-):
-    """Outputs, gradients of inputs and weights, and moving statistics.
-
-    On every backend: ``normalizes_over_all_replicas`` in ``tests/conformance``.
-    """
-    _check_like_keras(in_graph, dtype, tolerance, form, offset)
-
-
 def test_inference_uses_the_moving_statistics(in_graph):
     x, _ = _inputs()
     layer = _layer(replicator.CrossReplicaBatchNormalization)
@@ -100,20 +94,27 @@ def test_inference_uses_the_moving_statistics(in_graph):
     assert "no collectives" in in_graph.explain()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"variance_form": "naive"},
-            r"variance_form 'naive' is unknown; use 'shifted'",
-        ),
-        ({"synchronized": True}, r"synchronized=True makes Keras communicate too"),
-        ({"renorm": True}, r"renorm=True corrects the statistics of small batches"),
-    ],
-)
-def test_an_option_without_meaning_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        replicator.CrossReplicaBatchNormalization(**options)
+def test_what_layers_cannot_do_is_refused():
+    norm = replicator.CrossReplicaBatchNormalization
+    check_messages(
+        {
+            "^ValueError: variance_form 'naive' is unknown; use 'shifted'": lambda: (
+                norm(variance_form="naive")
+            ),
+            "^ValueError: synchronized=True makes Keras communicate too": lambda: norm(
+                synchronized=True
+            ),
+            "^ValueError: renorm=True corrects the statistics of small": lambda: norm(
+                renorm=True
+            ),
+            "^ValueError: num_parts 12 must be .* is 11": lambda: make(12),
+            "^ValueError: .*needs integer ids, but got 'float32'": lambda: make(2)(
+                tf.constant([1.0])
+            ),
+            # Beyond the end comes an error, and never another row.
+            "^InvalidArgumentError": lambda: make(2)(tf.constant([NUM_ROWS + 1])),
+        }
+    )
 
 
 def test_the_layer_can_be_made_again_from_its_configuration():
@@ -136,7 +137,6 @@ def make(num_parts):
 
 @pytest.mark.parametrize("num_parts", [1, 3, 11])
 def test_lookups_are_those_of_one_table(num_parts):
-    """Ids of any shape and integer type, repeated ones too; none at all."""
     layer = make(num_parts)
 
     np.testing.assert_array_equal(layer.table(), TABLE)
@@ -147,7 +147,6 @@ def test_lookups_are_those_of_one_table(num_parts):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_on_replicas_is_that_of_one_table(in_graph, per_replica, optimizer):
-    """Gradients are sparse, and the rows come out as in a plain variable."""
     repl = in_graph
     count = repl.num_replicas
     ids = per_replica(np.resize(IDS, (count, 5)))
@@ -172,16 +171,3 @@ def test_training_on_replicas_is_that_of_one_table(in_graph, per_replica, optimi
 
     assert not np.array_equal(table.numpy(), TABLE)
     np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
-
-
-def test_every_part_holds_a_row():
-    with pytest.raises(ValueError, match=r"num_parts 12 must be .* is 11"):
-        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=12)
-
-
-def test_ids_must_be_integers_of_rows_that_exist():
-    """A float would be cut; beyond the end comes an error, and never another row."""
-    with pytest.raises(ValueError, match=r"needs integer ids, but got 'float32'"):
-        make(2)(tf.constant([1.0]))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        make(2)(tf.constant([NUM_ROWS + 1]))

@@ -31,10 +31,7 @@ def _mean(repl, xs, name):
 
 @pytest.mark.parametrize("name", UNIT_ROUNDOFF)
 def test_between_memories_errors_are_bounded_unbiased_and_the_same(separate, name):
-    """Element by element, against float64; and it is an error, so bits were dropped.
-
-    Also on the owner of the sum, who need not have rounded.
-    """
+    """Element by element, against float64; and it is an error, so bits were dropped."""
     xs = _operands(4)
 
     out, plan = _mean(separate(4), xs, name)
@@ -55,7 +52,6 @@ def test_between_memories_errors_are_bounded_unbiased_and_the_same(separate, nam
 
 
 def test_in_one_memory_nothing_is_rounded(in_graph):
-    """Nothing is sent there, so compression must not make the result worse."""
     xs = _operands(2)
 
     out, plan = _mean(in_graph, xs, "bfloat16")
@@ -65,7 +61,6 @@ def test_in_one_memory_nothing_is_rounded(in_graph):
 
 
 def test_gradients_and_integers_keep_their_width(separate):
-    """Only what was requested is compressed: float32 and float64 when sent."""
     x = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
     third = np.float32(1 / 3)
 
@@ -115,7 +110,6 @@ MEANS = {
 
 
 def test_a_mean_of_float16_does_not_overflow_where_the_sum_would(in_graph):
-    """Nor does it lose the smallest numbers: that of float64, rounded once."""
     values = np.array([[LARGEST, 2.0**-24], [LARGEST, 3 * 2.0**-24]])
     expected = tf.float16, values.mean(axis=0).astype(np.float16).tolist()
 
@@ -132,7 +126,6 @@ def test_a_mean_of_float16_does_not_overflow_where_the_sum_would(in_graph):
 
 
 def test_means_of_float16_are_rounded_once(separate):
-    """By four replicas of separate memories: the float16 nearest to that of float64."""
     values = np.random.default_rng(0).normal(size=(4, 1000)).astype(np.float16)
     x = replicator.PerReplica(list(tf.constant(values)))
 

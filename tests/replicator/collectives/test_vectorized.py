@@ -49,8 +49,6 @@ def test_a_vectorized_map_communicates_once(in_graph):
 
 
 def test_a_jacobian_in_a_while_loop_is_refused(in_graph):
-    """Without vectorization the gradient is in a loop, which the error names."""
-
     def step(x):
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
@@ -70,7 +68,6 @@ def test_a_jacobian_in_a_while_loop_is_refused(in_graph):
     ],
 )
 def test_a_stock_strategy_refuses_collectives_in_vectorized_loops(transform):
-    """Its collectives would be lost without a word; the error names the loop."""
     repl = create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
 
     with pytest.raises(

@@ -20,7 +20,6 @@ MODES = [InputReplicationMode.SINGLE, InputReplicationMode.PER_REPLICA]
 
 
 def from_python(ctx):
-    """A generator: a position in it cannot be saved, but counted."""
     del ctx
     signature = tf.TensorSpec([], tf.int64)
     return tf.data.Dataset.from_generator(
@@ -34,7 +33,6 @@ def refuse(x, bad):
 
 
 def make_step(bad):
-    """Trains on an example by writing it down; fails at one."""
     total = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def step(x):
@@ -58,10 +56,7 @@ def read(repl, step, inputs, num_calls, num_steps=1):
 
 @pytest.mark.parametrize("repl", BACKENDS, indirect=True)
 def test_batches_that_failed_steps_read_are_not_read_again(repl, tmp_path):
-    """Five steps that ended and the one that failed, of a dispatch of eight.
-
-    After a restart from a checkpoint of a Python generator, too, which is skipped.
-    """
+    """Five steps that ended and the one that failed, of a dispatch of eight."""
     size = repl.num_replicas
     with repl.context():
         step = make_step(5 * size)
@@ -81,7 +76,6 @@ def test_batches_that_failed_steps_read_are_not_read_again(repl, tmp_path):
 
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_an_element_that_raises_leaves_replicas_in_step(num_steps):
-    """What replica 1 would have been given in that step is dropped."""
     repl = replicator.create("in_graph", num_replicas=2)
     inputs = repl.make_input_iterator(
         lambda _: tf.data.Dataset.range(ELEMENTS).map(lambda x: refuse(x, 4))
@@ -134,14 +128,12 @@ PROGRAM_SEC = 300.0
 
 @pytest.fixture
 def train():
-    """Trains two replicas from a seed; determinism is off again afterwards."""
     yield load(PROGRAM).train
     replicator.set_determinism(None)
 
 
 @pytest.mark.processes
 def test_runs_with_one_seed_are_equal_bit_by_bit(train, tmp_path):
-    """Twice here and once in a new process: the losses' bits agree, others do not."""
     first, again, other = train(3), train(3), train(4)
     code, text = fork_server.server(**case_cluster.ENV).run(
         [str(PROGRAM), "3"],

@@ -51,7 +51,6 @@ def _counts(repl, inputs):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_batch_is_divided(kind):
-    """Into parts that differ by one, in order; a pipeline at its end gives none."""
     repl = replicator.create("in_graph", num_replicas=4)
     alone = repl.make_input_iterator(_batches(KINDS[kind], 2), PER_REPLICA)
     rows = _dense(KINDS[kind])
@@ -68,10 +67,7 @@ def test_every_kind_of_batch_is_divided(kind):
 
 
 def test_batches_of_a_fixed_size_or_without_examples(in_graph):
-    """The first end with the last whole step, as they do under a stock strategy.
-
-    A pipeline that filters its batches can have empty ones in the middle: no end.
-    """
+    """The first end with the last whole step, as they do under a stock strategy."""
     fixed = _batches(tf.range(100), 8, drop_remainder=True)
     numbers = tf.data.Dataset.range(6).batch(1)
     filtered = numbers.map(lambda x: tf.boolean_mask(x, (x < 2) | (x > 3)))
@@ -82,7 +78,6 @@ def test_batches_of_a_fixed_size_or_without_examples(in_graph):
 
 
 def test_one_step_takes_inputs_of_every_kind():
-    """Plain and then prefetched ones of one type are read by other iterators."""
     repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0", "CPU:1"])
     made = [
         repl.make_input_iterator(
@@ -122,7 +117,6 @@ NUMBERS = tf.data.Dataset.range(3)
     ],
 )
 def test_only_batches_of_any_size_can_be_divided(batches, num_steps):
-    """A component without rows, or with a fixed number, cannot be empty."""
     repl = replicator.create("in_graph", num_replicas=2)
 
     assert num_steps == len(list(repl.make_input_iterator(lambda _: batches)))
@@ -145,7 +139,6 @@ def read(inputs, num_steps):
 
 @pytest.fixture(scope="module")
 def on_two_devices():
-    """Two replicas on virtual devices of the CPU, the second beside the pipelines."""
     return replicator.create("in_graph", num_replicas=2, devices=DEVICES)
 
 
@@ -169,7 +162,6 @@ def test_each_batch_waits_on_the_device_of_its_replica(on_two_devices, mode):
 
 
 def test_a_pipeline_works_ahead_of_the_steps():
-    """Without prefetching it reads when it is asked, with it before."""
     repl = replicator.create("in_graph", num_replicas=2)
     num_read = {}
 

@@ -51,7 +51,6 @@ class Dense:
 
     @staticmethod
     def gradients(weights, batch):
-        """Of a mean square over the batch."""
         inputs, targets = batch
         with tf.GradientTape() as tape:
             outputs = tf.matmul(inputs, weights[0].value) + weights[1].value
@@ -60,20 +59,16 @@ class Dense:
 
 
 class Sparse:
-    """A table, whose rows replicas share, and of which they name different numbers."""
-
     names = tuple(name for name in NAMES if name != "MultiOptimizer")
     shapes = (("table", (6, 3)),)
 
     @staticmethod
     def batches():
-        """Every replica names row 0 several times; the first has more rows."""
         ids = ([0, 0, 1, 4, 0, 1], 6), ([0, 4, 0, -1, -1, -1], 3)
         return [[[np.int32(rows), np.int32(n)] for rows, n in ids]] * NUM_STEPS
 
     @staticmethod
     def gradients(weights, batch):
-        """Of a loss that weighs the places of the batch differently."""
         ids, count = batch
         with tf.GradientTape() as tape:
             rows = tf.gather(weights[0].value, ids[:count])
@@ -117,7 +112,6 @@ def test_there_are_optimizers_to_try():
     ],
 )
 def test_all_optimizers_in_one_step(problem, backend, options):
-    """Three steps on replicas equal three steps of Keras on the joined batch."""
     backend_name = backend if backend == "tf_mirrored" else "in_graph"
     repl = create(backend_name, num_replicas=2, **BACKENDS[backend])
     with repl.context():

@@ -93,10 +93,7 @@ def _trained(repl, cases):
 
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_an_update_is_that_of_keras(num_replicas):
-    """Weights, slots and iterations agree after random gradients of any size.
-
-    Kernels multiply in another order: a few roundings per step.
-    """
+    """Weights, slots and iterations agree after random gradients of any size."""
     backend = "single" if num_replicas == 1 else "in_graph"
     repl = replicator.create(backend, num_replicas=num_replicas)
     cases = {**KERNELS, **(LEFT_TO_KERAS if num_replicas == 1 else {})}
@@ -177,7 +174,6 @@ def test_one_variable_that_no_kernel_takes_leaves_all_to_keras(name):
 def test_an_update_is_fused_where_the_device_of_its_variable_has_the_kernel(
     name, op, attribute, device_type, dtype
 ):
-    """As TensorFlow's registry has it: CPUs update bfloat16, GPUs do not."""
     available = {
         tf.as_dtype(number).name
         for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel

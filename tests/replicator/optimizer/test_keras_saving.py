@@ -56,13 +56,10 @@ def _assert_equal(expected, found, **tolerance):
 
 @pytest.fixture
 def repl():
-    """Two replicas; how their variables are placed does not matter here."""
     return replicator.create("in_graph", num_replicas=2)
 
 
 def test_compile_takes_it_and_fit_equals_plain(repl):
-    """It is a Keras optimizer of the class that was wrapped, averages included."""
-
     def optimizer():
         return keras.optimizers.AdamW(0.05, use_ema=True, ema_momentum=0.5)
 
@@ -80,7 +77,6 @@ def test_compile_takes_it_and_fit_equals_plain(repl):
 
 @pytest.mark.parametrize("is_saved_here", [True, False], ids=["here", "plain"])
 def test_weights_are_loaded_by_who_has_not_saved_them(repl, tmp_path, is_saved_here):
-    """State of options does not get in the way."""
     models = [_made(repl, accumulation_steps=2, loss_scale="dynamic"), _made()]
     saved, loaded = models if is_saved_here else reversed(models)
     path = tmp_path / "some.weights.h5"
@@ -95,7 +91,6 @@ def test_weights_are_loaded_by_who_has_not_saved_them(repl, tmp_path, is_saved_h
 
 @pytest.mark.parametrize("is_saved_here", [True, False], ids=["here", "plain"])
 def test_models_are_loaded_by_who_has_not_saved_them(repl, tmp_path, is_saved_here):
-    """The file names the class and configuration of the plain optimizer."""
     path = tmp_path / "model.keras"
     saved = _fit(_made(repl if is_saved_here else None))
 
@@ -137,7 +132,6 @@ def test_backup_and_restore_goes_on_where_it_was(repl, tmp_path):
 
 
 def test_options_start_anew_from_a_plain_file(repl, tmp_path):
-    """What had been accumulated belongs to other weights."""
     path = tmp_path / "some.weights.h5"
     _fit(_made()).save_weights(path)
     model = _fit(_made(repl, accumulation_steps=3, loss_scale="dynamic"))
@@ -152,7 +146,6 @@ def test_options_start_anew_from_a_plain_file(repl, tmp_path):
 
 
 def test_a_module_without_compile_is_saved_with_its_state(repl, tmp_path):
-    """A loop of one's own, with the optimizer as an attribute."""
     path = tmp_path / "some.weights.h5"
     with repl.context():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -177,7 +170,6 @@ def test_fit_outside_the_scope_says_what_to_write(repl):
 
 
 def test_sums_of_each_replica_are_not_saved_half(separate, tmp_path):
-    """Keras would save those of one; after an update there are none."""
     model = _made(separate(2), accumulation_steps=3)
     path = tmp_path / "some.weights.h5"
 

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checks import check_message
 
 import replicator
-from replicator import errors
 
 
 @pytest.fixture(params=["shared", "copies", "apart"])
@@ -24,7 +24,6 @@ def placed(request, separate):
 
 
 def test_the_scale_doubles_after_enough_finite_steps(placed, fed):
-    """Gradients are divided by the scale that their loss had, not by the next one."""
     run, _, optimizer = fed(placed, loss_scale="dynamic")
     finite = optimizer.loss_scale.num_finite_steps
     finite.assign(2000 - 3)
@@ -38,7 +37,6 @@ def test_the_scale_doubles_after_enough_finite_steps(placed, fed):
 
 
 def test_a_call_that_is_not_finite_is_not_accumulated(placed, fed):
-    """The window waits for as many finite calls as it needs; NaN is not finite too."""
     run, _, optimizer = fed(placed, loss_scale="dynamic", accumulation_steps=2)
 
     run(0.5, 0.5)
@@ -62,57 +60,58 @@ def test_loss_scaling_rescues_float16(separate, fed):
 
 
 def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph, wrapped):
-    """They would be divided by a scale that they do not have."""
     weights, optimizer = wrapped(in_graph, loss_scale=8.0)
 
-    with pytest.raises(
-        errors.OptimizerOptionError,
-        match=r"loss_scale=8.0 divides .* optimizer.scale_loss\(loss\) in every step",
-    ):
-        in_graph.run(lambda: optimizer.apply_gradients([(tf.ones([2]), weights[0])]))
+    def step():
+        optimizer.apply_gradients([(tf.ones([2]), weights[0])])
+
+    check_message(
+        "^OptimizerOptionError: .*loss_scale=8.0 divides .* "
+        r"optimizer.scale_loss\(loss\) in every step",
+        lambda: in_graph.run(step),
+    )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulation_steps": 0}, r"accumulation_steps=0 must be an integer of"),
-        ({"global_clipnorm": 0}, r"global_clipnorm=0 must be a positive number"),
-        ({"global_clipnorm": float("nan")}, r"global_clipnorm=nan must be a pos"),
-        ({"loss_scale": -1.0}, r"loss_scale=-1.0 must be .*'dynamic', or None"),
-        ({"sharded_update": "all"}, r"sharded_update='all' is not a level: use"),
-        ({"compression": "int8"}, r"compression='int8' is unknown"),
-        (
-            {"of_keras": {"global_clipnorm": 1.0}, "global_clipnorm": 2.0},
-            r"global_clipnorm=2.0 was passed .* SGD itself has global_clipnorm=1.0",
-        ),
-        (
-            {
-                "of_keras": {"gradient_accumulation_steps": 2},
-                "accumulation_steps": 3,
-            },
-            r"SGD itself has gradient_accumulation_steps=2.*set only one",
-        ),
-        (
-            {"of_keras": {"loss_scale_factor": 8.0}, "loss_scale": "dynamic"},
-            r"SGD itself has loss_scale_factor=8.0, so it would be applied twice",
-        ),
-        (
-            {"backend": "tf_mirrored", "accumulation_steps": 2},
-            r"accumulation_steps=2 does not work with Mirrored",
-        ),
-        (
-            {"backend": "tf_mirrored", "loss_scale": "dynamic"},
-            r"loss_scale='dynamic' does not work .* in a branch",
-        ),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused_at_once(options, message):
-    options = dict(options)
+REFUSED = {
+    "accumulation_steps=0 must be an integer of": {"accumulation_steps": 0},
+    "global_clipnorm=0 must be a positive number": {"global_clipnorm": 0},
+    "global_clipnorm=nan must be a pos": {"global_clipnorm": float("nan")},
+    "loss_scale=-1.0 must be .*'dynamic', or None": {"loss_scale": -1.0},
+    "sharded_update='all' is not a level: use": {"sharded_update": "all"},
+    "compression='int8' is unknown": {"compression": "int8"},
+    "global_clipnorm=2.0 was passed .* SGD itself has global_clipnorm=1.0": {
+        "of_keras": {"global_clipnorm": 1.0},
+        "global_clipnorm": 2.0,
+    },
+    ".*SGD itself has gradient_accumulation_steps=2.*set only one": {
+        "of_keras": {"gradient_accumulation_steps": 2},
+        "accumulation_steps": 3,
+    },
+    ".*SGD itself has loss_scale_factor=8.0, so it would be applied twice": {
+        "of_keras": {"loss_scale_factor": 8.0},
+        "loss_scale": "dynamic",
+    },
+    "accumulation_steps=2 does not work with Mirrored": {
+        "backend": "tf_mirrored",
+        "accumulation_steps": 2,
+    },
+    "loss_scale='dynamic' does not work .* in a branch": {
+        "backend": "tf_mirrored",
+        "loss_scale": "dynamic",
+    },
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_an_option_that_cannot_be_is_refused_at_once(said):
+    options = dict(REFUSED[said])
     repl = replicator.create(options.pop("backend", "in_graph"), num_replicas=1)
     optimizer = keras.optimizers.SGD(0.1, **options.pop("of_keras", {}))
 
-    with pytest.raises(errors.OptimizerOptionError, match=message):
-        repl.wrap_optimizer(optimizer, **options)
+    check_message(
+        f"^OptimizerOptionError: {said}",
+        lambda: repl.wrap_optimizer(optimizer, **options),
+    )
 
 
 def test_the_plan_says_which_collectives_wait(separate, fed):
@@ -128,7 +127,6 @@ def test_the_plan_says_which_collectives_wait(separate, fed):
 
 
 def test_an_overflow_on_the_way_waits_for_a_smaller_scale(separate, fed):
-    """The update is skipped, nothing that was added is lost, and the scale halves."""
     options = {"accumulation_steps": 2, "loss_scale": "dynamic"}
     run, _, optimizer = fed(separate(2), compression="float16", **options)
 

@@ -68,14 +68,12 @@ def _trained(repl, make, **options):
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_update_of_the_average_is_that_of_one_device(make, in_graph):
-    """Its state is made by the first step, and is the same on all replicas."""
     expected = _trained(None, make)
 
     np.testing.assert_allclose(_trained(in_graph, make), expected, rtol=TOLERANCE)
 
 
 def test_they_clip_the_average_and_send_it_in_16_bits(in_graph):
-    """The two options that need nothing of the optimizer."""
     make = OPTIMIZERS["tf.compat.v1 Adam"]
     options = {"global_clipnorm": 1e3, "compression": "bfloat16"}
 
@@ -92,7 +90,6 @@ def test_they_clip_the_average_and_send_it_in_16_bits(in_graph):
 
 
 def test_minimize_averages_as_well(in_graph):
-    """As the training step of tf_keras calls it."""
     weight = tf.Variable(1.0)
     optimizer = in_graph.wrap_optimizer(
         tf.compat.v1.train.GradientDescentOptimizer(1.0)
@@ -114,7 +111,6 @@ def test_minimize_averages_as_well(in_graph):
     [{"accumulation_steps": 2}, {"loss_scale": 8.0}, {"sharded_update": True}],
 )
 def test_options_of_keras_3_are_refused(in_graph, options):
-    """And to be wrapped twice; a wrapped one passes for the one inside."""
     optimizer = tf.compat.v1.train.AdamOptimizer(0.05)
 
     with pytest.raises(OptimizerOptionError, match="works with optimizers of Keras 3"):

@@ -102,7 +102,6 @@ def _start():
 
 
 def _trained(repl, names, name, options, batches):
-    """Averaged by the program, or by a wrapped optimizer with options."""
     with repl.context():
         table = tf.Variable(_start())
         optimizer = KERAS[name]()
@@ -143,7 +142,6 @@ def _trained(repl, names, name, options, batches):
 def test_a_step_is_the_step_of_one_device(
     names, name, backend, options, is_static, seed
 ):
-    """Whether gradients are averaged by the program or by ``wrap_optimizer``."""
     batches = functools.partial(_batches, seed, is_static=is_static)
 
     one, several = (
@@ -155,7 +153,6 @@ def test_a_step_is_the_step_of_one_device(
 
 
 def test_slices_of_positions_are_reduced_row_by_row(repl_once):
-    """Rows of examples are joined beside them."""
     num_replicas = repl_once.num_replicas
     values = np.arange(12.0 * num_replicas).reshape(num_replicas, 4, 3)
 
@@ -177,7 +174,6 @@ def test_slices_of_positions_are_reduced_row_by_row(repl_once):
 
 
 def test_the_gradient_of_joined_slices_goes_back_to_its_rows(in_graph):
-    """Each replica gets the rows that it gave, summed over replicas, twice over."""
     values = [np.array([[1.0], [2.0], [3.0]]), np.array([[4.0], [5.0], [6.0]])]
 
     def step(batch):

@@ -32,7 +32,6 @@ def _total(training):
 
 
 def _moved(training):
-    """Bytes that the linked step moves, by device that sends them."""
     program = moved_bytes.only_program(training.repl)
     return moved_bytes.between_devices(moved_bytes.linked_graph(program))
 
@@ -43,10 +42,7 @@ def _held(training, variables):
 
 @pytest.mark.parametrize("level", ["state", "gradients"])
 def test_a_step_moves_what_the_formula_says(level):
-    """2 (R - 1) bytes for each byte of weights: sums to owners, new values to others.
-
-    The paper has that of both stages, and of data parallelism.
-    """
+    """2 (R - 1) bytes for each of weights: sums to owners, new values to others."""
     training = _trained(level)
     total = (training.repl.num_replicas - 1) * _total(training)
 
@@ -58,7 +54,6 @@ def test_a_step_moves_what_the_formula_says(level):
 
 
 def test_of_a_clipped_gradient_only_its_norm_leaves_the_owner():
-    """With state alone, every device gets every sum."""
     found, said = {}, {}
     for level in ("state", "gradients"):
         options = {"sharded_update": level, "global_clipnorm": 0.05}
@@ -99,7 +94,6 @@ def test_a_step_of_owned_parameters_moves_what_the_formula_says():
 
 
 def test_state_takes_a_share_of_the_memory():
-    """The fullest device has little more than a fourth, and no copies."""
     training = _trained("state")
     held = _held(training, training.optimizer.variables[2:])
 
@@ -113,7 +107,6 @@ def test_state_takes_a_share_of_the_memory():
 
 
 def test_owners_are_balanced_by_bytes():
-    """Whatever the sizes of variables are."""
     repl = copies()
     with repl.context():
         weights = [tf.Variable(tf.ones([size])) for size in range(30, 110, 10)]
@@ -142,7 +135,6 @@ def test_each_device_has_a_share_of_the_weights_and_of_their_state():
 
 
 def test_sums_of_calls_are_on_their_owners():
-    """accumulation_steps: no device has the sums of all gradients."""
     options = {"sharded_update": "gradients", "accumulation_steps": 2}
     training = Training(copies(), _deep, ADAM, **options)
     training.run(1)
@@ -157,7 +149,6 @@ def test_sums_of_calls_are_on_their_owners():
 
 
 def _reached(roots, before):
-    """What must run before some nodes."""
     found, stack = set(), list(roots)
     while stack:
         for name in before(stack.pop()):
@@ -219,7 +210,6 @@ def test_gathers_wait_for_the_layer_before_the_last():
 
 
 def test_mixed_precision_gathers_what_it_casts_twice():
-    """The cast values of a forward pass are not kept for the backward pass."""
     policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
 
     def model():
@@ -272,7 +262,6 @@ def test_the_table_of_levels_is_of_the_fullest_device():
 
 @pytest.mark.parametrize("backend", ["in_graph", "single", "tf_mirrored"])
 def test_where_nothing_has_an_owner_no_level_is_marked(backend):
-    """The line says so, and how to get a table; what is no memory is refused."""
     repl = replicator.create(backend, num_replicas=1 if backend == "single" else 2)
     assert "no level" not in repl.summary()
     assert repl.summary(2_000).endswith(

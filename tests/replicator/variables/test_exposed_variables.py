@@ -125,7 +125,6 @@ def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
 
 
 def test_a_function_that_could_write_and_does_not_changes_nothing(mirrored):
-    """Statistics of replicas stay apart: they are not made their mean."""
     case = Case(mirrored())
 
     @tf.function
@@ -178,10 +177,6 @@ def _in_function(read, variable):
 
 
 def test_without_others_nothing_is_checked(mirrored, tmp_path):
-    """Reading, methods that write, evaluation and checkpoints change nothing of it.
-
-    Nor does what the step itself does, in branches, loops and by handle.
-    """
     case = Case(mirrored())
     with case.repl.context():
         rows = tf.Variable([[1.0, 2.0], [3.0, 4.0]], trainable=False)
@@ -218,7 +213,6 @@ def test_without_others_nothing_is_checked(mirrored, tmp_path):
 
 
 def test_fit_trains_unchecked_until_somebody_writes(mirrored):
-    """The function that Keras traced once is the one that checks then."""
     repl = mirrored()
     with repl.as_strategy().scope():
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])

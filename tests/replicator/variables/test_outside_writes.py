@@ -37,11 +37,7 @@ def train_many(repl, *, is_exposed=False):
 
 
 def test_the_check_of_many_variables_on_gpus_is_a_handful_of_nodes(as_gpus):
-    """All variables of a device are read by one compiled function, twice.
-
-    Where nobody else can write them, or with the promise that nobody does, a dispatch
-    only runs the step.
-    """
+    """All variables of a device are read by one compiled function, twice."""
     checked = train_many(as_gpus(external_writes="detect"), is_exposed=True)
     unchecked = train_many(as_gpus(external_writes="never"), is_exposed=True)
     assert unchecked == train_many(as_gpus(external_writes="detect"))
@@ -83,10 +79,7 @@ def as_bits(array, is_text):
 
 @pytest.mark.parametrize("is_compiled", [True, False], ids=["GPUs", "CPUs"])
 def test_any_change_outside_reaches_every_copy(as_gpus, mirrored, is_compiled):
-    """Of every type, also where a plain sum of bits would not change.
-
-    On GPUs by a compiled function, but for types that XLA does not take there.
-    """
+    """Of every type, also where a plain sum of bits would not change."""
     repl = as_gpus() if is_compiled else mirrored()
     with repl.context():
         variables = [tf.Variable(before, trainable=False) for before, _ in CHANGES]
@@ -115,7 +108,6 @@ def test_any_change_outside_reaches_every_copy(as_gpus, mirrored, is_compiled):
 
 
 def test_the_compiled_check_takes_no_training_for_a_change(as_gpus, per_replica):
-    """Statistics of replicas stay apart while nobody sets their mean."""
     repl = as_gpus()
     with repl.context():
         weight = tf.Variable(2.0)
