@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from replicator.checkpoint.manager import CheckpointManager
 from replicator.errors import CheckpointError
+from replicator.variables import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +80,8 @@ class Commits(CheckpointManager):
         with _opened(path) as file:
             _texts(file)  # skipped
             for _, variable in sorted(inventory.variables.items()):
-                value = np.load(file)
-                variable.assign(value.view(variable.dtype.as_numpy_dtype))
+                value = np.load(file).view(variable.dtype.as_numpy_dtype)
+                ownership.fill(variable, value)
 
 
 def newest(folder: Path) -> Path:

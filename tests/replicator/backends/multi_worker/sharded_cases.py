@@ -1,9 +1,12 @@
 """What two workers do with sharded updates."""
 
 import functools
+import json
+import os
 import re
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -173,6 +176,39 @@ def a_checkpoint_of_one_replica_continues_with_two_workers(repl):
     check_weights(repl, training.weights())
 
 
+def a_commit_on_each_host_has_the_state_of_all_workers(repl):
+    """After it each worker has its share again, and after a restore."""
+    folder = shared_folder(repl)
+    job = {
+        "disk": f"{folder}/disk",
+        "disk_every": 10,
+        "is_first_of_host": True,
+        "memory": f"{folder}/memory-{repl.worker_id}",
+        "num_hosts": 2,
+        "start": 1,
+        "stop_file": f"{folder}/stop",
+    }
+
+    def begin():
+        training = Training(repl, "deep", sharded_update=True)
+        with mock.patch.dict(os.environ, REPLICATOR_ELASTIC=json.dumps(job)):
+            state = replicator.ElasticState(
+                repl, model=training.model, optimizer=training.optimizer
+            )
+        return training, state
+
+    before, state = begin()
+    before.run_between(0, HALF)
+    state.step = HALF
+    state.commit()
+    check_shares(repl, before.slots())
+    after, state = begin()
+    check(HALF, state.step)
+    check_shares(repl, after.slots())
+    after.run_between(HALF, NUM_STEPS)
+    check_weights(repl, after.weights())
+
+
 def what_cannot_be_shared_out_is_refused(repl):
     def make(**options):
         return Training(repl, "deep", **{"sharded_update": True, **options})
@@ -226,5 +262,6 @@ CASES = (
     two_replicas_per_worker_have_copies_each,
     a_checkpoint_of_two_workers_continues_with_one,
     a_checkpoint_of_one_replica_continues_with_two_workers,
+    a_commit_on_each_host_has_the_state_of_all_workers,
     what_cannot_be_shared_out_is_refused,
 )
