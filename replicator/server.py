@@ -3,11 +3,8 @@
     python -m replicator.server [--num-cpu-devices N] [--client-timeout-sec S]
         [--i-trust-this-network]
 
-Reads ``TF_CONFIG`` to learn which process of the cluster this is, and executes the
-requests of the client. The client is the chief or, in a cluster without one, worker 0;
-it runs the training program. Serves until the client exits or SIGTERM arrives. The
-client is identified by a connection that is kept open to it, and by numbers of its
-process, so that another process that takes over its port is not mistaken for it. The
+Executes the requests of the client, which runs the training program: the chief or, in
+a cluster without one, worker 0. Serves until the client exits or SIGTERM arrives. The
 same program serves ``multi_worker_in_graph``, ``async`` and ``tf_parameter_server``.
 """
 
@@ -84,10 +81,7 @@ def serve(
     num_cpu_devices: int = 1,
     client_timeout_sec: float = CLIENT_TIMEOUT_SEC,
 ) -> str:
-    """Serves the client of a cluster; returns when the client has exited.
-
-    TensorFlow cannot stop a server, so the process should exit then.
-    """
+    """Serves the client of a cluster until it has exited; then exit, too."""
     if config.kind not in _SERVED_KINDS:
         raise ClusterConfigError(
             f"this process is {config.kind!r} {config.index}, but only "

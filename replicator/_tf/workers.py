@@ -6,7 +6,8 @@ import contextlib
 import re
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -18,6 +19,8 @@ from tensorflow.python.eager import context as eager_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_T = TypeVar("_T")
 
 
 def has_started() -> bool:
@@ -90,24 +93,27 @@ def delete_value(key: str, timeout_sec: float) -> None:
     _within(timeout_sec, lambda: context.delete_config_key_value(key))
 
 
-def _within(timeout_sec: float, ask: Callable[[], None]) -> None:
-    """Asks the first worker, for whose answer TensorFlow waits forever if it hangs."""
-    failures: list[tf.errors.OpError] = []
+def in_thread(call: Callable[[], _T]) -> futures.Future[_T]:
+    """Starts a call in which TensorFlow may wait forever."""
+    result: futures.Future[_T] = futures.Future()
 
     def run() -> None:
         try:
-            ask()
-        except tf.errors.OpError as error:
-            failures.append(error)
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 (whoever waits raises it)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=run, name="ask-leader", daemon=True)
-    thread.start()
-    thread.join(timeout_sec)
-    if thread.is_alive():
+    threading.Thread(target=run, name="may-wait-forever", daemon=True).start()
+    return result
+
+
+def _within(timeout_sec: float, ask: Callable[[], None]) -> None:
+    """Asks the first worker, which may hang."""
+    try:
+        in_thread(ask).result(timeout_sec)
+    except futures.TimeoutError:
         what = f"the first worker did not answer within {timeout_sec:g} s"
-        raise tf.errors.DeadlineExceededError(None, None, what)
-    if failures:
-        raise failures[0]
+        raise tf.errors.DeadlineExceededError(None, None, what) from None
 
 
 def check_peer(kind: str, index: int, timeout_sec: float) -> None:

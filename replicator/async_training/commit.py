@@ -1,13 +1,12 @@
 """Commit: a worker's atomic update of the variables on one server, and who asks for it.
 
 The update runs in a locked section of the server, which starts when everything that it
-needs has arrived there; from then on it depends on no other process. So updates of
-different workers never interleave, none overwrites another, and a worker that exits
-leaves either a whole update or none on a server. Every commit carries a sequence
-number, which counts the worker's commits on that server. A step that is run again
-because its worker was lost has the same sequence numbers as before, and a server skips
-an update whose number it has applied already. The number is sent with the update
-rather than counted on arrival, so late messages of a lost worker do no harm.
+needs has arrived there. So updates of different workers never interleave, none
+overwrites another, and a worker that exits leaves either a whole update or none on a
+server. Every commit carries a sequence number, which counts the worker's commits on
+that server. A step that is run again because its worker was lost has the same numbers,
+and a server skips an update whose number it has applied already. The number is sent
+with the update, so late messages of a lost worker do no harm.
 """
 
 from __future__ import annotations
@@ -40,24 +39,19 @@ if TYPE_CHECKING:
     from replicator.optimizer.options import OptimizerOptions
 
 
-# The commit state of a server changes only inside its locked section (``commit``), so
-# its numbers are consistent: the clock counts updates, ``update_counts`` counts them by
-# staleness, and a worker's sequence number is that of its last update, so that an
-# update that is sent twice is recognized.
-
 # The last bin counts everything that is at least as stale.
 NUM_BINS = 1024
 
 
 class CommitState:
-    """The lock and the counts of one parameter server."""
+    """The lock of one parameter server, and the counts that change only under it."""
 
     def __init__(self, device: str, num_workers: int, name: str) -> None:
         self.device = device
         with tf.init_scope(), context.allowed(), tf.device(None), tf.device(device):
             self.mutex = tf.raw_ops.MutexV2(shared_name=name)
             self.clock = _counter()  # updates that were applied here, of all workers
-            # By staleness; the last bin has all that is at least as stale.
+            # By staleness.
             self.update_counts = tf.Variable(
                 tf.zeros([NUM_BINS], tf.int64), trainable=False
             )
@@ -146,9 +140,7 @@ def _once(
         )
         return tf.constant(1)
 
-    # In one branch and under the lock: who sees the number finds the whole update. Used
-    # numbers come from steps that are run again, and from late messages of a worker
-    # that was lost and has been replaced.
+    # In one branch and under the lock: who sees the number finds the whole update.
     tf.cond(
         sequence_number > _read(commit_state.sequence_numbers[0]),
         apply,
@@ -176,7 +168,7 @@ def _read(variable: Any) -> tf.Tensor:
 
 
 def _emit_effects(emit: Callable[[], None]) -> list[Any]:
-    """Runs ``emit`` and returns the operations that it added and that do something."""
+    """The operations that ``emit`` adds and that do something."""
     graph = _tf_compat.current_graph()
     before = len(graph.get_operations())
     emit()
@@ -191,11 +183,7 @@ def _emit_effects(emit: Callable[[], None]) -> list[Any]:
 def send(
     tensors: Sequence[tf.Tensor], device: str
 ) -> tuple[list[tf.Tensor], Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
-    """Packs small tensors of one type into one message, on the sender.
-
-    A transfer between processes costs far more than the copy of a few kilobytes.
-    Returns the messages, and what unpacks them on the server.
-    """
+    """Packs small tensors of one type into one message; returns what unpacks them."""
     filled = kind.fill(
         [tensor.dtype for tensor in tensors],
         [kind.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
@@ -230,18 +218,10 @@ def send(
 
 
 class ServerOptimizer(ReplicatedOptimizer):
-    """A Keras optimizer whose updates are never lost.
-
-    The average is over the replicas in sync, those of one worker; workers update one
-    after the other, each from the values that it has read.
-    """
+    """A Keras optimizer whose updates are never lost."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        *,
-        options: OptimizerOptions,
-        placement: Placement,
+        self, optimizer: Any, *, options: OptimizerOptions, placement: Placement
     ) -> None:
         self._placement = placement
         super().__init__(optimizer, options=options)
@@ -314,12 +294,10 @@ class ServerOptimizer(ReplicatedOptimizer):
             commit(trace, server, [*sent, *parts], update)
 
     def _counters(self, fused_update: FusedUpdate) -> dict[int, Any]:
-        """By server that counts updates, the variable in which it does.
-
-        All that hold weights count where updates depend on it, each on its own.
-        """
+        """By server that counts updates, the variable in which it does."""
         counter = _tf_compat.unwrap(self.wrapped.iterations)
         counting = {self._server_of(counter)}
+        # Where updates depend on their count, all that hold weights count their own.
         if fused_update.uses_count:
             weights = _tf_compat.optimized_variables(self.wrapped) or ()
             counting |= set(map(self._server_of, map(_tf_compat.unwrap, weights)))
@@ -398,8 +376,7 @@ def _shape_of(grad: tf.IndexedSlices) -> Any:
 
 # Otherwise every variable that a step reads would be a separate transfer. The reads
 # that come before any write are removed from the traced graph; each worker's program
-# reads all small variables on their server, packs them there, and unpacks them on the
-# worker.
+# packs all small variables on their server, and unpacks them on the worker.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,7 +385,7 @@ class Pull:
 
     server: int  # Where they are.
     clock: str  # The node that reads the server's clock before them.
-    dtype: tf.DType  # Their type.
+    dtype: tf.DType
     # By variable: the placeholder of its handle, the names of the reads that it
     # replaces, and its shape.
     reads: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]

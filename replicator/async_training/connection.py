@@ -31,8 +31,7 @@ class ServerWatch(FailureDetector):
     """The client's watch over its parameter servers."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        # Raised when a server was lost, and again by all later calls.
-        self.error: ServerLostError | None = None
+        self.error: ServerLostError | None = None  # raised by all later calls
         self._addresses = tuple(addresses)
         self._peers = [Peer(address) for address in addresses]
         servers = {
@@ -90,10 +89,10 @@ _EXAMPLE = (
 class Connection:
     """A client that is connected to its workers and servers."""
 
-    cluster: ClusterConfig  # Who takes part.
-    strategy: Any  # TensorFlow's strategy, which made the connection.
-    coordinator: Any  # TensorFlow's coordinator, which hands functions to workers.
-    watch: ServerWatch  # Over the parameter servers.
+    cluster: ClusterConfig
+    strategy: Any  # TensorFlow's, which made the connection.
+    coordinator: Any  # TensorFlow's, which hands functions to workers.
+    watch: ServerWatch
 
     @property
     def num_workers(self) -> int:

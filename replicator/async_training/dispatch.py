@@ -1,24 +1,24 @@
 """Dispatch: steps for one worker, through TensorFlow's coordinator, each counted once.
 
-The coordinator runs its work in one thread per worker. When a worker is lost, it waits
-until the worker is back, makes its iterators again, and runs the unfinished work again.
-This module decides where that work resumes: after the last step whose updates all
-servers have, with the same sequence numbers as before, so that a server skips updates
-that it has applied already. Assignments that queue up for a worker run in one dispatch,
-because a dispatch costs more than a small step.
+When a worker is lost, the coordinator waits until it is back, makes its iterators
+again, and runs the unfinished work again. This module decides where that work resumes:
+after the last step whose updates all servers have, with the same sequence numbers as
+before. Assignments that queue up for a worker run in one dispatch, because a dispatch
+costs more than a small step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import workers as _tf_workers
 from replicator.async_training import connection as connection_lib
 from replicator.checkpoint import position
 from replicator.cluster import membership
@@ -76,9 +76,7 @@ class RemotePipeline:
 class WorkerPipelines:
     """The iterators of one worker, and how far it has read them."""
 
-    # What the coordinator knows them by; it makes them again when the worker was lost
-    # and is back.
-    handle: Any = None
+    handle: Any = None  # What the coordinator knows them by.
     num_steps: int = 0  # Steps of all dispatches that have ended.
     num_made: int = 0  # How often they were made.
 
@@ -116,14 +114,7 @@ class RemoteInputIterator(InputIterator):
 
 
 class ServerInputIterator(RemoteInputIterator):
-    """The pipelines of every worker.
-
-    ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
-    worker that it feeds. A worker that was restarted reads and drops what it has had.
-
-    Attributes:
-      source_spec: The type of what one worker's program is given.
-    """
+    """The pipelines of every worker; one that was restarted drops what it has had."""
 
     def __init__(
         self,
@@ -148,6 +139,7 @@ class ServerInputIterator(RemoteInputIterator):
         super().__init__(
             lambda context: traced_dataset(input_fn, context), contexts, num_replicas
         )
+        # The type of what one worker's program is given.
         self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
 
     def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
@@ -208,16 +200,16 @@ MAX_STEPS_TOGETHER = 64
 class Assignment:
     """Steps that one worker was given."""
 
-    worker: int  # Which worker.
-    steps: WorkerSteps  # The step; assignments of the same can run together.
-    num_steps: int  # How many times.
+    worker: int
+    steps: WorkerSteps
+    num_steps: int
     source: Any  # Fixed values, the worker's pipelines, or None.
     spec: Any  # The type of what the worker then reads.
     keeps_results: bool  # Whether anybody will ask for the outputs.
     handle: Any = None  # What the coordinator knows it by.
     results: Sequence[Any] = ()  # Flat outputs of the last step, on the client.
     is_done: bool = False  # Whether all steps were run.
-    # What it runs with, in order; those after the first leave it to that one.
+    # What it runs with; those after the first leave it to that one.
     batch: Batch | None = None
 
     def follows(self, first: Assignment) -> bool:
@@ -246,28 +238,21 @@ class Batch:
 
     @property
     def first(self) -> Assignment:
-        """The one on whose behalf all are run."""
         return self.members[0]
 
     @property
     def num_steps(self) -> int:
-        """Steps of all members."""
         return sum(member.num_steps for member in self.members)
 
     def sequence_numbers_after(self, num_steps: int) -> tuple[int, ...]:
         """By server, the sequence numbers that are used after so many steps."""
-        return tuple(
-            sequence_number + num_steps * num_commits
-            for sequence_number, num_commits in zip(
-                self.first_sequence_numbers, self.first.steps.num_commits, strict=True
-            )
+        each = zip(
+            self.first_sequence_numbers, self.first.steps.num_commits, strict=True
         )
+        return tuple(number + num_steps * num_commits for number, num_commits in each)
 
     def num_done(self, sequence_numbers: Sequence[int]) -> int:
-        """Finds the steps whose updates all servers have, but for the last one.
-
-        The last one is run in any case, for its results.
-        """
+        """The steps whose updates all servers have; the last runs for its results."""
         # The server that is furthest behind counts: those ahead of it skip what they
         # have applied, but nobody could make up for a step that one of them lacks.
         num_commits = self.first.steps.num_commits
@@ -307,8 +292,7 @@ _OF_LOST_WORKERS = (
 )
 _POLL_SEC = 0.02
 _SERVERS_POLL_SEC = 1.0
-# Where processes have too few threads, requests that wait for each other never end, and
-# a server whose threads all wait does not respond to reads either.
+# A server whose threads all wait for each other does not respond to reads either.
 _ANSWER_SEC = 60.0
 
 
@@ -426,16 +410,11 @@ class Dispatcher:
         limit_sec = self._recovery_timeout_sec * num_steps
         if wait.has_ended or now - wait.since <= limit_sec:
             return False
-        answers: list[tuple[int, ...]] = []
-
-        def ask() -> None:
-            with contextlib.suppress(tf.errors.OpError):  # which is raised elsewhere
-                answers.append(self._read_sequence_numbers(worker))
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(_ANSWER_SEC)
-        before, wait.seen = wait.seen, (answers or [()])[0]
+        before, wait.seen = wait.seen, ()
+        asked = _tf_workers.in_thread(lambda: self._read_sequence_numbers(worker))
+        # Errors are raised elsewhere.
+        with contextlib.suppress(futures.TimeoutError, tf.errors.OpError):
+            wait.seen = asked.result(_ANSWER_SEC)
         if any(wait.seen) and wait.seen != before:
             wait.since = None
             return False

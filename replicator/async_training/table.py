@@ -3,11 +3,9 @@
 Variables that a step adds to (``assign_add``, ``assign_sub``, scatter) are shared, and
 so are those that ``wrap_optimizer`` updates. A variable that a step overwrites
 (``assign``: batch-norm statistics, Keras metrics, states of random generators) has a
-copy per replica of every worker, on the server of the user's own variable, because
-workers that overwrite each other's values would lose some. Between steps the user's own
-variable reads as their mean; see ``variables.table``. The graph of each run of other
-backends keeps both coherent (``variables.coherence``). Here dispatches are concurrent,
-so it is done before the first and after the last of them.
+copy per replica of every worker, on the server of the user's own variable. Between
+steps the user's own variable reads as their mean; see ``variables.table``. Dispatches
+are concurrent, so both are made coherent before the first and after the last of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The process with rank 0 listens at an address that all were given. Every other one
 connects, says its rank and a port that is free on its host, and gets back the addresses
-of all. So only one address has to be known before the job starts, and no port has to be
-free on every host. Free of TensorFlow; every wait is bounded.
+of all. Free of TensorFlow; every wait is bounded.
 
 ::
 
@@ -11,8 +10,8 @@ free on every host. Free of TensorFlow; every wait is bounded.
     chief -> rank r   {"addresses": ["10.0.0.1:20311", ...]}     or {"error": "..."}
 
 A host's address is the one that its connection comes from. Processes on the chief's
-host may reach it through the loopback interface; they get the chief's own address: the
-one at which processes on other hosts reach it.
+host may reach it through the loopback interface; they get the address at which
+processes on other hosts reach the chief.
 """
 
 from __future__ import annotations
@@ -38,33 +37,20 @@ from replicator.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from replicator.cluster.configuration import Ranks
+
 
 DEFAULT_TIMEOUT_SEC = 300.0
 _POLL_SEC = 0.1
 _CONNECT_SEC = 1.0
 _MAX_MESSAGE_BYTES = 4096
-# Addresses of 65,536 processes with long names.
-_MAX_REPLY_BYTES = 2**24
+_MAX_REPLY_BYTES = 2**24  # addresses of 65,536 processes with long names
 _MOST_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
-    """What a process is given by its launcher."""
-
-    rank: int
-    world_size: int
-    chief_host: str  # where rank 0 runs, and collects the addresses at the port
-    chief_port: int
-
-    @property
-    def chief(self) -> str:
-        return join_address(self.chief_host, self.chief_port)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """What the chief knows of a process."""
+    """What the chief knows of another process."""
 
     host: str  # where its connection comes from
     port: int  # where it will listen
@@ -74,7 +60,7 @@ class Registration:
 def addresses_of(
     registered: Mapping[int, Registration], chief_port: int
 ) -> tuple[str, ...]:
-    """Returns the addresses of all processes, from what the others registered."""
+    """The addresses of all processes, from what the others registered."""
     seen_at = [registered[rank].chief_host for rank in sorted(registered)]
     outside = [host for host in seen_at if not _is_loopback(host)]
     chief = (outside or seen_at or ["127.0.0.1"])[0]
@@ -94,17 +80,13 @@ def _parse_registration(
     """Reads what a process sent; None if that is not one of ours."""
     try:
         sent = json.loads(line)
-    except (ValueError, RecursionError):
+        rank, size, port = (sent[name] for name in ("rank", "world_size", "port"))
+        seen_at = str(sent["chief_host"])
+    except (ValueError, RecursionError, TypeError, KeyError):
         return None
-    if not isinstance(sent, dict):
-        return None
-    numbers = [sent.get(name) for name in ("rank", "world_size", "port")]
     # Not isinstance: true and false are integers, too.
-    integers = [number for number in numbers if type(number) is int]
-    if len(integers) < len(numbers):
+    if {int} != {type(rank), type(size), type(port)}:
         return None
-    rank, size, port = integers
-    seen_at = str(sent.get("chief_host"))
     if not 0 < port <= MAX_PORT or not port_filter.is_address(seen_at):
         return None
     if size != world_size:
@@ -125,11 +107,7 @@ def _parse_registration(
 def agree(
     ranks: Ranks, *, is_trusted: bool = False, timeout_sec: float = DEFAULT_TIMEOUT_SEC
 ) -> tuple[str, ...]:
-    """Returns the addresses of all processes, by rank; waits for them once.
-
-    A second call of the same process returns the same without waiting: the others do
-    not exchange again.
-    """
+    """The addresses of all processes, by rank; exchanged once per process."""
     port = 0
     # Bound until all have agreed, so that two processes of a host differ.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
@@ -172,8 +150,8 @@ def _collect(
                     )
                 listener.admit(connection)
                 registered[rank], replies[rank] = registration, connection
-        if len(registered) < ranks.world_size - 1:
-            missing = [r for r in range(1, ranks.world_size) if r not in registered]
+        missing = [r for r in range(1, ranks.world_size) if r not in registered]
+        if missing:
             named = ", ".join(map(str, missing[:_MOST_NAMED]))
             more = ", ..." if len(missing) > _MOST_NAMED else ""
             raise UnreachableError(
@@ -191,9 +169,13 @@ def _collect(
         for connection in replies.values() if answer else ():
             # One that has exited meanwhile is noticed when the cluster is joined.
             with contextlib.suppress(OSError):
-                connection.settimeout(_CONNECT_SEC)
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                _send(connection, answer)
     return addresses
+
+
+def _send(connection: socket.socket, message: dict[str, object]) -> None:
+    connection.settimeout(_CONNECT_SEC)
+    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
@@ -215,16 +197,16 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
 
 def _reach(ranks: Ranks) -> port_filter.Reach:
     """Which hosts may connect to the chief."""
+    name = ranks.chief_host
     reach = port_filter.reach_of_address(
         ranks.chief,
-        f"MASTER_ADDR={ranks.chief_host!r}",
+        f"MASTER_ADDR={name!r}",
         "the servers of a cluster have no authentication; use the private address of"
         " that host, or, if a firewall blocks untrusted hosts, declare it in every"
         " process",
     )
     # A host name may stand for a loopback address on the host itself, and for another
     # address elsewhere; so only an explicit one means this machine.
-    name = ranks.chief_host
     is_explicit = name == "localhost" or port_filter.is_address(name)
     return reach if is_explicit else port_filter.Reach.PRIVATE
 
@@ -232,6 +214,7 @@ def _reach(ranks: Ranks) -> port_filter.Reach:
 def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
     """Any other process: sends its port to the chief, and waits for the addresses."""
     deadline = time.monotonic() + timeout_sec
+    reply = b""
     with _connect(ranks, deadline, timeout_sec) as connection:
         message = {
             "rank": ranks.rank,
@@ -239,26 +222,21 @@ def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
             "port": port,
             "chief_host": str(port_filter.plain(connection.getpeername()[0])),
         }
-        reply = b""
         try:
-            connection.settimeout(_CONNECT_SEC)
-            connection.sendall(json.dumps(message).encode() + b"\n")
-            while not reply.endswith(b"\n") and len(reply) < _MAX_REPLY_BYTES:
-                # The chief waits as long; it says which processes are missing.
-                left_sec = deadline + _CONNECT_SEC - time.monotonic()
-                connection.settimeout(max(left_sec, 0.01))
-                part = connection.recv(2**16)
-                if not part:
-                    break
-                reply += part
+            _send(connection, message)
+            # The chief waits as long; it says which processes are missing.
+            left_sec = deadline + _CONNECT_SEC - time.monotonic()
+            connection.settimeout(max(left_sec, 0.01))
+            with connection.makefile("rb") as received:
+                reply = received.readline(_MAX_REPLY_BYTES)
         except TimeoutError:
             raise UnreachableError(
                 f"the chief at {ranks.chief} did not send the addresses of"
                 f" {ranks.world_size} processes within {timeout_sec:g} s; see its"
                 " output: it names the processes that are missing"
             ) from None
-        except OSError:
-            reply = b""
+        except OSError:  # reported as a closed connection
+            pass
     if not reply.endswith(b"\n"):
         raise UnreachableError(
             f"the chief at {ranks.chief} closed the connection before all"

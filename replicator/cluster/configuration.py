@@ -1,6 +1,6 @@
 """The processes of a cluster, by TensorFlow's kinds, and which of them this one is.
 
-Free of TensorFlow, so that launchers can use it; ``environment`` finds it out.
+``environment`` finds it out. Free of TensorFlow, so that launchers can use it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 EVALUATOR = "evaluator"
 KINDS = ("chief", "worker", "ps", EVALUATOR)
 MAX_PORT = 65535
+# Below the range from which kernels take ports for outgoing connections.
+FIRST_PORT, LAST_PORT = 20000, 31999
 _INSTEAD = (
     "an evaluator restores the checkpoints of the workers into a backend of its own"
     " machine, such as create('in_graph')"
@@ -27,15 +29,11 @@ class ClusterConfig:
     """The processes of a cluster, and which of them this one is."""
 
     addresses: Mapping[str, tuple[str, ...]]  # ``name:port`` of every process, by kind.
-    # Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``; an evaluator
-    # need not be in ``addresses``.
-    kind: str
+    kind: str  # Of this process; an evaluator need not be in ``addresses``.
     index: int  # Its index among the processes of its kind.
-    # Its index among the workers of its host, if its launcher says; None counts those
-    # with the same host in their addresses.
+    # Its index among the workers of its host, if its launcher says.
     local_rank: int | None = None
-    # Whether something else, such as a firewall, blocks untrusted hosts from the
-    # cluster's ports; see ``replicator.cluster.port_filter``.
+    # Whether something else blocks untrusted hosts (``cluster.port_filter``).
     i_trust_this_network: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +67,7 @@ class ClusterConfig:
 
     @property
     def num_workers(self) -> int:
-        """Processes that train, including a chief."""
+        """Number of processes that train, including a chief."""
         return len(self.workers)
 
     @property
@@ -101,11 +99,8 @@ class ClusterConfig:
 
     @property
     def local_worker_id(self) -> int:
-        """Index of this process among the workers of its host, a chief included.
-
-        It is what the launcher says, which knows hosts behind several addresses.
-        """
-        if self.local_rank is not None:
+        """Index of this process among the workers of its host, a chief included."""
+        if self.local_rank is not None:  # a launcher knows hosts with several addresses
             return self.local_rank
         return self._hosts()[: self.worker_id].count(self._hosts()[self.worker_id])
 
@@ -124,8 +119,22 @@ class ClusterConfig:
         return self.addresses[kind][index]
 
     def name_of(self, worker_id: int) -> str:
-        """Name of a worker in messages: its id and address."""
+        """Name of a worker in messages."""
         return f"worker {worker_id} ({self.address_of(worker_id)})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """What a launcher tells a process that does not get the addresses of all."""
+
+    rank: int
+    world_size: int
+    chief_host: str  # Where rank 0 runs, and collects the addresses at the port.
+    chief_port: int
+
+    @property
+    def chief(self) -> str:
+        return join_address(self.chief_host, self.chief_port)
 
 
 def split_address(address: str) -> tuple[str, int]:

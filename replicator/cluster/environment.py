@@ -1,7 +1,7 @@
 """Cluster environments: who is in the job, and which of its processes this one is.
 
-One function per way to learn it; ``_FAMILIES`` lists them, with the variables that each
-needs. Free of TensorFlow, so that launchers can use it.
+``_FAMILIES`` lists the ways to learn it. Free of TensorFlow, so that launchers can use
+it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster.configuration import (
+    FIRST_PORT,
     KINDS,
+    LAST_PORT,
     MAX_PORT,
     ClusterConfig,
+    Ranks,
     join_address,
 )
 from replicator.errors import ClusterConfigError
@@ -27,22 +30,18 @@ from replicator.errors import ClusterConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
-    from replicator.cluster.address_exchange import Ranks
-
     Addresses = Mapping[str, tuple[str, ...]]
     Members = tuple[tuple[str, int], ...]
 
 
-# Below the range from which kernels take ports for outgoing connections.
-FIRST_PORT, LAST_PORT = 20000, 31999
 MAX_TASKS = 65_536
 _MOST_DIGITS = 10
 EXAMPLE = (
     '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+# How many tasks of each kind, in the order of their ranks: ``worker:4,ps:1``.
 ROLES = "REPLICATOR_ROLES"
-"""How many tasks of each kind, in the order of their ranks: ``worker:4,ps:1``."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -54,17 +53,16 @@ class ClusterEnvironment:
     known: Addresses | None = None
     members: Members = ()  # Of those that agree: kind and index by rank.
     ranks: Ranks | None = None
-    # Its index among the workers of its host, where that is known.
-    local_rank: int | None = None
+    local_rank: int | None = None  # Among the workers of its host, where known.
     family: str = ""  # Whose variables said so; empty if the caller knew.
 
     def addresses(self, *, is_trusted: bool = False) -> Addresses:
         """``name:port`` of every process, by kind; the chief is the first worker."""
-        if self.known is not None:
-            return self.known
+        if self.ranks is None:
+            return self.known or {}
+        # Not at the top: launchers of other families would wait for the import.
         from replicator.cluster import address_exchange
 
-        assert self.ranks is not None
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
         return _by_kind(self.members, by_rank)
 
@@ -134,13 +132,12 @@ def members_of(environ: Mapping[str, str], num_tasks: int) -> Members:
 
 
 def roles_text(members: Sequence[tuple[str, int]]) -> str:
-    """Returns the value of ``ROLES`` for processes in the order of their ranks."""
+    """The value of ``ROLES`` for processes in the order of their ranks."""
     counts = collections.Counter(kind for kind, _ in members)
     return ",".join(f"{kind}:{count}" for kind, count in counts.items())
 
 
 def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Addresses:
-    """Returns addresses by kind, from both by rank."""
     found: dict[str, list[str]] = {}
     for (kind, _), address in zip(members, addresses, strict=True):
         found.setdefault(kind, []).append(address)
@@ -150,34 +147,10 @@ def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Ad
 # Environments that give all addresses: ``TF_CONFIG``, pods, Ray and Slurm.
 
 
-def _as_index(index: Any) -> int:
-    # Some launchers write "0".
-    if isinstance(index, str) and index.isascii() and index.strip().isdigit():
-        index = int(index)
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise ClusterConfigError(f"index {index!r} of this process is not an integer")
-    return index
-
-
-def _of_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
-    """TensorFlow's convention: the variable ``TF_CONFIG``, in JSON.
-
-    It holds the addresses of all processes by kind (``chief``, ``worker``, ``ps``,
-    ``evaluator``), and the kind and index of this one. A TFJob of Kubeflow lists no
-    evaluators, which nobody connects to.
-    """
+def _read_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
+    """TensorFlow's convention: addresses by kind, kind and index, in JSON."""
     text = environ["TF_CONFIG"]
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ClusterConfigError(
-            f"TF_CONFIG is not JSON ({error}): {text!r}; write it like '{EXAMPLE}'"
-        ) from error
-    if not isinstance(config, dict):
-        raise ClusterConfigError(
-            f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
-            f"'{EXAMPLE}'"
-        )
+    config = _parse_tf_config(text)
     if "cluster" not in config and "sparseCluster" in config:
         raise ClusterConfigError(
             "TF_CONFIG has 'sparseCluster', but workers that update together need"
@@ -187,9 +160,7 @@ def _of_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
         )
     for part in ("cluster", "task"):
         if not isinstance(config.get(part), dict) or not config[part]:
-            raise ClusterConfigError(
-                f"TF_CONFIG has no {part!r} object: {text!r}; write it like '{EXAMPLE}'"
-            )
+            raise _malformed(f"has no {part!r} object: {text!r}")
     own = config["task"]
     for key in ("type", "index"):
         if key not in own:
@@ -204,8 +175,32 @@ def _of_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
                 f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
             )
     addresses = {kind: tuple(found) for kind, found in config["cluster"].items()}
-    own_index = _as_index(own["index"])
-    return ClusterEnvironment(known=addresses, own=(own["type"], own_index))
+    return ClusterEnvironment(
+        known=addresses, own=(own["type"], _as_index(own["index"]))
+    )
+
+
+def _parse_tf_config(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _malformed(f"is not JSON ({error}): {text!r}") from error
+    if not isinstance(config, dict):
+        raise _malformed(f"must be a JSON object, but is {text!r}")
+    return config
+
+
+def _malformed(what: str) -> ClusterConfigError:
+    return ClusterConfigError(f"TF_CONFIG {what}; write it like '{EXAMPLE}'")
+
+
+def _as_index(index: Any) -> int:
+    # Some launchers write "0".
+    if isinstance(index, str) and index.isascii() and index.strip().isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise ClusterConfigError(f"index {index!r} of this process is not an integer")
+    return index
 
 
 _HOW_POD = (
@@ -214,12 +209,11 @@ _HOW_POD = (
 _DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 
-def _of_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
-    """Kubernetes numbers the pods of an Indexed Job, and names them after the job.
+def _read_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
+    """A pod of an Indexed Job of Kubernetes, which is one worker.
 
-    Kubernetes sets the index of this pod (``JOB_COMPLETION_INDEX``) and its host name
-    (``HOSTNAME``), which ends in the index. It sets neither the number of pods nor the
-    service that gives them names in DNS, so the manifest does. One pod is one worker.
+    Kubernetes sets its index and host name; the manifest has to set the number of pods
+    and the service that gives them names in DNS.
     """
     given = _Variables(environ, _HOW_POD)
     num_workers = given.integer("REPLICATOR_NUM_WORKERS", 1, MAX_TASKS)
@@ -249,20 +243,14 @@ def _of_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
 class RayMember:
     """One process of a gang."""
 
-    # Ray's id of the machine, which tells two machines behind one address apart.
-    node_id: str
+    node_id: str  # Ray's: two machines may be behind one address.
     host: str  # The machine's address.
     port: int  # A port that is free there.
-    # ``worker``, or ``chief`` or ``ps`` of a job with parameter servers.
-    kind: str = "worker"
+    kind: str = "worker"  # Or ``chief`` or ``ps``.
 
 
 def of_ray(members: Sequence[RayMember], rank: int) -> ClusterEnvironment:
-    """A gang of Ray actors, in the order of their bundles.
-
-    It is not detected: only the program that made the placement group knows the gang.
-    The local rank follows from Ray's machines.
-    """
+    """A gang of Ray actors, which only the program that placed them knows."""
     numbered = _numbered(member.kind for member in members)
     addresses = [join_address(member.host, member.port) for member in members]
     local_rank = sum(
@@ -277,20 +265,11 @@ _NODES = "SLURM_STEP_NODELIST"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _RESERVED = "SLURM_STEP_RESV_PORTS"
 _MOST_ID = 2**32  # ids of jobs in a federation have 32 bits
-MAX_NODES = 100_000
-"""More are a mistake, and would fill the memory before anybody noticed."""
+MAX_NODES = 100_000  # more are a mistake, and would fill the memory
 
 
-def _of_step(environ: Mapping[str, str]) -> ClusterEnvironment:
-    """A step of Slurm; each task is one process, with or without GPUs.
-
-    A process that ``srun`` did not start, such as a batch script, is in a job but not
-    in a step, and is not described.
-
-    Ports are those that Slurm reserved for the step (``srun --resv-ports``), otherwise
-    they are derived from the ids of job and step, the same in all tasks; that one is
-    free is checked when the cluster is joined.
-    """
+def _read_step(environ: Mapping[str, str]) -> ClusterEnvironment:
+    """A task of a step of Slurm, which ``srun`` has started."""
     given = _Variables(environ, "start this process with srun, which sets it")
     nodes = expand_nodes(given.text(_NODES))
     counts = expand_counts(given.text(_TASKS))
@@ -325,8 +304,8 @@ def _of_step(environ: Mapping[str, str]) -> ClusterEnvironment:
 
 def _places_of_tasks(
     counts: Sequence[int], block_size: int | None
-) -> tuple[tuple[int, int], ...]:
-    """Returns index of the node, and number within the node, of each task by rank."""
+) -> list[tuple[int, int]]:
+    """Index of the node, and number within the node, of each task by rank."""
     given = [0] * len(counts)
     places: list[tuple[int, int]] = []
     while len(places) < sum(counts):
@@ -334,7 +313,7 @@ def _places_of_tasks(
             end = count if block_size is None else min(count, given[node] + block_size)
             places += [(node, local) for local in range(given[node], end)]
             given[node] = end
-    return tuple(places)
+    return places
 
 
 def _block_size(environ: Mapping[str, str]) -> int | None:
@@ -348,9 +327,8 @@ def _block_size(environ: Mapping[str, str]) -> int | None:
 
 
 def _ports(given: _Variables, num_ports: int) -> Sequence[int]:
-    """Ports of the tasks of a node: the same in all tasks, rarely those of others."""
-    text = given.environ.get(_RESERVED)
-    if text:
+    """Ports of the tasks of each node: reserved by Slurm, or derived from its ids."""
+    if text := given.environ.get(_RESERVED):
         reserved = _expand_range(text, text.strip("[]"))
         if len(reserved) < num_ports:
             raise ClusterConfigError(
@@ -371,7 +349,7 @@ def _ports(given: _Variables, num_ports: int) -> Sequence[int]:
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """Returns the names in a list of nodes, such as ``n[0-1,5],gpu-[01-03]``."""
+    """The names in a list of nodes, such as ``n[0-1,5],gpu-[01-03]``."""
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):  # commas outside of brackets
         pieces = re.split(r"\[([^\[\]]*)\]", part)
@@ -388,7 +366,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Returns the counts in a list such as ``2(x2),1``: 2, 2 and 1."""
+    """The counts in a list such as ``2(x2),1``: 2, 2 and 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
@@ -422,11 +400,10 @@ def _malformed_list(text: str, part: str) -> ClusterConfigError:
 
 
 # Environments that give ranks: the processes agree on their addresses through the one
-# with rank 0, the chief, at ``MASTER_ADDR:MASTER_PORT`` (``address_exchange``). For
-# processes of one host, ``mpirun`` of OpenMPI says enough without them.
+# with rank 0, the chief (``address_exchange``). On one host, ``mpirun`` of OpenMPI says
+# where it is.
 
-HOST = "MASTER_ADDR"
-PORT = "MASTER_PORT"
+HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -454,9 +431,6 @@ class _Launcher:
             f"set {HOST} and {PORT} in every process: the host and a free port of rank "
             f"0{self.how_chief}",
         )
-        # Not at the top: of the other environments, launchers wait for the import.
-        from replicator.cluster.address_exchange import Ranks
-
         ranks = Ranks(
             rank=rank,
             world_size=size,
@@ -500,16 +474,15 @@ _HYDRA = _Launcher(
     how_chief=", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500",
 )
 # By family, the variables that describe a job if they are all set, and who reads them.
-# In the order in which they are tried: what a user sets comes before what a scheduler
-# sets for every process. mpirun inside of an allocation comes before the scheduler,
-# whose variables then describe the helpers of mpirun.
+# What a user sets comes before what a scheduler sets for every process. mpirun inside
+# an allocation comes before the scheduler, whose variables then describe its helpers.
 _FAMILIES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "TF_CONFIG": (("TF_CONFIG",), _of_tf_config),
+    "TF_CONFIG": (("TF_CONFIG",), _read_tf_config),
     "ranks": ((_PLAIN.rank, _PLAIN.size), _PLAIN),
     "OpenMPI": ((_OPEN_MPI.rank, _OPEN_MPI.size), _OPEN_MPI),
     "Hydra": ((_HYDRA.rank, _HYDRA.size, _HYDRA.local_rank), _HYDRA),
-    "Slurm": ((_NODES, "SLURM_PROCID"), _of_step),
-    "Kubernetes": (("JOB_COMPLETION_INDEX",), _of_pod),
+    "Slurm": ((_NODES, "SLURM_PROCID"), _read_step),
+    "Kubernetes": (("JOB_COMPLETION_INDEX",), _read_pod),
 }
 # What else describes a job; programs that start others look at many of Slurm's, and
 # programs of MPI at PMIx'.

@@ -1,11 +1,4 @@
-"""Whether processes of a cluster can be reached, are the same as before, and well.
-
-No call waits for a lost server forever. A process that is killed closes its
-connections, and calls to it fail at once. A machine that vanishes, or a process that
-hangs, closes nothing: TensorFlow would wait for its response forever. So a thread of
-the client polls every server, and closes the connections to a server that has not
-responded for too long.
-"""
+"""Whether processes of a cluster can be reached, are the same as before, and well."""
 
 from __future__ import annotations
 
@@ -102,10 +95,9 @@ _IDLE_SEC = 3600.0
 
 
 class Deadline:
-    """Calls a function from another thread when a block takes too long.
+    """Calls a function from another thread when a block of this one takes too long.
 
-    It is for the sequential blocks of one thread. Entering and leaving a block is
-    cheap: the watching thread wakes up when a timeout may have expired, not per block.
+    Entering and leaving a block is cheap: it wakes no thread.
     """
 
     def __init__(self, expire: Callable[[], None]) -> None:
@@ -156,7 +148,7 @@ class Deadline:
 # random.
 #
 # They are asked for at TensorFlow's own port, by gRPC over HTTP/2 (RFC 9113) as far as
-# a call needs it: docs/design.md says why. TensorFlow is imported when it has answered.
+# a call needs it: docs/design.md says why.
 
 # How an HTTP/2 client begins (RFC 9113, 3.4), with empty settings. A gRPC server that
 # is alive responds with its own settings, however busy it is.
@@ -181,8 +173,7 @@ class Link:
         """Connects, and asks for the identity; raises an ``OSError`` if it cannot."""
         self.is_grpc_server = False  # until it has responded as one
         self.identity: frozenset[int] | None = None  # unique to this server process
-        self._unread = b""
-        self._answer = b""
+        self._unread = self._answer = b""
         self._socket = socket.create_connection(split_address(address), timeout_sec)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -216,9 +207,8 @@ class Link:
             raise ConnectionResetError("closed the connection")
         self._unread += received
         while len(self._unread) >= _HEADER_BYTES:
-            length, kind, flags, stream = _HEADER.unpack(
-                b"\0" + self._unread[:_HEADER_BYTES]
-            )
+            header = b"\0" + self._unread[:_HEADER_BYTES]
+            length, kind, flags, stream = _HEADER.unpack(header)
             # The first frame of a server is its settings (RFC 9113, 3.4).
             is_known = self.is_grpc_server or kind == _SETTINGS
             if not is_known or length > _MAX_FRAME_BYTES:
@@ -256,15 +246,11 @@ class Link:
 
 
 class Peer:
-    """Another process of the cluster: its address and recorded identity.
-
-    Attributes:
-      found_instead: What another process at its address does, where there is one.
-    """
+    """Another process of the cluster: its address and recorded identity."""
 
     def __init__(self, address: str) -> None:
         """Records its identity unless it is slow or does not run yet."""
-        self.found_instead = ""
+        self.found_instead = ""  # what another process at its address does
         self._address = address
         self._identity: frozenset[int] | None = None
         self._link: Link | None = None
@@ -296,8 +282,7 @@ class Peer:
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
         found: frozenset[int] | None = None
-        is_closed = False
-        self.found_instead = "does not respond"
+        is_closed, self.found_instead = False, "does not respond"
         try:
             found = link.wait_for_identity(_ANSWER_SEC)
         except OSError as error:
@@ -351,13 +336,19 @@ _WHAT_TO_DO = (
     "restart the whole cluster (client and servers), and restore the last checkpoint; "
     "see the end of that worker's output for the cause"
 )
+
+# A process that is killed closes its connections, and calls to it fail at once. A
+# machine that vanishes, or a process that hangs, closes nothing, and TensorFlow would
+# wait forever. So a thread polls every server, and closes the connections to one that
+# has not responded for too long.
+
 # Errors that do not come from a lost worker, unless they mention its lost state.
 _OWN_ERRORS = (tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError)
 _LOST_STATE = "context_id"
 
 
 class WorkerWatch:
-    """This process's watch over its servers; a ``FailureDetector`` each may use it."""
+    """This process's watch over its servers, for each ``FailureDetector``."""
 
     def __init__(self, servers: Mapping[str, tuple[str, str]]) -> None:
         # By device prefix of a server that was given up, its name and the seconds that
@@ -370,12 +361,9 @@ class WorkerWatch:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def timeout_sec(self) -> float:
-        """How long a server may not respond before it is lost.
-
-        The shortest timeout of those that wait for an answer. While none does, the
-        longest of all: what one replicator has to bear must not end another's calls.
-        """
+        """How long a server may not respond before it is lost."""
         detectors = list(self.detectors)
+        # While none waits, one replicator's timeout must not end another's calls.
         waiting = [d.timeout_sec for d in detectors if d.num_waiting]
         if waiting:
             return min(waiting)
@@ -436,24 +424,25 @@ class FailureDetector:
 
     def explain(self, error: BaseException) -> ClusterError | None:
         """The error that names the lost worker which an error comes from, or None."""
-        reason = self._reason(error) if isinstance(error, tf.errors.OpError) else None
-        return None if reason is None else WorkerLostError(f"{reason}; {_WHAT_TO_DO}")
-
-    def _reason(self, error: tf.errors.OpError) -> str | None:
         text = str(error)
-        if isinstance(error, _OWN_ERRORS) and _LOST_STATE not in text:
+        has_lost_state = _LOST_STATE in text
+        is_own = isinstance(error, _OWN_ERRORS) and not has_lost_state
+        if is_own or not isinstance(error, tf.errors.OpError):
             return None
-        if self._watch.lost:
-            return self._lost_names()
         servers = self._watch.servers
-        silent = [n for n, at in servers.values() if not answers(at, _ANSWER_SEC)]
-        if silent:
-            return f"{', '.join(silent)} was lost during a step"
-        if isinstance(error, tf.errors.UnavailableError) or _LOST_STATE in text:
+        if self._watch.lost:
+            reason = self._lost_names()
+        elif silent := [
+            n for n, at in servers.values() if not answers(at, _ANSWER_SEC)
+        ]:
+            reason = f"{', '.join(silent)} was lost during a step"
+        elif isinstance(error, tf.errors.UnavailableError) or has_lost_state:
             named = set(re.findall(r"/job:\w+/replica:0/task:\d+", text))
             names = [servers[n][0] for n in sorted(named & set(servers))]
-            return f"{' or '.join(names) or 'a worker'} was restarted during a step"
-        return None
+            reason = f"{' or '.join(names) or 'a worker'} was restarted during a step"
+        else:
+            return None
+        return WorkerLostError(f"{reason}; {_WHAT_TO_DO}")
 
     def _lost_names(self) -> str:
         lost = self._watch.lost.values()

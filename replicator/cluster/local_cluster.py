@@ -1,7 +1,6 @@
-"""A cluster of processes on this machine, each with its ``TF_CONFIG``.
+"""Processes of a cluster on this machine, and the lines that processes send each other.
 
-For tests, benchmarks and trying multi-worker programs on one machine: every process
-runs the same program and reads its role from ``TF_CONFIG``. Does not import TensorFlow.
+Free of TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from replicator.cluster.configuration import FIRST_PORT, LAST_PORT
 from replicator.errors import LocalClusterError
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     Member = tuple[str, int]
 
 
-# Below the range from which kernels take ports for outgoing connections.
-_PORTS = (20000, 32000)
+_PORTS = FIRST_PORT, LAST_PORT
 _MAX_PORT_TRIES = 1000
 _POLL_SEC = 0.02
 _KILL_WAIT_SEC = 60.0
@@ -40,8 +39,8 @@ _SIGKILL = signal.SIGKILL
 class LocalCluster:
     """Processes that form a cluster on this machine; use it in a ``with`` statement.
 
-    They end with the ``with`` block, and with this process however it exits. Parameter
-    servers usually run until they are stopped; workers and a chief exit by themselves.
+    All run the same program and read their role from ``TF_CONFIG``. They end with the
+    ``with`` block, and with this process however it exits.
 
     Attributes:
       addresses: ``localhost:port`` of every process, by kind.
@@ -63,9 +62,9 @@ class LocalCluster:
         """Plans the cluster; entering the ``with`` block starts it.
 
         Args:
-          argv: Program and arguments, the same for every process.
+          argv: Program and arguments.
           num_workers: Processes of kind ``worker``.
-          num_ps: Processes of kind ``ps``.
+          num_ps: Processes of kind ``ps``, which usually run until they are stopped.
           has_chief: Whether there is also a process of kind ``chief``.
           env: Environment variables to set on top of those of this process.
           cpusets: Cores for each of ``members``, in that order; None pins nothing.
@@ -237,8 +236,7 @@ def start_process(
     cores: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a program that ends with this process; all its output is one."""
-    # A script between this process and the program: this one may have threads of
-    # TensorFlow, and code between fork and exec could wait for their locks.
+    # A script between: code between fork and exec could wait for locks of TensorFlow.
     wrapper = Path(__file__).with_name("die_with_parent.py")
     pinned = ",".join(str(core) for core in sorted(cores))
     return subprocess.Popen(
@@ -288,14 +286,11 @@ def free_ports(num_ports: int) -> list[int]:
 # connection is a stranger's until its owner admits it (by a secret, a registration, the
 # user of the other end). Strangers are few, have little time, and send short lines; the
 # packets of hosts that cannot be meant do not arrive at all (``port_filter``).
-# Free of TensorFlow.
 
-MAX_STRANGERS: Final = 128
-"""Of more connections that have not been admitted, the oldest are closed."""
-STRANGER_SEC: Final = 10.0
-"""A connection that has not been admitted after this long is closed."""
+MAX_STRANGERS: Final = 128  # of more, the oldest are closed
+STRANGER_SEC: Final = 10.0  # after which a stranger is closed
+# Fewer than strangers may be: whoever speaks at once is read before he is old.
 _ACCEPTS_PER_ROUND: Final = MAX_STRANGERS // 2
-"""Fewer than strangers may be: whoever speaks at once is read before he is old."""
 _MAX_OF_A_PROCESS: Final = 4
 _RECEIVED_BYTES: Final = 65536
 _NO_DESCRIPTOR_SEC: Final = 0.05
@@ -312,7 +307,7 @@ class LineListener:
         stranger_sec: float = STRANGER_SEC,
         user: int | None = None,
     ) -> None:
-        """Takes over a socket, which it closes."""
+        """Takes over a socket; only processes of ``user`` may connect, if given."""
         self._listener = listener
         self._max_line_bytes = max_line_bytes
         self._stranger_sec = stranger_sec
@@ -329,11 +324,10 @@ class LineListener:
         return tuple(self._rest)
 
     def read(self, timeout_sec: float) -> Iterator[tuple[socket.socket, bytes | None]]:
-        """Yields what arrives within some time: a connection, a line without its end.
+        """Yields connections and the lines that they sent, before it reads on.
 
         None in place of a line says that an admitted connection has ended, or sent a
-        line that is too long. Of strangers nothing is said but their lines. What
-        follows a line is read after the caller has admitted or dropped its connection.
+        line that is too long.
         """
         ready: list[Any] = [
             key.fileobj for key, _ in self._selector.select(timeout_sec)

@@ -1,8 +1,4 @@
-"""The cluster that this process is in, joined once, and its share of the host.
-
-TensorFlow has one cluster per process, so what joining makes (a runtime, a watch, a
-strategy) is made once, and shared by all replicators of the process.
-"""
+"""The cluster that this process is in, joined once, and its share of the host."""
 
 from __future__ import annotations
 
@@ -38,8 +34,7 @@ _JOINED: list[tuple[str, ClusterConfig, Any]] = []  # role, cluster, what was ma
 def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
     """Joins a cluster in a role; later calls return what the first one made."""
     # TensorFlow cannot leave a cluster: its context, its server and the incarnations by
-    # which others know it are made once. A restarted job is a new generation of
-    # processes, never a second cluster in an old one.
+    # which others know it are made once.
     for role_before, before, made in _JOINED:
         if (role_before, _place(before)) != (role, _place(config)):
             raise ClusterConfigError(
@@ -74,11 +69,7 @@ def _describe(role: str, config: ClusterConfig) -> str:
 
 
 def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
-    """Shows TensorFlow only the GPUs that belong to this worker.
-
-    TensorFlow takes the memory of every GPU that it sees; so this is done before it
-    starts, and not only when replicas are placed. Without GPUs nothing happens.
-    """
+    """Shows TensorFlow, which takes the memory of all it sees, this worker's GPUs."""
     if _tf_workers.has_started():  # joining the cluster explains it
         return
     visible = tf.config.get_visible_devices("GPU")
@@ -113,7 +104,6 @@ def needed_threads() -> int:
 
 
 def describe_threads() -> str:
-    """The threads and cores of this process, as a clause."""
     num_cores = len(os.sched_getaffinity(0))
     return f"this process has {_num_threads()} inter-op threads and {num_cores} cores"
 

@@ -1,10 +1,10 @@
 """Closes the ports of a cluster's processes to hosts outside it.
 
-TensorFlow's server listens on all interfaces, whatever address it gets, has no option
-to change that and no authentication: every host that can reach the port can run any
-operation there, such as ``WriteFile``. So packets from other networks are dropped, and
-public addresses are refused unless the user states that something else blocks untrusted
-hosts. docs/design.md says what breaks where TensorFlow changes.
+TensorFlow's server listens on all interfaces and has no authentication: every host that
+can reach the port can run any operation there, such as ``WriteFile``. So packets from
+other networks are dropped, and public addresses are refused unless the user states that
+something else blocks untrusted hosts. docs/design.md says what breaks where TensorFlow
+changes.
 """
 
 from __future__ import annotations
@@ -203,10 +203,7 @@ def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
 
 @functools.cache
 def try_filters() -> None:
-    """Tests that filters work on this system, once.
-
-    It is tried, not believed: sandboxes take a filter and ignore it.
-    """
+    """Tests that filters work on this system: sandboxes take one and ignore it."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has none")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -231,24 +228,12 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Networks that IANA's registries list as not globally reachable and that machines can
 # be in. Written out, because ``is_private`` differs between versions of Python.
-PRIVATE = LOOPBACK + tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "10.0.0.0/8",
-            "172.16.0.0/12",
-            "192.168.0.0/16",
-            "100.64.0.0/10",
-            "169.254.0.0/16",
-            "192.0.2.0/24",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "fc00::/7",
-            "fe80::/10",
-        ),
-    )
+_NOT_GLOBAL = (
+    *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
+    *("169.254.0.0/16", "192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24"),
+    *("203.0.113.0/24", "fc00::/7", "fe80::/10"),
 )
+PRIVATE = LOOPBACK + tuple(map(ipaddress.ip_network, _NOT_GLOBAL))
 HOW_TO_TRUST = (
     "`--i-trust-this-network` for replicator.server, "
     "cluster=environment.detect().config(i_trust_this_network=True) for a program"
@@ -271,8 +256,8 @@ class Reach(enum.Enum):
 def reach_of(config: ClusterConfig) -> Reach:
     """The smallest set of hosts that must be able to reach this process's port.
 
-    This machine, if all addresses of the cluster are loopback addresses. Host names are
-    resolved; a name that cannot be resolved yet counts as private.
+    This machine, if all addresses of the cluster are loopback addresses. A name that
+    cannot be resolved yet counts as private.
     """
     if config.i_trust_this_network:
         return Reach.ANY
@@ -335,10 +320,7 @@ def allows(networks: Iterable[Network], address: str) -> bool:
 
 @contextlib.contextmanager
 def guarded(config: ClusterConfig) -> Iterator[None]:
-    """Filters the port of this process, which TensorFlow opens inside.
-
-    The filter is in place before the first connection is possible.
-    """
+    """Filters the port of this process, which TensorFlow opens inside."""
     reach = check(config)
     if reach is Reach.ANY:
         yield

@@ -1,8 +1,7 @@
-"""Coordination of worker processes in between-graph replication.
+"""Coordination of worker processes, by TensorFlow's coordination service.
 
-TensorFlow's servers and its coordination service do the work. This module has the
-exchange of short strings by which workers agree before they run, and a guard around
-collectives. Every wait has a timeout.
+Workers exchange short strings to agree before they run, and collectives are guarded.
+Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import json
 import logging
 import re
 import socket
-import threading
 import time
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
 
 
-# All its replicators share the state. Errors name the workers that began a failure.
-
 DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 _PEER_CHECK_SEC = 2.0
 # How reports of failures begin; others say what a worker waits for.
@@ -58,7 +55,7 @@ _GRACE_SEC = 5.0
 
 
 class WorkerState:
-    """This process as a worker of a cluster; one per process."""
+    """This process as a worker of a cluster; all its replicators share it."""
 
     def __init__(
         self,
@@ -99,12 +96,9 @@ class WorkerState:
     def report(self, what: str = "") -> bool:
         """Reports why it does not continue; returns whether that was possible."""
         if not self._has_reported:
+            key = key_of("fault", self.config.worker_id)
             try:
-                _tf_workers.put_value(
-                    key_of("fault", self.config.worker_id),
-                    what or self.doing,
-                    _PEER_CHECK_SEC,
-                )
+                _tf_workers.put_value(key, what or self.doing, _PEER_CHECK_SEC)
             except tf.errors.OpError:
                 return False
             self._has_reported = True
@@ -144,7 +138,6 @@ class WorkerState:
 
 
 def key_of(topic: str, worker: int) -> str:
-    """Where a worker's part of a topic is, in the coordination service."""
     return f"replicator/{topic}/{worker}"
 
 
@@ -165,7 +158,6 @@ def difference(first: Any, second: Any, where: str = "the program") -> tuple[str
 
 
 def shape_error(what: str, message: str) -> ReplicatorError:
-    """Makes the error for tensors of different shapes from TensorFlow's message."""
     shapes = message.partition("shapes differ between workers")[2]
     return DisagreementError(
         f"a collective in {what} got tensors of different shapes on different workers "
@@ -177,13 +169,9 @@ def shape_error(what: str, message: str) -> ReplicatorError:
 
 
 def is_collective_failure(error: tf.errors.OpError) -> bool:
-    """Tells whether an error of TensorFlow is about other workers.
-
-    These status codes come from transport and from collectives that were ended; the
-    ops of a step do not use them. Other codes are shared with ordinary ops; TensorFlow
-    marks those that a collective got from elsewhere. Names in the message say nothing:
-    a layer may be called "collective".
-    """
+    """Whether an error of TensorFlow is about other workers."""
+    # Ops of a step do not use these codes; others, TensorFlow marks where a collective
+    # got them from elsewhere. Names say nothing: a layer may be called "collective".
     return isinstance(error, _FROM_OTHERS) or is_derived(error)
 
 
@@ -239,10 +227,7 @@ class WorkerRuntime:
         self._worker = state
 
     def exchange(self, what: str, text: str) -> list[str]:
-        """Sends a string to all workers and returns theirs.
-
-        All workers call this in the same order.
-        """
+        """Sends a string to all workers and returns theirs; all call it alike."""
         self._worker.check_not_lost()
         self._worker.doing = what
         # Numbers, not names, tell one exchange from the next: workers draw them in the
@@ -296,8 +281,7 @@ class WorkerRuntime:
     def group(self) -> Group:
         """The worker group of the collectives of this process's programs."""
         if self._worker.group is None:
-            what = "the first collective"
-            with self.guard(what):
+            with self.guard("the first collective"):
                 parts = tf.raw_ops.CollectiveGatherV2(
                     input=[self.worker_id],
                     group_size=self.num_workers,
@@ -444,11 +428,7 @@ def join_cluster(
 
 
 def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
-    """Waits until every worker listens, this one included.
-
-    TensorFlow's server also waits for the others, but without a timeout; so this
-    process listens at its address itself until all workers do.
-    """
+    """Waits until every worker listens, as this process does until then."""
     if _tf_workers.has_started():
         raise ClusterError(
             "TensorFlow has already run in this process, but a cluster must be joined "
@@ -466,31 +446,26 @@ def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
 def _start(
     config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
 ) -> None:
-    """Starts TensorFlow's server in a thread, because its wait has no timeout."""
-    failures: list[BaseException] = []
+    """Starts TensorFlow's server, whose wait for the others has no timeout."""
 
     def start() -> None:
-        try:
-            _tf_workers.join_workers(
-                config.training_addresses,
-                config.kind,
-                config.index,
-                heartbeat_timeout_sec=heartbeat_timeout_sec,
-            )
-        except Exception as error:  # noqa: BLE001 (raised again by the caller)
-            failures.append(error)
+        _tf_workers.join_workers(
+            config.training_addresses,
+            config.kind,
+            config.index,
+            heartbeat_timeout_sec=heartbeat_timeout_sec,
+        )
 
-    thread = threading.Thread(target=start, name="join-cluster", daemon=True)
     with port_filter.guarded(config), _tf_workers.kept_sigterm():
-        thread.start()
-        thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
-    if thread.is_alive():
+        started = _tf_workers.in_thread(start)
+        futures.wait([started], max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
+    if not started.done():
         raise UnreachableError(
             "all workers responded, but not all joined the cluster in time: one exited "
             "while it was starting; see its output, and start all of them again"
         )
-    if failures:
+    if failure := started.exception():
         raise ClusterError(
-            f"TensorFlow could not join the cluster: {failures[0]}; check TF_CONFIG on "
+            f"TensorFlow could not join the cluster: {failure}; check TF_CONFIG on "
             "every worker, and start all of them again"
-        ) from failures[0]
+        ) from failure

@@ -138,6 +138,9 @@ class ElasticState:
         job, repl = self._job, self._repl
         if job is None or (self.step == self._committed and not to_disk):
             return
+        # Memory of a single program may be lost with its host.
+        every = job.disk_every if repl.num_programs >= job.num_hosts else 1
+        is_due = self._num_commits % every == 0
         self._num_commits += 1
         repl.also_writes = job.is_first_of_host
         try:
@@ -148,10 +151,8 @@ class ElasticState:
         # All workers stop after the same commit: what the chief sees counts.
         asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
         is_stopping = bool(repl.gather_bytes(asked)[0])
-        # Memory of a single program may be lost with its host.
-        every = job.disk_every if repl.num_programs >= job.num_hosts else 1
         to_disk = to_disk or is_stopping
-        if to_disk or self._num_commits % every == 1 % every:
+        if to_disk or is_due:
             if repl.is_chief:
                 commits.copy(Path(path), Path(job.disk))
             repl.gather_bytes(b"")  # it is complete

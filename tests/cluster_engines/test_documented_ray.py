@@ -112,11 +112,7 @@ class Place:
         return self.begin("n0", self._export, f"{self.sweep} {' '.join(options)}")
 
     def ended(self):
-        root = self.folder / "runs" / "s"
-        if not (root / "plan.json").exists():
-            return {}
-        trials = Store.open(root).trials()
-        return {of.trial_id: of.status for of in trials if of.status is not None}
+        return slurm_cluster.finished(self.folder)
 
 
 @pytest.fixture
@@ -172,10 +168,6 @@ def test_a_lost_host_of_ray_loses_nothing(hosts, place, what):
     assert not again.returncode, told
     assert [TrialStatus.OK] * NUM_TRIALS == [of.status for of in after.values()]
     place.run("n0", "python -m harness verify s")
-    hosts.wait_for(
-        lambda: not any(hosts.processes(on, "fake_worker.py") for on in ("n0", "n1")),
-        "end of the trials",
-        30,
-    )
+    hosts.wait_until_free("fake_worker.py")
     for status in recorded.values():  # a failure says where
         assert status.status is TrialStatus.OK or status.failure.reason

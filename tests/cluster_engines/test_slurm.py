@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_words import overridden, smoke_sweep
+from slurm_cluster import finished
 
 from replicator.cluster.environment import expand_nodes
 from results.records.models import TrialStatus
@@ -88,14 +89,6 @@ NEAR_THE_LIMIT = ("scancel", "--signal=USR1", "--batch")
 PREEMPTED = ("scontrol", "requeue")
 
 
-def finished(folder, study="s"):
-    """Returns the trials of a study that have ended; none before it exists."""
-    if not (folder / "runs" / study / "plan.json").exists():
-        return []
-    trials = Store.open(folder / "runs" / study).trials()
-    return [trial for trial in trials if trial.status is not None]
-
-
 def log_of(folder, job):
     return "".join(path.read_text() for path in folder.glob(f"s-{job}*.log"))
 
@@ -138,15 +131,13 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
     starts = counted.read_text().split()
 
     assert [TrialStatus.OK] * number_of_trials == [
-        t.status.status for t in finished(shared)
+        status.status for status in finished(shared).values()
     ]
     # Each trial has two processes; at most one trial was interrupted in each run.
     assert number_of_trials == len(set(starts))
     most = 2 * (number_of_trials + len(commands))
     assert 2 * number_of_trials <= len(starts) <= most
-    slurm.wait_for(
-        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
-    )
+    slurm.wait_until_free(timeout_sec=15)
 
 
 def test_a_job_that_records_nothing_is_not_put_back(slurm, harness, shared):
@@ -257,9 +248,7 @@ def test_scancel_leaves_no_process(slurm, start_job, shared):
     wait_for_members(slurm)
     slurm.run("scancel", job)
     slurm.wait_for_job(job, "CANCELLED", 30)
-    slurm.wait_for(
-        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
-    )
+    slurm.wait_until_free(timeout_sec=15)
 
     assert only_trial(shared).status is None
 
@@ -269,9 +258,7 @@ def test_a_killed_harness_takes_the_members_along(slurm, start_job, shared):
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
     slurm.kill("n0", "driver.py")
-    slurm.wait_for(
-        lambda: not members_on(slurm, "n0") and not members_on(slurm, "n1"), "end", 15
-    )
+    slurm.wait_until_free("fake_worker.py", timeout_sec=15)
     slurm.run("scancel", job)
 
 

@@ -13,9 +13,9 @@ import time
 import drawn
 import pytest
 from command_words import smoke_sweep
+from slurm_cluster import finished
 
 from results.records.models import TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 
@@ -99,24 +99,20 @@ def kill_a_rank(slurm, _job, _shared):
     slurm.kill("n1", "fake_worker.py")
 
 
-def write_protect(slurm, _job, shared):
-    """Makes the studies read-only on one node, until a trial has ended."""
-    runs = shared / "runs"
-    slurm.run("mount", "--bind", runs, runs, on="n1")
-    slurm.run("mount", "-o", "remount,bind,ro", runs, on="n1")
-    before = len(finished(shared))
-    with contextlib.suppress(AssertionError):  # the job may have ended instead
-        slurm.wait_for(lambda: len(finished(shared)) > before + 1, "a trial", 20)
-    slurm.run("umount", "--lazy", runs, on="n1")
+def mount(*commands):
+    """Mounts something over the studies on one node, until a trial has ended."""
 
+    def strike(slurm, _job, shared):
+        runs = shared / "runs"
+        for command in commands:
+            words = command.format(runs=runs).split()
+            slurm.run("mount", *words, on="n1")
+        before = len(finished(shared))
+        with contextlib.suppress(AssertionError):  # the job may have ended instead
+            slurm.wait_for(lambda: len(finished(shared)) > before + 1, "a trial", 20)
+        slurm.run("umount", "--lazy", runs, on="n1")
 
-def hide(slurm, _job, shared):
-    """Takes the studies away from one node, until a trial has ended."""
-    slurm.run("mount", "-t", "tmpfs", "none", shared / "runs", on="n1")
-    before = len(finished(shared))
-    with contextlib.suppress(AssertionError):  # the job may have ended instead
-        slurm.wait_for(lambda: len(finished(shared)) > before + 1, "a trial", 20)
-    slurm.run("umount", "--lazy", shared / "runs", on="n1")
+    return strike
 
 
 FAULTS = {
@@ -130,8 +126,10 @@ FAULTS = {
     "preemption": say("scontrol", "requeue", "{job}"),
     "a prolog fails": fail_the_prolog,
     "a rank is killed for want of memory": kill_a_rank,
-    "a disk is read-only on one node": write_protect,
-    "a disk is gone on one node": hide,
+    "a disk is read-only on one node": mount(
+        "--bind {runs} {runs}", "-o remount,bind,ro {runs}"
+    ),
+    "a disk is gone on one node": mount("-t tmpfs none {runs}"),
     "a step is cancelled": cancel_a_step,
     "the job is cancelled": say("scancel", "{job}"),
 }
@@ -145,14 +143,6 @@ QUICK = "a step is cancelled"
 # A job has to last for the minute that Slurm counts in.
 OTHER_NUM_TRIALS = {"the time limit": 14, QUICK: 2}
 NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
-
-
-def finished(folder):
-    root = folder / "runs" / "s"
-    if not (root / "plan.json").exists():
-        return {}
-    trials = Store.open(root).trials()
-    return {of.trial_id: of.status for of in trials if of.status is not None}
 
 
 def bring_to_an_end(slurm, job):
@@ -217,13 +207,7 @@ def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
     assert before.items() <= after.items()
     assert num_trials == len(after)
     assert not verified.returncode, verified.stdout + verified.stderr
-    slurm.wait_for(
-        lambda: (
-            not any(slurm.processes(node, "fake_worker.py") for node in ("n0", "n1"))
-        ),
-        "end of the trials",
-        30,
-    )
+    slurm.wait_until_free("fake_worker.py")
     for status in recorded.values():  # a failure says where
         assert status.status is TrialStatus.OK or status.failure.reason
 
@@ -250,11 +234,7 @@ def test_kills_of_the_harness_leave_nothing_on_any_node(slurm, harness, shared):
             slurm.kill("n0", "driver.py")
             num_kills += is_killed
         bring_to_an_end(slurm, job)
-        slurm.wait_for(
-            lambda: not any(slurm.processes(node) for node in ("n0", "n1")),
-            "end of all processes of the job",
-            30,
-        )
+        slurm.wait_until_free()
         found = finished(shared)
         assert kept.items() <= found.items()
         kept = found

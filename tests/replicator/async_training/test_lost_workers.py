@@ -6,19 +6,13 @@ import time
 import keras
 import pytest
 import tensorflow as tf
+from hung import until
 
 import replicator
 from replicator import errors
 from replicator.async_training import dispatch
 
 WAIT_SEC = 60.0
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + WAIT_SEC
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def numbers(_):
@@ -59,7 +53,7 @@ class Job:
 
         def gate(x):
             if x == at:
-                wait_until(when)
+                until(when)
                 self.gate = lambda x: None
                 raise ConnectionError("worker lost")
 
@@ -92,7 +86,7 @@ def test_a_step_that_raised_has_read_its_batch(make_async):
 
     def refuse(x):
         if x == 1.0:
-            wait_until(lambda: job.values() == (-2.0, 0.0))
+            until(lambda: job.values() == (-2.0, 0.0))
             raise ValueError("refused")
 
     job.gate = refuse
@@ -127,7 +121,7 @@ def test_equal_steps_that_wait_run_together(make_async, waiting, expected):
 
     def hold():
         def wait():
-            wait_until(lambda: num_before + len(waiting) <= len(repl.workers[0].given))
+            until(lambda: num_before + len(waiting) <= len(repl.workers[0].given))
             return 0.0
 
         return tf.py_function(wait, [], tf.float32)

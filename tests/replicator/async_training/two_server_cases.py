@@ -115,43 +115,6 @@ def rows_of_an_embedding_lose_nothing():
 
 
 @case
-def slots_lose_nothing():
-    """Rate 1 and momentum 1: whole gradients give whole slots, which show each step."""
-    repl = make()
-    with repl.context():
-        weight = tf.Variable(tf.zeros([4]))
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0, momentum=1.0))
-
-    def step(value):
-        optimizer.apply_gradients([(tf.fill([4], value), weight)])
-
-    repl.run(step, repl.make_input_iterator(by_pipeline), num_steps=NUM_STEPS)
-    momentum = optimizer.wrapped.momentums[0].numpy()
-    check([-NUM_STEPS * (1.0 + 2.0)], np.unique(momentum).tolist())
-
-
-@case
-def counts_continue_from_a_checkpoint():
-    """Two weights on two servers; the last half of the updates is made again."""
-    repl = make()
-    with repl.context():
-        weights = [tf.Variable([0.0]), tf.Variable([0.0])]
-        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
-
-    def step():
-        optimizer.apply_gradients([(tf.constant([1.0]), w) for w in weights])
-
-    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer)
-    repl.run(step, num_steps=3)
-    path = checkpoint.write(tempfile.mkdtemp() + "/saved")
-    repl.run(step, num_steps=3)
-    checkpoint.read(path)
-    repl.run(step, num_steps=3)
-    np.testing.assert_allclose([w[0] for w in weights], [-0.1 * 12] * 2, rtol=1e-5)
-    check(12, int(optimizer.iterations))
-
-
-@case
 def run_returns_the_last_result_of_every_replica():
     repl = make(num_replicas=4)
     (weight,), optimizer = sgd(repl, [0.0])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 import time
+from concurrent import futures
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replicator import errors
 from replicator.cluster import address_exchange, local_cluster
-from replicator.cluster.address_exchange import Ranks
+from replicator.cluster.address_exchange import Registration
+from replicator.cluster.configuration import Ranks
 
 SOON_SEC = 20.0
 HOST = "127.0.0.1"
@@ -22,27 +25,20 @@ def ranks(rank, size, port, host=HOST):
     return Ranks(rank=rank, world_size=size, chief_host=host, chief_port=port)
 
 
-class Process(threading.Thread):
-    """A process that exchanges addresses; what came of it, an error included."""
+POOL = futures.ThreadPoolExecutor(max_workers=8)
 
-    def __init__(self, mine, timeout_sec=SOON_SEC):
-        super().__init__()
-        self._mine, self._timeout_sec = mine, timeout_sec
-        self._found = None
-        self.start()
 
-    def run(self):
+def process(mine, timeout_sec=SOON_SEC):
+    """Starts what exchanges addresses; a function that says what came of it."""
+
+    def run():
         try:
-            self._found = address_exchange.agree(
-                self._mine, timeout_sec=self._timeout_sec
-            )
+            return address_exchange.agree(mine, timeout_sec=timeout_sec)
         except errors.ClusterError as error:
-            self._found = error
+            return error
 
-    def outcome(self):
-        self.join(2 * SOON_SEC)
-        assert not self.is_alive()
-        return self._found
+    started = POOL.submit(run)
+    return lambda: started.result(2 * SOON_SEC)
 
 
 @pytest.fixture
@@ -64,8 +60,8 @@ def test_all_get_the_same_addresses(port):
     processes = []
     for rank in (3, 2, 1, 0):  # others try again until the chief listens
         time.sleep(0.1 * (rank == 0))
-        processes.append(Process(ranks(rank, 4, port)))
-    found = [process.outcome() for process in processes]
+        processes.append(process(ranks(rank, 4, port)))
+    found = [outcome() for outcome in processes]
 
     assert 1 == len(set(found))
     assert 4 == len(set(found[0]))
@@ -101,15 +97,15 @@ STRANGERS = [
 
 def test_strangers_and_idle_connections_do_not_stop_it(port):
     """Port scanners, health checks, and one that connects and sends nothing."""
-    chief = Process(ranks(0, 2, port))
+    chief = process(ranks(0, 2, port))
     with connect(port):
         for text in STRANGERS:
             with connect(port) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(text + b"\n")
-        other = Process(ranks(1, 2, port))
+        other = process(ranks(1, 2, port))
 
-        assert chief.outcome() == other.outcome()
-        assert 2 == len(set(chief.outcome()))
+        assert chief() == other()
+        assert 2 == len(set(chief()))
 
 
 @pytest.mark.parametrize(
@@ -143,33 +139,33 @@ def test_what_the_chief_finds_wrong_is_an_error_everywhere(
     port, everyone, timeout_sec, kind, of_chief, of_others
 ):
     chief, *others = [
-        Process(ranks(rank, size, port), timeout_sec) for rank, size in everyone
+        process(ranks(rank, size, port), timeout_sec) for rank, size in everyone
     ]
-    found = [other.outcome() for other in others]
+    found = [other() for other in others]
 
-    assert isinstance(chief.outcome(), kind)
-    assert of_chief in str(chief.outcome())
+    assert isinstance(chief(), kind)
+    assert of_chief in str(chief())
     assert all(isinstance(error, errors.ClusterError) for error in found)
     assert any(of_others in str(error) for error in found)
 
 
 @pytest.mark.parametrize("rank", [0, 2, -1])
 def test_a_rank_out_of_range_is_explained(port, rank):
-    chief = Process(ranks(0, 2, port))
+    chief = process(ranks(0, 2, port))
     with connect(port) as other:
         other.sendall(json.dumps(message(rank)).encode() + b"\n")
-        found = str(chief.outcome())
+        found = str(chief())
 
     assert f"127.0.0.1 has rank {rank}, which must be from 1 to 1" in found
 
 
 def test_a_chief_that_does_not_answer_is_named(port):
     """It was never started, or has failed: its own output says why."""
-    never = Process(ranks(1, 2, port), 0.3).outcome()
+    never = process(ranks(1, 2, port), 0.3)()
     with socket.create_server((HOST, port)) as server:
-        other = Process(ranks(1, 2, port), 5.0)
+        other = process(ranks(1, 2, port), 5.0)
         server.accept()[0].close()
-        closed = other.outcome()
+        closed = other()
 
     assert f"no response from rank 0 at {HOST}:{port} (MASTER_ADDR:MASTER_PORT)" in str(
         never
@@ -180,10 +176,37 @@ def test_a_chief_that_does_not_answer_is_named(port):
 
 def test_an_address_at_which_no_chief_may_listen_is_refused(port):
     """The servers of a cluster have no authentication."""
-    public = Process(ranks(0, 2, port, "8.8.8.8")).outcome()
+    public = process(ranks(0, 2, port, "8.8.8.8"))()
     with socket.create_server(("", port)):
-        used = Process(ranks(0, 2, port)).outcome()
+        used = process(ranks(0, 2, port))()
 
     assert "MASTER_ADDR='8.8.8.8' is public (8.8.8.8)" in str(public)
     assert isinstance(used, errors.PortInUseError)
     assert f"MASTER_PORT={port} is in use on the host of rank 0" in str(used)
+
+
+@given(
+    num_hosts=st.integers(1, 4),
+    num_each=st.integers(1, 4),
+    chief_name_is_loopback=st.booleans(),
+)
+def test_processes_of_a_host_get_the_same_host(
+    num_hosts, num_each, chief_name_is_loopback
+):
+    """However those beside the chief reach it, so that local ranks are right."""
+    registered = {}
+    for rank in range(1, num_hosts * num_each):
+        host = rank // num_each
+        beside = host == 0 and chief_name_is_loopback
+        registered[rank] = Registration(
+            host="127.0.0.1" if beside else f"10.0.0.{host}",
+            port=1000 + rank,
+            chief_host="127.0.1.1" if beside else "10.0.0.0",
+        )
+    addresses = address_exchange.addresses_of(registered, 999)
+    hosts = [address.rpartition(":")[0] for address in addresses]
+
+    assert num_hosts * num_each == len(set(addresses))
+    assert num_hosts == len(set(hosts))
+    if num_hosts > 1:
+        assert not any(host.startswith("127.") for host in hosts)

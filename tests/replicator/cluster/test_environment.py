@@ -1,14 +1,16 @@
 """Cluster environments: what TF_CONFIG and launchers say, and mistakes in them."""
 
+import collections
+import contextlib
+import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.cluster import address_exchange, environment
-from replicator.cluster.address_exchange import Registration
+from replicator.cluster import environment
 
 WORKERS = ["localhost:2301", "localhost:2302"]
 
@@ -18,29 +20,51 @@ def tf_config(addresses, kind="worker", index=0, **more):
     return {"TF_CONFIG": json.dumps(config)}
 
 
+def step(**changes):
+    """The variables of task 1 of a step of Slurm; None leaves one out."""
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_PROCID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "1",
+    }
+    return {k: v for k, v in {**variables, **changes}.items() if v is not None}
+
+
 def read(environ):
     return environment.detect(environ).config()
 
 
-def test_workers_are_numbered_in_order():
-    """A worker knows its id, its address and whether it is the chief."""
-    environ = tf_config({"worker": WORKERS, "ps": ["localhost:1"]}, index=1)
-    config = read(environ)
-
-    assert (2, 1, False) == (config.num_workers, config.worker_id, config.is_chief)
-    assert "localhost:2302" == config.address
-    assert "worker 0 (localhost:2301)" == config.name_of(0)
+def first_task(**changes):
+    """The cluster of a step, as its first task sees it."""
+    return read(step(SLURM_PROCID="0", SLURM_LOCALID=None, **changes))
 
 
-def test_a_chief_is_worker_0():
-    """As in TensorFlow, a chief trains too, before the workers."""
-    addresses = {"chief": ["localhost:2300"], "worker": WORKERS}
-    chief = read(tf_config(addresses, "chief"))
-    worker = read(tf_config(addresses, "worker", 1))
+def parts(config):
+    """Hosts and ports of all workers."""
+    pairs = [address.rpartition(":") for address in config.addresses["worker"]]
+    return [host for host, _, _ in pairs], [int(port) for _, _, port in pairs]
 
-    assert (3, 0, True) == (chief.num_workers, chief.worker_id, chief.is_chief)
-    assert (3, 2, False) == (worker.num_workers, worker.worker_id, worker.is_chief)
-    assert "localhost:2300" == worker.address_of(0)
+
+def test_workers_are_numbered_in_order_after_a_chief():
+    """As in TensorFlow, a chief trains too; servers do not."""
+    plain = {"worker": WORKERS, "ps": ["localhost:1"]}
+    led = {"chief": ["localhost:2300"], **plain}
+    found = [
+        read(tf_config(plain, "worker", 1)),
+        read(tf_config(led, "chief", 0)),
+        read(tf_config(led, "worker", 1)),
+    ]
+
+    assert [(2, 1, False), (3, 0, True), (3, 2, False)] == [
+        (config.num_workers, config.worker_id, config.is_chief) for config in found
+    ]
+    assert [WORKERS[1], "localhost:2300", WORKERS[1]] == [c.address for c in found]
+    assert "worker 0 (localhost:2301)" == found[0].name_of(0)
+    assert "localhost:2300" == found[2].address_of(0)
 
 
 @pytest.mark.parametrize(
@@ -72,18 +96,13 @@ POD = {
     "REPLICATOR_NUM_WORKERS": "3",
     "REPLICATOR_SERVICE": "study",
 }
-PLAIN = {
-    "RANK": "2",
-    "WORLD_SIZE": "4",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
+CHIEF = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+PLAIN = {"RANK": "2", "WORLD_SIZE": "4", **CHIEF}
 MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
+    **CHIEF,
 }
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -92,45 +111,35 @@ MPIRUN = {
     "PMIX_NAMESPACE": "3512795137",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}
+PMIX = {"PMIX_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
 ROLES = {"REPLICATOR_ROLES": "chief:1,worker:1,ps:1"}
 
 
-def test_a_pod_knows_the_names_of_all_pods():
+@pytest.mark.parametrize("port", [None, "1234"])
+def test_a_pod_knows_the_names_of_all_pods(port):
     """They follow from its own host name, and the service gives them addresses."""
-    config = read(POD)
+    config = read(POD | ({"REPLICATOR_PORT": port} if port else {}))
 
     assert (1, 3, False) == (config.worker_id, config.num_workers, config.is_chief)
     assert {
-        "worker": tuple(f"study-worker-0-{index}.study:2222" for index in range(3))
+        "worker": tuple(f"study-worker-0-{i}.study:{port or 2222}" for i in range(3))
     } == config.addresses
     assert (0, 1) == (config.local_worker_id, config.num_workers_on_host)
 
 
-@given(
-    name=st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
-    num_workers=st.integers(1, 200),
-    data=st.data(),
-)
-def test_the_pods_of_a_job_agree(name, num_workers, data):
-    """Whatever the job is called: all have the same addresses, each its own index."""
-    one = st.integers(0, num_workers - 1)
-    indices = data.draw(st.lists(one, min_size=1, max_size=3))
-    configs = [
-        read(
-            {
-                "JOB_COMPLETION_INDEX": str(index),
-                "HOSTNAME": f"{name}-{index}",
-                "REPLICATOR_NUM_WORKERS": str(num_workers),
-                "REPLICATOR_SERVICE": name,
-                "REPLICATOR_PORT": "1234",
-            }
-        )
-        for index in indices
-    ]
+def test_a_step_is_a_cluster_of_workers():
+    """Two addresses on each node; the first task is the chief; GPUs are not needed.
 
-    assert indices == [config.worker_id for config in configs]
-    assert 1 == len({config.addresses["worker"] for config in configs})
-    assert num_workers == configs[0].num_workers
+    The third of four tasks is the first on its node, whose first GPU is its own.
+    """
+    config = read(step())
+    third = read(step(SLURM_PROCID="2", SLURM_NODEID="1", SLURM_LOCALID="0"))
+
+    assert ("worker", 1) == (config.kind, config.index)
+    assert ["n0", "n0", "n1", "n1"] == parts(config)[0]
+    assert 1 == config.local_index
+    assert not config.is_chief
+    assert (2, 0) == (third.worker_id, third.local_index)
 
 
 @pytest.mark.parametrize(
@@ -139,16 +148,16 @@ def test_the_pods_of_a_job_agree(name, num_workers, data):
         (PLAIN, "ranks", 2, None),
         (PLAIN | {"LOCAL_RANK": "0"}, "ranks", 2, 0),
         (MPI, "OpenMPI", 3, 1),
-        (
-            PLAIN | HYDRA | {"RANK": "", "WORLD_SIZE": ""},
-            "Hydra",
-            1,
-            0,
-        ),
+        (PLAIN | HYDRA | {"RANK": "", "WORLD_SIZE": ""}, "Hydra", 1, 0),
         # mpirun in a container of a Job: its processes are the ones that train.
         (MPI | POD, "OpenMPI", 3, 1),
         # What a user sets comes first.
         (MPI | PLAIN, "ranks", 2, None),
+        (step() | tf_config({"worker": ["a:1"]}), "TF_CONFIG", 0, None),
+        # Slurm says where the others are, PMIx does not.
+        (step(**PMIX), "Slurm", 1, None),
+        # mpirun inside of the allocation: the step is one of its helpers.
+        (step(**PMIX, **MPI), "OpenMPI", 3, 1),
     ],
 )
 def test_a_launcher_is_recognized(environ, family, rank, local_rank):
@@ -197,6 +206,7 @@ MISTAKES = [
     ({"TF_CONFIG": "{"}, r"TF_CONFIG is not JSON \(.*\): '\{'; write it like"),
     ({"TF_CONFIG": "[1]"}, r"must be a JSON object, but is '\[1\]'"),
     ({"TF_CONFIG": "{}"}, r"TF_CONFIG has no 'cluster' object: '\{\}'"),
+    (tf_config({}), r"TF_CONFIG has no 'cluster' object"),
     (tf_config({"worker": WORKERS}, task=None), r"TF_CONFIG has no 'task' object"),
     (
         tf_config({"worker": WORKERS}, task={"index": 1}),
@@ -269,6 +279,41 @@ MISTAKES = [
         {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prte-node1-4711@1"},
         r"or RANK, WORLD_SIZE, MASTER_ADDR and MASTER",
     ),
+    (
+        step(SLURM_STEP_NODELIST="n[0-"),
+        r"'n\[0-' is not a list of Slurm: .*writes for example 'n\[0-1,5\]",
+    ),
+    (step(SLURM_STEP_NODELIST="n[5-1]"), r"'5-1' is wrong"),
+    (
+        step(SLURM_STEP_TASKS_PER_NODE="2(y2)"),
+        r"'2\(y2\)' is not a list of tasks per node.*'2\(x2\),1'",
+    ),
+    (
+        step(SLURM_STEP_TASKS_PER_NODE="4"),
+        r"counts the tasks of 1 nodes, but SLURM_STEP_NODELIST='n\[0-1\]' has 2",
+    ),
+    (
+        step(SLURM_STEP_TASKS_PER_NODE=None),
+        r"is not set, so .* does not know .* with srun",
+    ),
+    (step(SLURM_PROCID="4"), r"SLURM_PROCID=4 is out of range: .*makes 4 tasks"),
+    (step(SLURM_PROCID="x"), r"SLURM_PROCID='x' is not an integer from 0"),
+    (
+        step(SLURM_NODEID="1", SLURM_LOCALID="0"),
+        r"is task 0 of node 1, not task 1 of node 0.*--distribution=block",
+    ),
+    (
+        step(SLURM_STEP_RESV_PORTS="12000"),
+        r"has 1 ports, but a node has 2 tasks; reserve srun --resv-ports=2",
+    ),
+    (
+        step(REPLICATOR_ROLES="worker:2"),
+        r"counts 2 processes, but the job has 4 tasks",
+    ),
+    (step(REPLICATOR_ROLES="boss:4"), r"'boss:4' is wrong; kinds are chief, worker"),
+    (step(REPLICATOR_ROLES="worker:2,worker:2"), r"each once"),
+    # A batch script has the variables of the job only; srun starts the processes.
+    (step(SLURM_STEP_NODELIST=None), r"TF_CONFIG is not set"),
 ]
 
 
@@ -282,14 +327,10 @@ def test_a_mistake_is_explained_in_one_line(environ, message):
 
 # Any text that an environment variable can hold.
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+NAMES = sorted({*POD, *PLAIN, *MPI, *MPIRUN, *HYDRA, "LOCAL_RANK"})
 
 
-@given(
-    names=st.sets(
-        st.sampled_from(sorted({*POD, *PLAIN, *MPI, *MPIRUN, *HYDRA, "LOCAL_RANK"}))
-    ),
-    data=st.data(),
-)
+@given(names=st.sets(st.sampled_from(NAMES)), data=st.data())
 def test_any_variables_give_an_environment_or_one_line(names, data):
     """Never another exception, whatever somebody has put into them."""
     environ = {
@@ -309,26 +350,59 @@ def test_any_variables_give_an_environment_or_one_line(names, data):
     assert len(message.splitlines()) <= 1
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"])
+@given(st.text(max_size=40) | st.from_regex(r"n\[[0-9,-]{0,30}\]", fullmatch=True))
+@example("9" * 5000)
+@example(f"n[{'9' * 5000}]")
+@example("n[0-999999999]")
+@example("1(x999999999)")
+def test_any_text_is_a_list_or_an_error_of_ours(name, text):
+    """Hostile variables end in an error, not in a crash or a full memory."""
+    with contextlib.suppress(errors.ClusterConfigError):
+        assert read(step(**{name: text, "SLURM_NODEID": None})).num_workers <= 4
+
+
 def test_an_engine_that_numbers_processes_can_have_servers():
     """``REPLICATOR_ROLES`` says which of them are parameter servers."""
-    config = read(POD | ROLES)
+    pod = read(POD | ROLES)
+    task = read(step(REPLICATOR_ROLES="chief:1,worker:2,ps:1"))
 
-    assert ("worker", 0) == (config.kind, config.index)
-    assert ("study-worker-0-2.study:2222",) == config.addresses["ps"]
+    assert ("worker", 0) == (pod.kind, pod.index) == (task.kind, task.index)
+    assert ("study-worker-0-2.study:2222",) == pod.addresses["ps"]
     assert ("ps", 0) == environment.detect(PLAIN | ROLES | {"WORLD_SIZE": "3"}).own
+    assert {"chief": 1, "worker": 2, "ps": 1} == {
+        kind: len(of_kind) for kind, of_kind in task.addresses.items()
+    }
+    assert "n1" == task.addresses["ps"][0].split(":")[0]
+
+
+def test_roles_are_written_as_they_are_read():
+    """What a harness starts in the order of ranks, an engine numbers."""
+    members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
+    text = environment.roles_text(members)
+
+    assert "chief:1,worker:2,ps:1" == text
+    assert members == environment.members_of({environment.ROLES: text}, len(members))
+
+
+def of_ray(*machines):
+    """What each member of a gang finds; by Ray's id of a machine, and a host name."""
+    gang = [
+        environment.RayMember(node_id=node, host=host, port=port)
+        for port, (node, host) in enumerate(machines, 1)
+    ]
+    return [environment.of_ray(gang, rank).config() for rank in range(len(gang))]
 
 
 def test_ray_says_who_shares_a_machine():
-    """The local rank follows from Ray's machines; IPv6 addresses have brackets."""
-    members = [
-        environment.RayMember(node_id=node, host="fd00::1", port=port)
-        for node, port in (("a", 1), ("b", 2), ("a", 3), ("b", 4))
-    ]
-    configs = [environment.of_ray(members, rank).config() for rank in range(4)]
+    """Behind one address or several; IPv6 addresses have brackets."""
+    two_machines = of_ray(*[("a", "fd00::1"), ("b", "fd00::1")] * 2)
+    _, container = of_ray(("a", "a"), ("a", "b"))
 
-    assert [0, 1, 2, 3] == [config.worker_id for config in configs]
-    assert [0, 0, 1, 1] == [config.local_worker_id for config in configs]
-    assert "[fd00::1]:2" == configs[1].address
+    assert [0, 1, 2, 3] == [config.worker_id for config in two_machines]
+    assert [0, 0, 1, 1] == [config.local_worker_id for config in two_machines]
+    assert "[fd00::1]:2" == two_machines[1].address
+    assert (1, 2) == (container.local_worker_id, container.num_workers_on_host)
 
 
 @given(
@@ -350,38 +424,92 @@ def test_local_ranks_number_the_workers_of_each_host(hosts, has_chief):
         assert {len(here)} == {config.num_workers_on_host for config in here}
 
 
-def test_the_launcher_knows_the_local_rank_better():
-    """Two containers of one machine have addresses of their own, and share its GPUs."""
-    members = [
-        environment.RayMember(node_id="a", host=host, port=1) for host in ("a", "b")
-    ]
-    config = environment.of_ray(members, 1).config()
+def test_a_program_of_its_own_forgets_the_job():
+    variables = step(HOME="/root", TF_CONFIG="{}")
+    environment.forget(variables)
 
-    assert (1, 2) == (config.local_worker_id, config.num_workers_on_host)
+    assert {"HOME": "/root"} == variables
+
+
+LISTS = st.tuples(
+    st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 40), st.integers(1, 4)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+
+
+@given(st.lists(LISTS, min_size=1, max_size=4))
+def test_a_list_of_nodes_expands_to_what_it_was_made_of(lists):
+    """Ranges, single numbers and leading zeros, in the order of the list."""
+    texts, expected = [], []
+    for name, ranges in lists:
+        inside = []
+        for first, more, width in ranges:
+            start = f"{first:0{width}d}"
+            last = f"-{first + more:0{width}d}" if more else ""
+            inside.append(f"{start}{last}")
+            expected += [
+                f"{name}{number:0{len(start)}d}"
+                for number in range(first, first + more + 1)
+            ]
+        texts.append(f"{name}[{','.join(inside)}]")
+
+    variables = step(
+        SLURM_STEP_NODELIST=",".join(texts),
+        SLURM_STEP_TASKS_PER_NODE=f"1(x{len(expected)})",
+        SLURM_PROCID="0",
+        SLURM_LOCALID=None,
+    )
+    addresses = environment.detect(variables).addresses()["worker"]
+    assert expected == [address.partition(":")[0] for address in addresses]
 
 
 @given(
-    num_hosts=st.integers(1, 4),
-    num_each=st.integers(1, 4),
-    chief_name_is_loopback=st.booleans(),
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.none() | st.integers(1, 4),
 )
-def test_processes_of_a_host_get_the_same_host(
-    num_hosts, num_each, chief_name_is_loopback
-):
-    """However those beside the chief reach it, so that local ranks are right."""
-    registered = {}
-    for rank in range(1, num_hosts * num_each):
-        host = rank // num_each
-        beside = host == 0 and chief_name_is_loopback
-        registered[rank] = Registration(
-            host="127.0.0.1" if beside else f"10.0.0.{host}",
-            port=1000 + rank,
-            chief_host="127.0.1.1" if beside else "10.0.0.0",
-        )
-    addresses = address_exchange.addresses_of(registered, 999)
-    hosts = [address.rpartition(":")[0] for address in addresses]
+def test_every_task_has_a_place_of_its_own(counts, block_size):
+    """Nodes have as many addresses as tasks, however tasks are dealt to them."""
+    dealt = {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": str(block_size)}
+    config = first_task(
+        SLURM_STEP_NODELIST=f"n[0-{len(counts) - 1}]",
+        SLURM_STEP_TASKS_PER_NODE=",".join(map(str, counts)),
+        **(dealt if block_size else {}),
+    )
+    hosts, _ = parts(config)
 
-    assert num_hosts * num_each == len(set(addresses))
-    assert num_hosts == len(set(hosts))
-    if num_hosts > 1:
-        assert not any(host.startswith("127.") for host in hosts)
+    assert sum(counts) == len(set(config.addresses["worker"]))
+    assert {f"n{i}": n for i, n in enumerate(counts)} == collections.Counter(hosts)
+    blocks = [len(list(block)) for _, block in itertools.groupby(hosts)]
+    assert block_size is None or len(counts) == 1 or max(blocks[:-1]) <= block_size
+
+
+def ports_of(job, number, num_tasks):
+    config = first_task(
+        SLURM_JOB_ID=str(job),
+        SLURM_STEP_ID=str(number),
+        SLURM_STEP_NODELIST="n0",
+        SLURM_STEP_TASKS_PER_NODE=str(num_tasks),
+    )
+    return parts(config)[1]
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 64))
+def test_derived_ports_are_below_those_of_outgoing_connections(job, number, num_ports):
+    ports = ports_of(job, number, num_ports)
+
+    assert num_ports == len(set(ports))
+    assert 20_000 <= min(ports) <= max(ports) < 32_768
+
+
+def test_ports_are_not_those_of_other_steps():
+    """Trials that run beside each other on one node; Slurm can reserve ports."""
+    keys = itertools.product(range(1000, 1010), range(12))
+    used = [port for key in keys for port in ports_of(*key, num_tasks=4)]
+    reserved = parts(read(step(SLURM_STEP_RESV_PORTS="12000-12001")))
+
+    assert len(used) == len(set(used))
+    assert (["n0", "n0", "n1", "n1"], [12000, 12001] * 2) == reserved

@@ -17,7 +17,7 @@ import pytest
 from harness.launch import gang
 from harness.run import trial_tree
 from harness.trial import process_tree
-from replicator.cluster import address_exchange, local_cluster
+from replicator.cluster import address_exchange, configuration, local_cluster
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
 
 HOSTILE = {
@@ -121,7 +121,7 @@ class Exchange:
                 break
 
     def _agree(self, rank):
-        ranks = address_exchange.Ranks(
+        ranks = configuration.Ranks(
             rank=rank,
             world_size=3,
             chief_host=self.address[0],

@@ -122,13 +122,13 @@ def test_too_few_gpus_are_an_error(num_visible, num_needed, is_limited):
         claimed(num_visible, 1, num_needed, TWO, is_limited=is_limited)
 
 
-def unstarted(*kinds, index=0):
-    """The cluster of processes that nobody started; this one is the first."""
+def unstarted(kinds, own):
+    """The cluster of processes that nobody started; this one has a place among them."""
     ports = [f"localhost:{port}" for port in free_ports(len(kinds))]
     addresses = {}
     for kind, port in zip(kinds, ports, strict=True):
         addresses.setdefault(kind, []).append(port)
-    task = {"type": kinds[0], "index": index}
+    task = {"type": kinds[own], "index": kinds[:own].count(kinds[own])}
     return json.dumps({"cluster": addresses, "task": task}), ports
 
 
@@ -137,81 +137,86 @@ def create(backend, **options):
     return lambda: replicator.create(backend, **{limit: 0.3}, **options)
 
 
-@pytest.mark.parametrize(
-    ("call", "kinds", "index", "kind", "message"),
-    [
+def serve():
+    server.main([])
+
+
+TWO_WORKERS, WHOLE = ("worker", "worker"), ("chief", "worker", "ps")
+MISSING = {
+    "no worker": (
+        (create("multi_worker_in_graph"), TWO_WORKERS, 0),
         (
-            create("multi_worker_in_graph"),
-            ("worker", "worker"),
-            0,
-            errors.UnreachableError,
-            (
-                r"no response from 1 of 1 processes within 0.3 s: worker 1 at {1};.*"
-                r"every worker except 0 runs `python -m replicator.server`"
-            ),
+            r"no response from 1 of 1 processes within 0.3 s: worker 1 at {1};.*"
+            r"every worker except 0 runs `python -m replicator.server`"
         ),
+    ),
+    "no other worker": (
+        (create("multi_worker"), TWO_WORKERS, 0),
+        r"no response from 1 of 2 processes within 0.3 s: worker 1 at {1}",
+    ),
+    "no server": (
+        (create("async"), WHOLE, 0),
+        r"no response from 2 of 2 processes within 0.3 s: .*worker 0.*ps 0 at",
+    ),
+}
+MISPLACED = {
+    "no client": (
+        (create("multi_worker_in_graph"), TWO_WORKERS, 1),
         (
-            create("multi_worker"),
-            ("worker", "worker"),
-            0,
-            errors.UnreachableError,
-            r"no response from 1 of 2 processes within 0.3 s: worker 1 at {1}",
+            r"this process is worker 1, but with pattern='in_graph' only worker 0 "
+            r"\({0}\) runs .* run `python -m replicator.server` here"
         ),
+    ),
+    "a client that serves": (
+        (serve, TWO_WORKERS, 0),
         (
-            create("async"),
-            ("chief", "worker", "ps"),
-            0,
-            errors.UnreachableError,
-            r"no response from 2 of 2 processes within 0.3 s: .*worker 0.*ps 0 at",
+            r"this process is worker 0 \({0}\), and without a chief "
+            r"worker 0 is the client: start your own program here"
         ),
-        (
-            create("multi_worker_in_graph"),
-            ("worker", "worker"),
-            1,
-            errors.ClusterConfigError,
-            (
-                r"this process is worker 1, but with pattern='in_graph' only worker 0 "
-                r"\({0}\) runs .* run `python -m replicator.server` here"
-            ),
-        ),
-        (
-            lambda: server.main([]),
-            ("worker", "worker"),
-            0,
-            errors.ClusterConfigError,
-            (
-                r"this process is worker 0 \({0}\), and without a chief "
-                r"worker 0 is the client: start your own program here"
-            ),
-        ),
-    ],
-    ids=[
-        "no worker",
-        "no other worker",
-        "no server",
-        "no client",
-        "a client that serves",
-    ],
-)
-def test_processes_that_are_missing_or_in_another_place_are_named(
-    monkeypatch, call, kinds, index, kind, message
-):
+    ),
+    "a chief that serves": (
+        (serve, WHOLE, 0),
+        r"'chief' 0, but only 'worker' and 'ps' run",
+    ),
+    "no parameter server": (
+        (create("async"), ("chief", "worker"), 0),
+        r"has 1 'chief', 1 'worker', but no 'ps': .* one p",
+    ),
+    "no worker of servers": (
+        (create("async"), ("chief", "ps"), 0),
+        r"has 1 'chief', 1 'ps', but no 'worker'",
+    ),
+    "a worker that trains": (
+        (create("async"), WHOLE, 1),
+        r"this process is 'worker' 0, but only the chief runs",
+    ),
+    "a server that trains": (
+        (create("async"), WHOLE, 2),
+        r"'ps' 0, but .*run `python -m replicator.serv",
+    ),
+    "no chief": (
+        (create("async"), ("worker", "ps"), 0),
+        r"is 'worker' 0, but .* the chief",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*MISSING, *MISPLACED])
+def test_processes_that_are_missing_or_in_another_place_are_named(monkeypatch, name):
     """The wait is bounded, and the message has the command."""
+    (call, kinds, own), message = (MISSING | MISPLACED)[name]
     monkeypatch.setattr(membership._tf_compat, "live_variables", list)
     monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
-    text, addresses = unstarted(*kinds, index=index)
+    text, addresses = unstarted(kinds, own)
     monkeypatch.setenv("TF_CONFIG", text)
+    error = errors.UnreachableError if name in MISSING else errors.ClusterConfigError
 
-    with pytest.raises(kind, match=message.format(*addresses)):
+    with pytest.raises(error, match=message.format(*addresses)):
         call()
 
 
-def test_what_is_in_the_way_of_a_client_is_reported_before_tensorflow_starts(
-    monkeypatch,
-):
-    """Variables, which TensorFlow would lose without a word; a port in use."""
-    text, (address, _) = unstarted("worker", "worker")
-    monkeypatch.setenv("TF_CONFIG", text)
+def test_variables_are_reported_before_tensorflow_loses_them(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", unstarted(TWO_WORKERS, 0)[0])
     kept = tf.Variable(1.0, name="early")
 
     with pytest.raises(
@@ -219,15 +224,31 @@ def test_what_is_in_the_way_of_a_client_is_reported_before_tensorflow_starts(
     ):
         create("multi_worker_in_graph")()
     assert 1.0 == kept.numpy()
+
+
+@pytest.mark.parametrize(
+    ("call", "kinds", "own"),
+    [
+        (create("multi_worker_in_graph"), TWO_WORKERS, 0),
+        (create("multi_worker"), TWO_WORKERS, 0),
+        (serve, WHOLE, 2),
+    ],
+)
+def test_a_port_in_use_is_reported_before_tensorflow_starts(
+    monkeypatch, call, kinds, own
+):
+    """Not by an abort of TensorFlow's server."""
+    text, addresses = unstarted(kinds, own)
+    monkeypatch.setenv("TF_CONFIG", text)
     monkeypatch.setattr(membership._tf_compat, "live_variables", list)
-    port = int(address.rpartition(":")[2])
     monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
-    for backend in ("multi_worker_in_graph", "multi_worker"):
-        with (
-            socket.create_server(("", port)),
-            pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
-        ):
-            create(backend)()
+    port = int(addresses[own].rpartition(":")[2])
+
+    with (
+        socket.create_server(("", port)),
+        pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
+    ):
+        call()
 
 
 WORKERS = [f"/job:worker/replica:0/task:{i}" for i in range(2)]

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from hung import until
 
 from replicator.cluster import environment, liveness
 from replicator.cluster import workers as workers_lib
@@ -14,11 +15,10 @@ from replicator.errors import WorkerLostError
 
 SERVER = "/job:worker/replica:0/task:1"
 NAMES = {SERVER: ("worker 1 (localhost:1)", "localhost:1")}
-LIMIT_SEC = 30.0
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def silent(monkeypatch):
     """A server that gives no response from now on, until the event is set."""
     answering = threading.Event()
     monkeypatch.setattr(liveness, "answers", lambda *_: answering.is_set())
@@ -28,22 +28,13 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     answering.set()
 
 
-def wait_until(is_true: object) -> bool:
-    end = time.monotonic() + LIMIT_SEC
-    while time.monotonic() < end:
-        if is_true():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_each_replicator_has_its_own_timeout(silent: threading.Event) -> None:
+def test_each_replicator_has_its_own_timeout(silent):
     """A second one with a long timeout changes nothing for the first."""
     watch = WorkerWatch(NAMES)
     short, long = FailureDetector(watch, 0.2), FailureDetector(watch, 3600.0)
 
     with short.guard():
-        assert wait_until(lambda: watch.lost)
+        until(lambda: watch.lost)
     assert not long.num_waiting
     with (
         pytest.raises(
@@ -55,7 +46,7 @@ def test_each_replicator_has_its_own_timeout(silent: threading.Event) -> None:
         pass
 
 
-def test_the_one_that_waits_decides_or_the_longest(silent: threading.Event) -> None:
+def test_the_one_that_waits_decides_or_the_longest(silent):
     """Reading a variable outside a step ends too, but not early."""
     watch = WorkerWatch(NAMES)
     assert watch.timeout_sec() == liveness.DETECTION_TIMEOUT_SEC
@@ -72,9 +63,7 @@ def test_the_one_that_waits_decides_or_the_longest(silent: threading.Event) -> N
     assert watch.timeout_sec() == 0.01
 
 
-def test_a_server_that_responds_again_in_time_is_not_lost(
-    silent: threading.Event,
-) -> None:
+def test_a_server_that_responds_again_in_time_is_not_lost(silent):
     """The time without a response is counted from the last response."""
     silent.set()
     watch = WorkerWatch(NAMES)
@@ -88,20 +77,20 @@ def test_a_server_that_responds_again_in_time_is_not_lost(
     assert {} == watch.lost
 
 
-def waited(deadline: Deadline, expired: threading.Event, sec: float) -> bool:
+def waited(deadline, expired, sec):
     with deadline.limit(sec):
         return expired.wait(60.0)
 
 
-def test_a_block_that_is_too_long_expires_once() -> None:
+def test_a_block_that_is_too_long_expires_once():
     """From another thread, not before its limit, and again for the next block.
 
     The thread sleeps until the end of the longer limit before it, or is woken.
     """
     expired = threading.Event()
-    threads: list[str] = []
+    threads = []
 
-    def expire() -> None:
+    def expire():
         threads.append(threading.current_thread().name)
         expired.set()
 
@@ -117,7 +106,7 @@ def test_a_block_that_is_too_long_expires_once() -> None:
     assert ["replicator_deadline"] * 2 == threads
 
 
-def test_blocks_in_time_do_not_expire() -> None:
+def test_blocks_in_time_do_not_expire():
     """However many there are; one thread watches all of them."""
     expired = threading.Event()
     deadline = Deadline(expired.set)

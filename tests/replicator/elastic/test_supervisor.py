@@ -9,6 +9,7 @@ import time
 
 import pytest
 from elastic_job import SUPERVISOR
+from hung import until
 
 pytestmark = pytest.mark.processes
 
@@ -84,10 +85,7 @@ def run(begin):
 
 
 def wait_for(path, text):
-    deadline = time.monotonic() + 30
-    while text not in path.read_text():
-        assert time.monotonic() < deadline, path.read_text()
-        time.sleep(0.05)
+    until(lambda: text in path.read_text(), path.read_text)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -169,10 +167,7 @@ def test_a_supervisor_has_its_folder_alone_and_its_workers_end_with_it(begin, ru
     assert "another supervisor runs the job in --state-dir 'elastic-state'" in refused
     pids = re.findall(r" pid (\d+)", output.read_text())
     process.kill()
-    deadline = time.monotonic() + 10
-    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids))
     assert "goes on with the job in --state-dir elastic-state" in run("--", "true")[1]
 
 

@@ -10,10 +10,11 @@ class Hung(BaseException):
 
 
 def until(condition, what="", timeout_sec=120.0):
-    """Waits for a condition; returns what it returned."""
+    """Waits for a condition; returns what it returned. ``what`` may be a function."""
     deadline = time.monotonic() + timeout_sec
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"never: {what}"
+        is_late = time.monotonic() > deadline
+        assert not is_late, f"never: {what() if callable(what) else what}"
         time.sleep(0.02)
     return found
 

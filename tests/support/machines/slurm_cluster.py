@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from results.store.study_store import Store
+
 PROGRAMS = (
     *("setpriv", "unshare", "nsenter", "ip"),
     *("slurmctld", "slurmd", "srun", "sbatch"),
@@ -229,6 +231,14 @@ class SlurmCluster:
                     found[process.pid] = text
         return found
 
+    def wait_until_free(self, word="", timeout_sec=30):
+        """Waits until no process of jobs, or none with a word, is on any node."""
+        self.wait_for(
+            lambda: not any(self.processes(node, word) for node in NODES),
+            "end of all processes",
+            timeout_sec,
+        )
+
     def kill(self, node, *words):
         """Sends SIGKILL to the processes of jobs on a node that match a word."""
         for word in words:
@@ -266,6 +276,15 @@ def _ip(*words, is_checked=True):
     else:
         command = ["ip", *map(str, words)]
     subprocess.run(command, check=is_checked, capture_output=True)
+
+
+def finished(folder, study="s"):
+    """By trial that has ended, its status; none before the study exists."""
+    root = folder / "runs" / study
+    if not (root / "plan.json").exists():
+        return {}
+    trials = Store.open(root).trials()
+    return {trial.trial_id: trial.status for trial in trials if trial.status}
 
 
 @contextlib.contextmanager

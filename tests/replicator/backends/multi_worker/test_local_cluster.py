@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from hung import until
 
 from replicator import errors
 from replicator.cluster.local_cluster import LocalCluster
@@ -38,13 +38,6 @@ def is_alive(pid):
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until(condition, timeout_sec=60.0):
-    deadline = time.monotonic() + timeout_sec
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_every_process_knows_its_place(tmp_path):
     """One program, one TF_CONFIG each; servers do not hold up the wait."""
     core = min(os.sched_getaffinity(0))
@@ -58,7 +51,7 @@ def test_every_process_knows_its_place(tmp_path):
         log_dir=tmp_path,
     ) as cluster:
         codes = cluster.wait(timeout_sec=60)
-        wait_until(lambda: cluster.output("ps", 0))
+        until(lambda: cluster.output("ps", 0))
         written = {m: json.loads(cluster.output(*m)) for m in cluster.members}
 
         assert cluster.is_running("ps", 0)
@@ -75,14 +68,14 @@ def test_every_process_knows_its_place(tmp_path):
 def test_a_killed_process_can_be_started_again(tmp_path):
     """With its old address; outputs of both lives are kept."""
     with LocalCluster(program(SLEEP), num_workers=2, log_dir=tmp_path) as cluster:
-        wait_until(lambda: "started" in cluster.output("worker", 1))
+        until(lambda: "started" in cluster.output("worker", 1))
         addresses = dict(cluster.addresses)
         cluster.kill("worker", 1)
 
         assert not cluster.is_running("worker", 1)
         assert cluster.is_running("worker", 0)
         cluster.restart("worker", 1)
-        wait_until(lambda: 2 == cluster.output("worker", 1).count("started"))
+        until(lambda: 2 == cluster.output("worker", 1).count("started"))
         assert addresses == cluster.addresses
         cluster.kill("worker", 0, signal.SIGTERM)
         cluster.kill("worker", 1)
@@ -111,7 +104,7 @@ def test_a_killed_process_can_be_started_again(tmp_path):
 def test_a_failure_is_reported_with_its_output(tmp_path, code, use, message):
     """Nothing runs on after the error; check() wants every exit code to be 0."""
     with LocalCluster(program(code), num_workers=1, log_dir=tmp_path) as cluster:
-        wait_until(lambda: cluster.output("worker", 0))
+        until(lambda: cluster.output("worker", 0))
         pid = cluster.pid("worker", 0)
         with pytest.raises(errors.LocalClusterError, match=message):
             use(cluster)
@@ -133,13 +126,11 @@ def test_processes_die_with_a_parent_that_was_killed(tmp_path):
         [sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True
     ) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        wait_until(
-            lambda: all((tmp_path / f"worker_{i}.log").read_text() for i in range(2))
-        )
+        until(lambda: all((tmp_path / f"worker_{i}.log").read_text() for i in range(2)))
 
         assert [True, True] == [is_alive(pid) for pid in pids]
         parent.kill()
-    wait_until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.parametrize(
