@@ -2,6 +2,9 @@
 from .backends.asynchronous import (
     MultiWorkerAsyncReplicator as MultiWorkerAsyncReplicator,
 )
+from .backends.asynchronous import (
+    ParameterServerReplicator as ParameterServerReplicator,
+)
 from .backends.base import Replicator as Replicator
 from .backends.dimensions import named as named
 from .backends.dtensor import DTensorReplicator as DTensorReplicator
@@ -10,13 +13,10 @@ from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
 from .backends.multi_worker import (
     MultiWorkerBetweenGraphReplicator as MultiWorkerBetweenGraphReplicator,
 )
-from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
-from .backends.multi_worker_in_graph import (
+from .backends.multi_worker import (
     MultiWorkerInGraphReplicator as MultiWorkerInGraphReplicator,
 )
-from .backends.parameter_server import (
-    ParameterServerReplicator as ParameterServerReplicator,
-)
+from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
 from .backends.single import SingleDeviceReplicator as SingleDeviceReplicator
 from .backends.strategy import MirroredReplicator as MirroredReplicator
 from .backends.strategy import (

@@ -276,9 +276,7 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="multi_worker_in_graph",
             detects_writes=True,
-            target=(
-                "replicator.backends.multi_worker_in_graph:MultiWorkerInGraphReplicator"
-            ),
+            target="replicator.backends.multi_worker:MultiWorkerInGraphReplicator",
             description="synchronous replicas of all workers in one client's graph",
             kind="ours",
             processes=SERVED_WORKERS,
@@ -355,7 +353,7 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="tf_parameter_server",
             no_control_because=_SERVED_VARIABLES,
-            target="replicator.backends.parameter_server:ParameterServerReplicator",
+            target="replicator.backends.asynchronous:ParameterServerReplicator",
             description="tf.distribute.ParameterServerStrategy behind the same "
             "contract",
             one_cpu_replica_because=_ONE_ON_CPUS,

@@ -1,12 +1,15 @@
-"""Asynchronous training with parameter servers (``async``).
+"""Asynchronous training with parameter servers: ``async`` and ``tf_parameter_server``.
 
-The paper's ``MultiWorkerAsyncReplicator`` (Buchlovsky et al. 2019). Variables live on
+The paper's ``MultiWorkerAsyncReplicator`` (Buchlovsky et al. 2019): variables live on
 parameter servers; each worker reads them, computes a gradient from its own batch and
 updates them, at its own pace. The replicas of one worker are in sync with each other.
+``ParameterServerStrategy`` is its stock peer. This process is the client; workers and
+servers run ``python -m replicator.server``.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -19,24 +22,30 @@ from replicator.async_training.commit import CommitState, ServerOptimizer
 from replicator.async_training.dispatch import (
     Assignment,
     Dispatcher,
+    RemoteInputIterator,
     ServerInputIterator,
+    traced_dataset,
 )
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
-from replicator.backends import programs
-from replicator.backends.multi_worker_in_graph import ScheduledBackend
+from replicator.backends import base, programs
+from replicator.backends.strategy import StrategyReplicator
 from replicator.core import context as context_lib
-from replicator.core.step import PerReplica
+from replicator.core.step import PerReplica, per_replica_nest, traced_once
 from replicator.core.topology import make_topology, per_worker
-from replicator.errors import ServerLostError
-from replicator.inputs import iterator
+from replicator.core.validation import holding
+from replicator.errors import DeviceError, ReplicatorError, ServerLostError
+from replicator.inputs.context import InputContext, InputReplicationMode, values_of
+from replicator.inputs.iterator import InputIterator, counted, refuse
+from replicator.optimizer.other_libraries import StrategyOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from replicator.async_training.connection import Connection
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.inputs.context import InputFn, InputReplicationMode
+    from replicator.inputs.context import InputFn
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import LocalState
 
@@ -44,11 +53,63 @@ RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
 
 
+class ScheduledBackend(base.Replicator):
+    """A base class that comes before the class that runs a worker's replicas."""
+
+    connection: Connection
+    _share: int  # replicas of each worker
+    _wraps_alike = _divides_last_step = False
+    num_programs = 1  # The chief's; workers and parameter servers serve.
+    feeds_gpus = False  # Workers that may restart run the pipelines.
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of one worker: those whose gradients are averaged."""
+        return self._share
+
+    def schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *more: Any,
+        num_steps: int = 1,
+        **others: Any,
+    ) -> None:
+        """Schedules steps, as many on each worker, and does not wait for them.
+
+        Args:
+          step_fn: As in ``run``.
+          inputs: As in ``run``.
+          *more: Rejected, like ``**others``; the error shows the equivalent of
+            ``schedule(step, args=...)``.
+          num_steps: Steps of each worker, in one dispatch.
+          **others: Rejected.
+
+        Raises:
+          ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
+        """
+        call = programs.check_call(
+            self, "schedule", step_fn, inputs, num_steps, more, others
+        )
+        with holding("maker", self.replicator_id), counted(inputs, num_steps):
+            self._schedule(call, keeps_results=False)
+
+    @abc.abstractmethod
+    def _schedule(self, call: Call, *, keeps_results: bool) -> Any:
+        """Schedules steps; returns what has their results."""
+
+    @abc.abstractmethod
+    def join(self) -> None:
+        """Waits until everything that was scheduled has run."""
+
+    def _compare_copies(self) -> None:
+        """Of every shared variable there is one copy."""
+
+
 class MultiWorkerAsyncReplicator(ScheduledBackend):
     """Replicas on workers that share variables on parameter servers.
 
-    This process is the client (``chief`` in ``TF_CONFIG``); workers and servers run
-    ``python -m replicator.server``. Create it before any variable.
+    This process is the ``chief`` of ``TF_CONFIG``. Create it before any variable.
 
     **No update is lost.** An update of ``wrap_optimizer`` runs in a locked section of
     the server, with gradients that have all arrived there, so workers do not overwrite
@@ -58,9 +119,6 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
 
     Variables that a step overwrites (``assign``: batch-norm statistics, states of
     random generators) have a copy per replica; see ``replicator.async_training.table``.
-
-    Attributes:
-      num_replicas: Replicas of all workers.
     """
 
     def __init__(
@@ -86,40 +144,31 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
           UnreachableError: Some processes do not respond; the message names them.
         """
         self.connection = connection_lib.connect(cluster, connect_timeout_sec)
-        self.num_workers = self.connection.num_workers
-        share = per_worker(
-            self.num_workers if num_replicas is None else num_replicas,
-            self.num_workers,
-        )
-        self.num_replicas = share * self.num_workers
-        self._share = share
+        self.num_workers = count = self.connection.num_workers
+        self._share = per_worker(count if num_replicas is None else num_replicas, count)
+        self.num_replicas = self._share * count
         devices = [
-            connection_lib.worker_devices(worker, share)
-            for worker in range(self.num_workers)
+            connection_lib.worker_devices(worker, self._share)
+            for worker in range(count)
         ]
         self._topologies = [
             make_topology(
-                [[device] for device in of_worker],
-                num_replicas=share,
-                first_replica_id=worker * share,
+                [[device] for device in names],
+                num_replicas=self._share,
+                first_replica_id=worker * self._share,
             )
-            for worker, of_worker in enumerate(devices)
+            for worker, names in enumerate(devices)
         ]
+        every = make_topology([[device] for names in devices for device in names])
         num_servers = len(self.connection.cluster.addresses["ps"])
         self._placement = Placement(connection_lib.server_devices(num_servers))
         name = f"replicator_{next(_COUNTER)}"
-        commit_states = [
-            CommitState(device, self.num_workers, name)
-            for device in self._placement.devices
+        states = [
+            CommitState(device, count, name) for device in self._placement.devices
         ]
-        every = make_topology([[d] for names in devices for d in names])
-        self._table = ServerTable(
-            every, self.num_workers, self._placement, commit_states
-        )
+        self._table = ServerTable(every, count, self._placement, states)
         self._programs = programs.ProgramCache(WorkerSteps.is_stale)
-        self._dispatcher = Dispatcher(
-            self.connection, commit_states, recovery_timeout_sec
-        )
+        self._dispatcher = Dispatcher(self.connection, states, recovery_timeout_sec)
 
     @contextlib.contextmanager
     def context(self) -> Iterator[MultiWorkerAsyncReplicator]:
@@ -130,12 +179,8 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> ServerInputIterator:
-        """Makes pipelines on the workers; see ``Replicator.make_input_iterator``.
-
-        ``ctx.num_replicas_in_sync`` is the number of replicas of one worker, so a
-        global batch is the batch of one update.
-        """
-        iterator.refuse(num_prefetched, type(self).__name__)
+        """Makes pipelines on the workers, whose global batch is that of one update."""
+        refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)
 
     def join(self) -> None:
@@ -203,8 +248,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             with self.connection.watch.guard():
                 self._table.refresh()
         self._table.is_published = False
-        inputs = call.inputs
-        given = []
+        inputs, given = call.inputs, []
         for worker in range(self.num_workers):
             if isinstance(inputs, ServerInputIterator):
                 source, spec = inputs.iterators[worker], inputs.source_spec
@@ -261,3 +305,140 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
         super().restore_local_state(saved)
         self._table.restore(saved)
+
+
+# The stock peer, which follows its documentation: variables in the strategy's scope,
+# datasets by ``create_per_worker_dataset``, steps scheduled on any free worker by
+# ``ClusterCoordinator.schedule``, updates by the Keras optimizer. With asynchronous
+# workers these updates are not atomic: updates and their counts are lost.
+
+
+class CoordinatorInputIterator(RemoteInputIterator):
+    """The same pipeline on every worker: the coordinator does not number them."""
+
+    def __init__(
+        self,
+        input_fn: InputFn,
+        mode: InputReplicationMode,
+        replicator: ParameterServerReplicator,
+    ) -> None:
+        if mode is not InputReplicationMode.PER_WORKER:
+            raise ReplicatorError(
+                f"{mode} does not work with ParameterServerStrategy: its coordinator "
+                "runs the same pipeline on every worker; use PER_WORKER, or the async "
+                "backend"
+            )
+        self._replicator = replicator
+        own = InputContext(num_replicas_in_sync=replicator.num_replicas_in_sync)
+        super().__init__(
+            lambda ctx: traced_dataset(input_fn, ctx), [own], replicator.num_replicas
+        )
+
+    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
+        (pipeline,) = pipelines
+
+        def dataset_fn() -> Any:
+            return self._replicator.strategy.distribute_datasets_from_function(
+                lambda _: pipeline.dataset()
+            )
+
+        coordinator = self._replicator.connection.coordinator
+        return (iter(coordinator.create_per_worker_dataset(dataset_fn)),)
+
+
+class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
+    """The stock asynchronous peer."""
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
+    ) -> None:
+        """Connects to the cluster; see ``MultiWorkerAsyncReplicator``.
+
+        Args:
+          num_replicas: Replicas of all workers; the strategy has one per GPU of a
+            worker, or one per worker without GPUs.
+          cluster: The processes; by default those of ``TF_CONFIG``.
+          connect_timeout_sec: Longest wait for workers and servers to respond.
+
+        Raises:
+          ClusterConfigError: The cluster has no parameter servers or no workers.
+          DeviceError: The strategy has another number of replicas.
+          UnreachableError: Some processes do not respond; the message names them.
+        """
+        self.connection = connection_lib.connect(cluster, connect_timeout_sec)
+        super().__init__(self.connection.strategy)
+        self.num_workers = self.connection.num_workers
+        self._share = self.strategy.num_replicas_in_sync
+        self.num_replicas = self._share * self.num_workers
+        if num_replicas not in (None, self.num_replicas):
+            raise DeviceError(
+                f"num_replicas {num_replicas!r} does not work: ParameterServerStrategy "
+                f"has {self._share} per worker (one per GPU, or one without) on "
+                f"{self.num_workers} workers; use {self.num_replicas}"
+            )
+
+    def _make_input_iterator(
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
+    ) -> CoordinatorInputIterator:
+        refuse(num_prefetched, type(self).__name__)
+        return CoordinatorInputIterator(input_fn, mode, self)
+
+    def join(self) -> None:
+        """Waits until everything that was scheduled has run."""
+        self.connection.coordinator.join()
+
+    def _run(self, call: Call) -> Any:
+        structure, values = self._schedule(call, keeps_results=True)
+        self.join()
+        flat = [value for remote in values for value in remote.get()]
+        return per_replica_nest(structure[0], flat, self.num_replicas)
+
+    def _schedule(
+        self, call: Call, *, keeps_results: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Schedules as many dispatches as there are workers, on any free worker."""
+        del keeps_results  # the coordinator always does
+        function, structure = self._programs.get(
+            call.step_fn,
+            (call.signature, call.num_steps),
+            lambda: self._build(call.step_fn, call.num_steps),
+        )
+        schedule, values = self.connection.coordinator.schedule, []
+        with context_lib.forbidden_in_steps():
+            for worker in range(self.num_workers):
+                source: tuple[Any, ...] = ()
+                if isinstance(call.inputs, InputIterator):
+                    source = (call.inputs.iterators[0],)
+                elif call.inputs is not None:
+                    source = (self._values(call.inputs, worker),)
+                values.append(schedule(function, args=source))
+        return structure, values
+
+    def _values(self, inputs: Any, worker: int) -> Any:
+        if self._share != 1:
+            raise ReplicatorError(
+                "fixed values cannot be distributed to several replicas of a worker "
+                "with the stock strategy; pass an iterator from make_input_iterator()"
+            )
+        return values_of(inputs, [worker])[0]
+
+    def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
+        run_steps, structure = self._flat_steps(step_fn, num_steps)
+
+        def function(*source: Any) -> list[tf.Tensor]:
+            return run_steps(*source or [None])
+
+        return traced_once(function, autograph=True), structure
+
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
+        options.check(optimizer)
+        options.refuse(
+            "tf_parameter_server",
+            type(self.strategy).__name__,
+            refuses_fixed_loss_scale=True,
+        )
+        return StrategyOptimizer(optimizer, options=options)

@@ -13,16 +13,15 @@ from replicator.backends import programs, sharding, summary
 from replicator.checkpoint.position import Job
 from replicator.core import context as context_lib
 from replicator.core import devices, validation
-from replicator.core.validation import INT32_MAX, format_value, is_integer, running
+from replicator.core.validation import INT32_MAX, format_value, holding, is_integer
 from replicator.errors import MeasuringControlError, StrategyError
-from replicator.inputs import iterator
 from replicator.inputs.context import (
     InputReplicationMode,
     check_mode,
     own_contexts,
     pipeline_contexts,
 )
-from replicator.inputs.iterator import InputIterator, counted
+from replicator.inputs.iterator import DevicePrefetch, InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -30,6 +29,7 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from replicator.backends.programs import Call
     from replicator.checkpoint.manager import CheckpointManager
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from replicator.strategy.verify import FitCheck
 
 
-# They exist to be timed beside the replicator of the same backend: the difference is
-# the communication that the step waits for. Their replicas diverge, so what belongs to
-# training is refused.
+# Controls exist to be timed beside the replicator of the same backend: the difference
+# is the communication that the step waits for. What belongs to training is refused.
 
 EXPLANATION = (
     "without_communication: a measuring control, whose replicas diverge. Nothing is "
@@ -80,21 +79,23 @@ class Replicator(Job, abc.ABC):
     num_steps_run: int = 0
     _strategy: tf.distribute.Strategy | None = None
     _divides_last_step = True
+    # Of a replica, by logical device, where variables are placed; empty for anywhere.
+    _places: Sequence[str | None] = ()
 
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
         """Makes variables created inside it belong to this replicator."""
-        with context_lib.holding("replicator", self):
+        with holding("replicator", self):
             yield self
 
-    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+    def logical_device(self, index: int) -> AbstractContextManager[Any]:
         """Places variables on a logical device; see ``replicator.logical_device``.
 
         Raises:
           DeviceError: No such logical device.
         """
-        context_lib.check_logical_index(index, self.logical_devices_per_replica)
-        return contextlib.nullcontext()
+        count = self.logical_devices_per_replica
+        return context_lib.logical_scope(index, count, self._places)
 
     def run(
         self,
@@ -111,8 +112,7 @@ class Replicator(Job, abc.ABC):
             ``inputs`` is None), returns a nest of tensors. Pass the same function
             object on every call: it is traced once.
           inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
-          *more: Rejected; the error shows the equivalent of
-            ``strategy.run(step, args=...)``.
+          *more: Rejected; the error shows the equivalent of ``strategy.run``.
           num_steps: Steps to run in this call, in one dispatch; above 1, ``inputs``
             must be an ``InputIterator`` or None.
           **others: Rejected as well.
@@ -133,9 +133,10 @@ class Replicator(Job, abc.ABC):
         # A profile shows the range "replicator/run" as a step of this number.
         try:
             with (
-                running(self.replicator_id),
+                holding("maker", self.replicator_id),
                 counted(inputs, num_steps),
                 profiled("replicator/run", self.num_steps_run),
+                self._guard(),
             ):
                 outputs = self._run(call)
         except BaseException as error:
@@ -151,10 +152,14 @@ class Replicator(Job, abc.ABC):
     def _run(self, call: Call) -> Any:
         """Runs steps; see ``run``."""
 
+    def _guard(self) -> AbstractContextManager[None]:
+        """Raises an error that names a lost process, where others serve this one."""
+        return contextlib.nullcontext()
+
     @property
     def feeds_gpus(self) -> bool:
         """Whether this process feeds GPUs, to which it can prefetch batches."""
-        return any(devices.is_gpu(device) for device in self._input_devices())
+        return any(map(devices.is_gpu, self._input_devices()))
 
     def make_input_iterator(
         self,
@@ -163,18 +168,14 @@ class Replicator(Job, abc.ABC):
         *,
         prefetch_to_device: int = 0,
     ) -> InputIterator:
-        """Builds the input pipelines and tracks their position.
+        """Builds the input pipelines and tracks their position, for ``run``.
 
         Args:
           input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
             elements are batches of one replica.
-          mode: How often ``input_fn`` is called, and which replicas each pipeline
-            feeds.
+          mode: How often it is called, and which replicas each pipeline feeds.
           prefetch_to_device: Batches that are prefetched to each replica's device while
             earlier steps run; 0 reads a batch when its step begins.
-
-        Returns:
-          The ``inputs`` argument of ``run``.
 
         Raises:
           InputModeError: ``SINGLE``, if no process feeds all replicas; prefetching, if
@@ -210,11 +211,10 @@ class Replicator(Job, abc.ABC):
 
     def _prefetch(
         self, num_batches: int, sources: Sequence[str] = ()
-    ) -> iterator.DevicePrefetch | None:
-        """Returns how batches are prefetched to this process's replicas, if at all."""
+    ) -> DevicePrefetch | None:
         if not num_batches:
             return None
-        return iterator.DevicePrefetch(
+        return DevicePrefetch(
             num_batches=num_batches,
             devices=tuple(self._input_devices()),
             sources=tuple(sources),
@@ -236,7 +236,7 @@ class Replicator(Job, abc.ABC):
 
         This process reads all pipelines of the whole job, one after the other, before
         training; the epoch ends where ``run`` would end it. All keys are kept in
-        memory.
+        memory. Print the returned counts for a one-line summary.
 
         Args:
           input_fn: As for ``make_input_iterator``, without ``repeat``.
@@ -245,9 +245,6 @@ class Replicator(Job, abc.ABC):
             strings): a vector of shape ``[examples]``.
           num_examples: Examples in the data set. None counts the examples that were
             read, so examples that no pipeline reads are not detected.
-
-        Returns:
-          The counts; print it for a one-line summary.
 
         Raises:
           InputAuditError: Examples are missing or repeated; the message names the
@@ -269,21 +266,23 @@ class Replicator(Job, abc.ABC):
         )
 
     def reduce(self, op: str, value: Any) -> Any:
-        """Reduces the return values of ``run`` over replicas.
+        """Reduces return values of ``run`` over all replicas, to per-replica shapes.
+
+        With a program per worker, every worker calls it, in the same order, with values
+        of the same structure; a measuring control then reduces those of its own
+        process, without waiting for the others.
 
         Args:
           op: ``sum``, ``mean``, ``min`` or ``max``.
           value: A nest of ``PerReplica``; other leaves are returned unchanged.
-
-        Returns:
-          A nest of tensors of the per-replica shapes.
 
         Raises:
           TypeError: Values that are not dense tensors.
           ValueError: Unknown ``op``; values of different shapes, or of a type that
             ``op`` does not support.
         """
-        return programs.reduce(self, op, value)
+        with self._guard():
+            return programs.reduce(self, op, value)
 
     def wrap_optimizer(
         self,
@@ -296,6 +295,8 @@ class Replicator(Job, abc.ABC):
         loss_scale: float | str | None = None,
     ) -> ReplicatedOptimizer:
         """Makes ``apply_gradients`` average gradients over replicas (sum / R) once.
+
+        The returned optimizer, for use inside step functions, has the same attributes.
 
         Args:
           optimizer: Of Keras, or of tf_keras, Sonnet or ``tf.compat.v1``, which take
@@ -310,9 +311,6 @@ class Replicator(Job, abc.ABC):
             variable. See ``optimizer/stages.py``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
             which gradients are divided, or ``dynamic``; see the same file.
-
-        Returns:
-          An optimizer with the same attributes, for use inside step functions.
 
         Raises:
           MeasuringControlError: ``sharded_update``, where replicas do not communicate.
@@ -351,6 +349,13 @@ class Replicator(Job, abc.ABC):
             self._strategy = self._make_strategy()
         return self._strategy
 
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        raise StrategyError(
+            f"{type(self).__name__} has no strategy: its steps cannot be part of a "
+            'tf.function; use create("in_graph"), create("multi_worker") or '
+            'create("single")'
+        )
+
     def scope(self, *, verify: bool = False) -> Any:
         """``as_strategy().scope()``: models made inside it train on all replicas.
 
@@ -368,9 +373,10 @@ class Replicator(Job, abc.ABC):
         """Measures whether ``fit`` of a model on these replicas is ``fit`` on one.
 
         Runs the training step of the model, as it was compiled, with one replica and
-        with all on the same batch; nothing is changed: weights, state of optimizers,
-        metrics and random generators are restored. Dropout and augmentation draw
-        nothing meanwhile. With several workers, each calls it with the same batch.
+        with all on the same batch, and returns a table of gradients (or updates),
+        metrics and logs; print it. Weights, state of optimizers, metrics and random
+        generators are restored. Dropout and augmentation draw nothing meanwhile. With
+        several workers, each calls it with the same batch.
 
         Args:
           model: A ``keras.Model`` that was made and compiled in ``scope()``.
@@ -379,22 +385,12 @@ class Replicator(Job, abc.ABC):
           tolerance: The largest relative difference that is taken for rounding; None
             for that of the model's type: 1e-4 with float32.
 
-        Returns:
-          A table of gradients (or updates), metrics and logs; ``print`` shows it.
-
         Raises:
           StrategyError: Not such a model or batch, or a backend with one replica.
         """
         from replicator.strategy.verify import verify_fit  # with all of fit()
 
         return verify_fit(self.as_strategy(), model, batch, tolerance)
-
-    def _make_strategy(self) -> tf.distribute.Strategy:
-        raise StrategyError(
-            f"{type(self).__name__} has no strategy: its steps cannot be part of a "
-            'tf.function; use create("in_graph"), create("multi_worker") or '
-            'create("single")'
-        )
 
     def make_checkpoint_manager(
         self,
@@ -413,9 +409,6 @@ class Replicator(Job, abc.ABC):
           inputs: The input iterator whose position is saved with the training.
           **trackables: What to save, by name: ``model=model, optimizer=optimizer``
             (wrapped or not), ``tf.Module``s, ``tf.Variable``s.
-
-        Returns:
-          The manager; see ``CheckpointManager``.
 
         Raises:
           MeasuringControlError: The replicas do not communicate.
@@ -446,16 +439,12 @@ class Replicator(Job, abc.ABC):
         return "\n".join([described, *self._levels(device_memory)])
 
     def _placed(self) -> tuple[Any, ...]:
-        """What ``summary.describe`` takes of the devices and the variables."""
-        return [], None
+        return [], None  # what ``summary.describe`` takes: devices and variables
 
     def _levels(self, device_memory: int | None) -> list[str]:
-        """What each level of ``sharded_update`` keeps on a device, in lines."""
         return sharding.unmarked(device_memory)
 
-    def timeline(
-        self, path: str | os.PathLike[str]
-    ) -> contextlib.AbstractContextManager[None]:
+    def timeline(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Records what this process computes meanwhile, into a trace of Chrome.
 
         ``with repl.timeline("trace.json"):`` around some steps. Perfetto and
@@ -481,19 +470,27 @@ class Replicator(Job, abc.ABC):
     def counts(self) -> dict[str, int]:
         """Counts what each run of the same code has alike, of all traced steps.
 
-        Returns:
-          ``collectives`` that a step starts (buckets of tensors), ``collective_bytes``
-          that each replica gives to them, in the types in which they are sent, and
-          ``variable_bytes`` of this process, all copies; each step counts once. Of
-          a ``Pipeline`` also ``activation_bytes`` that a replica keeps for a backward
-          pass, at most. Empty where the backend does not know its plan.
+        Each step counts once: ``collectives`` that it starts (buckets of tensors) and
+        ``collective_bytes`` that each replica gives to them, in the types in which they
+        are sent. ``variable_bytes`` are all copies of this process. Of a ``Pipeline``
+        also ``activation_bytes`` that a replica keeps for a backward pass, at most.
+        Empty where the backend does not know its plan.
         """
         return {}
 
-    @abc.abstractmethod
     def assert_in_sync(self) -> None:
         """Checks that all copies of every mirrored variable are bit-identical.
 
+        With a program per worker a collective: every worker calls it, and all raise.
+        Where replicas share their variables it holds by construction.
+
         Raises:
+          MeasuringControlError: The replicas do not communicate.
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
+        refuse(self, "assert_in_sync()")
+        with self._guard():
+            self._compare_copies()
+
+    def _compare_copies(self) -> None:
+        """Compares; see ``assert_in_sync``."""

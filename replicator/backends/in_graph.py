@@ -61,6 +61,8 @@ class InGraphReplicator(base.Replicator):
       variable_placement: ``shared`` or ``mirrored``.
     """
 
+    _group: Group | None = None  # Of the workers that run a program each.
+
     def __init__(
         self,
         *,
@@ -101,7 +103,7 @@ class InGraphReplicator(base.Replicator):
         names = devices_lib.resolve_logical(
             num_replicas, logical_devices_per_replica, devices
         )
-        self._place(names, variable_placement, timeout_sec)
+        self._place(names, timeout_sec)
 
     def _take_options(
         self,
@@ -116,23 +118,23 @@ class InGraphReplicator(base.Replicator):
                 f"variable_placement {format_value(variable_placement)} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
+        self.variable_placement = variable_placement
 
     def _place(
         self,
         names: Sequence[Sequence[str]],
-        variable_placement: str = "auto",
         timeout_sec: float = DEFAULT_TIMEOUT_SEC,
         **part_of_job: int,
     ) -> None:
         self._limit = TimeLimit(timeout_sec)
         self.topology = topology = make_topology(
             names,
-            is_mirrored=variable_placement == "mirrored",
+            is_mirrored=self.variable_placement == "mirrored",
             has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
             **part_of_job,
         )
         self.devices = list(topology.replica_devices)
-        if variable_placement == "shared" and not topology.is_shared:
+        if self.variable_placement == "shared" and not topology.is_shared:
             raise DeviceError(
                 f"variable_placement='shared' needs devices that share memory, but "
                 f"{self.devices} do not; use 'mirrored' or 'auto'"
@@ -140,6 +142,7 @@ class InGraphReplicator(base.Replicator):
         self.num_replicas = topology.num_replicas
         self.first_replica_id = topology.first_replica_id
         self.logical_devices_per_replica = topology.num_logical_devices
+        self._places = topology.devices[0]
         self.variable_placement = "shared" if topology.is_shared else "mirrored"
         self._table = VariableTable(topology, detects_writes=self._detects_writes)
         self._programs = programs.ProgramCache(Program.is_stale)
@@ -157,10 +160,6 @@ class InGraphReplicator(base.Replicator):
         with super().context(), scope, tf.device(self.devices[0]):
             yield self
 
-    def logical_device(self, index: int) -> Any:
-        place = context_lib.check_logical_index(index, self.logical_devices_per_replica)
-        return tf.device(self.topology.devices[0][place])
-
     def _run(self, call: Call) -> Any:
         program = self._programs.get(
             call.step_fn,
@@ -176,22 +175,17 @@ class InGraphReplicator(base.Replicator):
     ) -> Program:
         """Builds a step; also for the strategy, see ``strategy/strategy.py``."""
         del num_steps  # one program runs any number of steps
-        program = self._make_program(step_fn, specs)
-        _tf_compat.wait_for_remote_ops()  # copies of variables may be new
-        return program
-
-    def _make_program(
-        self, step_fn: Callable[..., Any], specs: list[Any], group: Group | None = None
-    ) -> Program:
         with context_lib.created_in(self.context, self._table.watch):
-            return Program(
+            program = Program(
                 step_fn,
                 specs,
                 self.topology,
                 self._table,
-                group,
+                self._group,
                 without_communication=self.without_communication,
             )
+        _tf_compat.wait_for_remote_ops()  # copies of variables may be new
+        return program
 
     def _dispatch(
         self,
@@ -217,9 +211,8 @@ class InGraphReplicator(base.Replicator):
                 program.repair(error, num_steps, may_end=may_end)
             raise
 
-    def _is_repairable(self, error: BaseException) -> bool:
+    def _is_repairable(self, _error: BaseException) -> bool:
         """Whether the devices of all copies still respond after an error."""
-        del error
         return not self._limit.is_over
 
     def _make_strategy(self) -> tf.distribute.Strategy:
@@ -248,9 +241,10 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
-        check_promise(self._table, variables)
-        consolidate(self._table.entries_of(variables), self.topology)
-        yield
+        with self._guard():
+            check_promise(self._table, variables)
+            consolidate(self._table.entries_of(variables), self.topology)
+            yield
 
     def refresh_variables(self) -> None:
         """Gives all replicas what was written to variables outside ``run``.
@@ -273,14 +267,12 @@ class InGraphReplicator(base.Replicator):
         if other is not None:
             return other
         options.check(optimizer)
-        is_over_workers = self.topology.num_programs > 1
-        reason = sharding.why_not_parameters(self)
+        label, reason = type(self).__name__, sharding.why_not_parameters(self)
         if options.level == PARAMETERS and reason:
-            label = type(self).__name__
             options.refuse_option("sharded_update", reason, label, GRADIENTS)
-        options.refuse(entry_of(type(self)).name, type(self).__name__)
-        if options.level is not None and is_over_workers:
-            options.refuse_over_workers(type(self).__name__)
+        options.refuse(entry_of(type(self)).name, label)
+        if options.level is not None and self.topology.num_programs > 1:
+            options.refuse_over_workers(label)
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
         return kind(
             optimizer,
@@ -327,12 +319,8 @@ class InGraphReplicator(base.Replicator):
     def counts(self) -> dict[str, int]:
         """Counts collectives, their bytes, and those of variables, as planned."""
         plans = [each for _, program in self._traced_steps() for each in program.plans]
-        buckets = [
-            bucket
-            for each in plans
-            if each.collective.num_replicas > 1
-            for bucket in each.buckets
-        ]
+        planned = [each for each in plans if each.collective.num_replicas > 1]
+        buckets = [bucket for each in planned for bucket in each.buckets]
         copies = summary.variable_copies(self._entries_here())
         kept = sum(self._activations())
         return {
@@ -348,30 +336,21 @@ class InGraphReplicator(base.Replicator):
         Steps take turns, so the one that keeps the most counts.
         """
         steps = (program.analysis.traced for _, program in self._traced_steps())
-        kept = (traced.activations for traced in steps)
-        return max(kept, key=sum, default=())
+        return max((traced.activations for traced in steps), key=sum, default=())
 
     def _traced_steps(self) -> list[tuple[str, Program]]:
         """Name and program of every traced step, those of a strategy included."""
         strategy: Any = self._strategy
-        own = self._programs.items()
-        return own if strategy is None else [*own, *strategy.programs()]
+        return self._programs.items() + (
+            [] if strategy is None else strategy.programs()
+        )
 
     def _entries_here(self) -> list[Entry]:
         """The variables of which this process has copies."""
         owners = self._table.ownership
         return [e for e in self._table.entries() if not owners.is_elsewhere(e.variable)]
 
-    def assert_in_sync(self) -> None:
-        """Compares the copies of mirrored variables bit by bit.
-
-        With shared variables there is one copy, so it holds by construction.
-
-        Raises:
-          MeasuringControlError: The replicas do not communicate.
-          ReplicasOutOfSyncError: Some differ; the message names them.
-        """
-        base.refuse(self, "assert_in_sync()")
+    def _compare_copies(self) -> None:
         check_in_sync(self._table)
 
 

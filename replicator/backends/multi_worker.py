@@ -8,19 +8,29 @@ from __future__ import annotations
 import abc
 import base64
 import contextlib
+import functools
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from replicator._tf import compat as _tf_compat
+from replicator._tf import data as _tf_data
 from replicator.backends import base, programs
 from replicator.backends.in_graph import InGraphReplicator
-from replicator.catalog import BACKENDS
 from replicator.cluster import environment, membership, workers
+from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices as devices_lib
 from replicator.core.topology import per_worker
 from replicator.core.validation import name_of
-from replicator.errors import DisagreementError, ReplicasOutOfSyncError
-from replicator.inputs.iterator import InputIterator
+from replicator.engine import plan as plan_lib
+from replicator.errors import (
+    DisagreementError,
+    RemoteInputError,
+    ReplicasOutOfSyncError,
+)
+from replicator.inputs.context import pipeline_contexts
+from replicator.inputs.iterator import InputIterator, to_pipeline
 from replicator.variables import ownership, values
 from replicator.variables.coherence import check_promise, consolidate
 from replicator.variables.kinds import Kind
@@ -28,14 +38,13 @@ from replicator.variables.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import tensorflow as tf
+
+    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
     from replicator.engine.program import Program
-    from replicator.inputs.context import InputFn, InputReplicationMode
-
-
-# The backend of each pattern; their classes import this module.
-_BACKENDS = {"between_graph": "multi_worker", "in_graph": "multi_worker_in_graph"}
+    from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
 
 
 class MultiWorkerReplicator(InGraphReplicator):
@@ -65,12 +74,14 @@ class MultiWorkerReplicator(InGraphReplicator):
                     f"{cls.pattern!r}; use MultiWorkerReplicator(pattern={pattern!r})"
                 )
             return super().__new__(cls)
+        kinds = MultiWorkerBetweenGraphReplicator, MultiWorkerInGraphReplicator
+        known = {kind.pattern: kind for kind in kinds}
         name = "between_graph" if pattern is None else pattern
-        if name not in _BACKENDS:
+        if name not in known:
             raise ValueError(
-                f"pattern {pattern!r} is not one of {', '.join(map(repr, _BACKENDS))}"
+                f"pattern {pattern!r} is not one of {', '.join(map(repr, known))}"
             )
-        return super().__new__(BACKENDS[_BACKENDS[name]].load())
+        return super().__new__(known[name])
 
 
 class BetweenGraphReplicator(base.Replicator):
@@ -82,6 +93,10 @@ class BetweenGraphReplicator(base.Replicator):
 
     _runtime: WorkerRuntime
 
+    @functools.cached_property
+    def _endings(self) -> WeakKeyDictionary[InputIterator, bool]:
+        return WeakKeyDictionary()
+
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
         """Mirrored variables, each with a number that is the same on all workers."""
@@ -91,16 +106,35 @@ class BetweenGraphReplicator(base.Replicator):
     ) -> InputIterator:
         """Makes this worker's pipelines; ``next`` ends on all workers together."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
-        inputs.uneven_inputs = _ends_together(self._runtime)
+        inputs.uneven_inputs = self._is_over
         return inputs
 
-    def reduce(self, op: str, value: Any) -> Any:
-        """Reduces the return values of ``run`` over all replicas of the job.
+    def _may_end(self, inputs: InputIterator, what: str) -> bool:
+        """Whether the data of any worker may end; exchanged once per iterator."""
+        if inputs not in self._endings:
+            own = f"{inputs.may_end:d}{inputs.pads_last_step:d}"
+            answers = self._runtime.exchange(what, own)
+            pads_last_step = [answer[1] for answer in answers]
+            if len(set(pads_last_step)) > 1:
+                raise DisagreementError(
+                    f"batches of worker {pads_last_step.index('1')} can have any number"
+                    f" of examples, those of worker {pads_last_step.index('0')} only "
+                    "one, so that an epoch would end at different steps; use "
+                    "drop_remainder=True on all workers, or on none"
+                )
+            self._endings[inputs] = any(answer[0] == "1" for answer in answers)
+        return self._endings[inputs]
 
-        A collective: every worker calls it, in the same order, with values of the same
-        structure. See ``Replicator.reduce``. A measuring control reduces the values of
-        this process only: waiting for the others would be communication.
-        """
+    def _is_over(self, inputs: InputIterator, is_end: bool) -> bool:
+        """Ends ``next(inputs)`` after the same step on all workers, like ``run``."""
+        if not self._may_end(inputs, "the first next() of an input iterator"):
+            return is_end
+        what = "next() of an input iterator"
+        ends = self._runtime.exchange(what, "1" if is_end else "")
+        # A worker at its end has batches without examples while others have examples.
+        return all(ends) if inputs.pads_last_step else any(ends)
+
+    def reduce(self, op: str, value: Any) -> Any:
         if self.without_communication:
             return super().reduce(op, value)
         return programs.reduce(self, op, value, self.run)
@@ -110,57 +144,13 @@ class BetweenGraphReplicator(base.Replicator):
         texts = self._runtime.exchange("an exchange of bytes (a checkpoint)", text)
         return list(map(base64.b64decode, texts))
 
-    def assert_in_sync(self) -> None:
-        """Compares mirrored variables bit by bit, here and over workers.
-
-        A collective: every worker calls it.
-
-        Raises:
-          MeasuringControlError: The replicas do not communicate.
-          ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
-        """
-        base.refuse(self, "assert_in_sync()")
+    def _compare_copies(self) -> None:
         failure = ""
         try:
-            super().assert_in_sync()  # type: ignore[safe-super]  # see the class
+            super()._compare_copies()
         except ReplicasOutOfSyncError as error:
             failure = str(error)
         workers.compare(self._runtime, failure, self._numbered_mirrored())
-
-
-def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
-    """Whether the data of any worker may end; a collective."""
-    answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.pads_last_step:d}")
-    pads_last_step = [answer[1] for answer in answers]
-    if len(set(pads_last_step)) > 1:
-        other = pads_last_step.index("0")
-        raise DisagreementError(
-            f"batches of worker {pads_last_step.index('1')} can have any number of "
-            f"examples, those of worker {other} only one, so that an epoch would end "
-            "at different steps; use drop_remainder=True on all workers, or on none"
-        )
-    return any(answer[0] == "1" for answer in answers)
-
-
-def _ends_together(peers: WorkerRuntime) -> Callable[[InputIterator, bool], bool]:
-    """Ends ``next(inputs)`` after the same step on all workers, like ``run``.
-
-    Workers exchange one string per step if the data of any of them may end.
-    """
-    is_finite: bool | None = None
-
-    def is_over(inputs: InputIterator, is_end: bool) -> bool:
-        nonlocal is_finite
-        if is_finite is None:
-            what = "the first next() of an input iterator"
-            is_finite = may_end(peers, what, inputs)
-        if not is_finite:
-            return is_end
-        ends = peers.exchange("next() of an input iterator", "1" if is_end else "")
-        # A worker at its end has batches without examples while others have examples.
-        return all(ends) if inputs.pads_last_step else any(ends)
-
-    return is_over
 
 
 class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerReplicator):
@@ -174,8 +164,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
 
     Attributes:
       cluster: The workers, and which of them this process is.
-      num_workers: Worker processes.
-      worker_id: Index of this process.
     """
 
     pattern = "between_graph"
@@ -196,19 +184,21 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
     ) -> None:
         """Joins the cluster, together with all other workers.
 
+        Other arguments are as for ``InGraphReplicator``, of this worker's replicas.
+
         Args:
           num_replicas: Replicas of the whole job, of which each worker runs an equal
             share; by default one per worker.
           pattern: None or ``between_graph``.
           cluster: The workers; None finds them out (``environment.detect``).
-          devices: Devices of this worker's replicas; see ``InGraphReplicator``.
+          devices: Devices of this worker's replicas.
           logical_devices_per_replica: Devices that one replica is split over.
-          variable_placement: Within this worker; see ``InGraphReplicator``.
-          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
+          variable_placement: Within this worker.
           timeout_sec: Longest wait for another worker: at start, in a step, in an
             exchange.
           heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
             whatever the others are doing.
+          external_writes: ``detect`` or ``never``.
           without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
@@ -239,7 +229,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             devices_lib.resolve_logical(
                 num_local, logical_devices_per_replica, devices
             ),
-            variable_placement,
             num_replicas=num_replicas,
             first_replica_id=self.worker_id * num_local,
             num_programs=self.num_workers,
@@ -249,13 +238,9 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         # Programs and variables may be freed, and others get their ids.
         self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._numbers = itertools.count()  # of variables
-        self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By program, the numbers of steps per dispatch on which all workers agree.
+        self._agreed: WeakKeyDictionary[Program, set[int]] = WeakKeyDictionary()
         self._started: weakref.WeakSet[Program] = weakref.WeakSet()
-        self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
-            weakref.WeakKeyDictionary()
-        )
         self._runtime.agree(
             "the creation of the replicator",
             {
@@ -282,7 +267,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         what = f"the first run of step {name_of(step_fn)!r}"
         try:
             try:
-                program = self._make_program(step_fn, specs, self._group)
+                program = super().build_step(step_fn, specs)
             except Exception as error:
                 # The others must not wait for a worker that failed here; if all fail in
                 # the same way, the job can continue.
@@ -301,12 +286,9 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         return program
 
     def _broadcast_initial_values(self, program: Program) -> None:
-        fresh = [
-            entry.variable
-            for entry in program.analysis.entries.values()
-            if self._number(entry.variable) is None
-            and not self._table.ownership.is_slot(entry.variable)
-        ]
+        is_slot = self._table.ownership.is_slot
+        used = [entry.variable for entry in program.analysis.entries.values()]
+        fresh = [v for v in used if self._number(v) is None and not is_slot(v)]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
                 values.broadcast_initial_values(fresh, self.topology, self._group)
@@ -337,18 +319,13 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
             self._agreed[program].add(num_steps)
-        is_finite = self._may_end(inputs)
+        is_finite = (
+            isinstance(inputs, InputIterator)
+            and not self.without_communication
+            and self._may_end(inputs, "the first run over an input iterator")
+        )
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
             return self._transact(program, source, num_steps, may_end=is_finite)
-
-    def _may_end(self, inputs: Any) -> bool:
-        """Whether the data of any worker may end; exchanged once per iterator."""
-        if not isinstance(inputs, InputIterator) or self.without_communication:
-            return False
-        if inputs not in self._endings:
-            what = "the first run over an input iterator"
-            self._endings[inputs] = may_end(self._runtime, what, inputs)
-        return self._endings[inputs]
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
@@ -399,3 +376,146 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             f"{self.first_replica_id + self.num_local_replicas - 1}"
         )
         return f"{place}\n{super().explain()}"
+
+
+class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
+    """Synchronous replicas on all workers, linked into one graph by one client.
+
+    Worker 0 runs the training program and also has replicas; every other worker runs
+    ``python -m replicator.server``, and TensorFlow's runtime sends tensors between
+    them. Create it before anything else: TensorFlow loses variables that exist when a
+    process joins a cluster.
+
+    Attributes:
+      worker_devices: Device prefix of each worker.
+    """
+
+    pattern = "in_graph"
+    num_programs = 1  # The client's; the other workers serve.
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        pattern: str | None = None,
+        cluster: ClusterConfig | None = None,
+        logical_devices_per_replica: int = 1,
+        connect_timeout_sec: float = membership.CONNECT_TIMEOUT_SEC,
+        failure_detection_timeout_sec: float = DETECTION_TIMEOUT_SEC,
+        external_writes: str = "detect",
+        without_communication: bool = False,
+    ) -> None:
+        """Connects to the servers.
+
+        Args:
+          num_replicas: Replicas of the whole job, a multiple of the number of workers;
+            by default one per worker (of split replicas, as many as fit once).
+          pattern: None or ``in_graph``.
+          cluster: The processes; by default those of ``TF_CONFIG``.
+          logical_devices_per_replica: Devices that one replica is split over, on one
+            worker or, if they do not fit, on neighbouring ones.
+          connect_timeout_sec: Longest wait for the servers to respond.
+          failure_detection_timeout_sec: How long a worker may not respond before a call
+            of this replicator raises ``WorkerLostError``; a worker that has exited is
+            detected at once.
+          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
+          without_communication: Makes a measuring control; see ``replicator.create``.
+
+        Raises:
+          ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
+            variables exist already.
+          PortInUseError: Another process listens at this one's address.
+          UnreachableError: Servers do not respond.
+          DeviceError: The replicas are not divisible by the workers, or GPUs are
+            missing.
+        """
+        del pattern  # checked by __new__
+        self._take_options("auto", external_writes, without_communication)
+        config = environment.config_of(cluster)
+        self._detector = FailureDetector(
+            membership.connect(config, connect_timeout_sec),
+            failure_detection_timeout_sec,
+        )
+        self.worker_devices = membership.worker_devices(config)
+        count = devices_lib.check_num_logical(logical_devices_per_replica)
+        names = membership.replica_devices(
+            self.worker_devices,
+            num_replicas or max(config.num_workers // count, 1),
+            count,
+        )
+        self.num_workers = config.num_workers
+        self._cluster = config
+        self._place(names)
+
+    def _make_input_iterator(
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
+    ) -> InputIterator:
+        """Makes pipelines on the workers whose replicas they feed.
+
+        A SINGLE pipeline is on worker 0, which sends the batches.
+        """
+        fed = {self.worker_of(r) for r in range(self.num_replicas)}
+        contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
+        share = self.num_replicas // len(contexts)
+        workers = [self.worker_of(share * index) for index in range(len(contexts))]
+
+        def checked_fn(context: InputContext) -> tf.data.Dataset:
+            dataset = to_pipeline(input_fn(context))
+            worker_id = workers[context.input_pipeline_id]
+            calls = _tf_data.python_ops(dataset) if worker_id else ()
+            if calls:
+                raise RemoteInputError(
+                    f"input pipeline {context.input_pipeline_id} belongs to worker "
+                    f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
+                    "from_generator, py_function or numpy_function), which runs in the "
+                    "client's process only; write it with TensorFlow ops, or use "
+                    "InputReplicationMode.SINGLE: one pipeline on the client, whose "
+                    "batches are sent to all workers"
+                )
+            return dataset
+
+        sources = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
+        with self._detector.guard():
+            inputs = InputIterator(
+                checked_fn,
+                contexts,
+                self.num_replicas,
+                devices=sources,
+                prefetch=self._prefetch(num_prefetched, sources),
+            )
+            # Asks the workers, here where a lost one is named.
+            _ = inputs.pads_last_step
+            return inputs
+
+    def worker_of(self, replica_id: int) -> int:
+        """The worker of a replica's first device, which receives its inputs."""
+        prefix = self.devices[replica_id].rpartition("/")[0]
+        return self.worker_devices.index(prefix)
+
+    def explain(self) -> str:
+        """Describes the plans, the placement of replicas, and bytes sent per step."""
+        workers = [self.worker_of(r) for r in range(self.num_replicas)]
+        lines = [super().explain(), ""]
+        for worker_id in range(self.num_workers):
+            mine = [r for r, worker in enumerate(workers) if worker == worker_id]
+            role = "client" if worker_id == 0 else "server"
+            lines.append(f"{self._cluster.name_of(worker_id)}, {role}: replicas {mine}")
+        for name, program in self._programs.items():
+            if self.without_communication:
+                lines.append(f"{name} sends nothing but inputs to other workers")
+                continue
+            sent = plan_lib.sent(program.plans, self.topology, workers)
+            parts = ", ".join(f"worker {w} {size} bytes" for w, size in sent.items())
+            lines.append(f"{name}: collectives send to other workers per step: {parts}")
+        return "\n".join(lines)
+
+    def _run(self, call: Call) -> Any:
+        _tf_compat.wait_for_remote_ops()
+        return super()._run(call)
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        return self._detector.guard()
+
+    def _is_repairable(self, error: BaseException) -> bool:
+        """Whether no worker was lost: its copies would be waited for."""
+        return super()._is_repairable(error) and self._detector.explain(error) is None

@@ -43,7 +43,7 @@ NUM_FUNCTIONS_TO_WARN = 5
 
 
 class ProgramCache:
-    """Keeps one built program per step function, signature and optimizer settings.
+    """One built program per step function, signature and optimizer settings.
 
     Step functions are referenced weakly: when one is garbage-collected, its programs
     cannot run any more, so they and their graphs are freed as well.
@@ -55,8 +55,8 @@ class ProgramCache:
         self._held: dict[Hashable, list[Any]] = {}
         self._num_traced: collections.Counter[Any] = collections.Counter()
         self._owners: dict[Any, Any] = {}
-        self._is_reused = False
-        self._in_a_row: dict[Any, list[Hashable]] = {}
+        # By code or type, the steps that were traced while none ran again.
+        self._in_a_row: dict[Any, list[Hashable]] = collections.defaultdict(list)
 
     def get(
         self, step_fn: Callable[..., Any], signature: Hashable, build: Callable[[], Any]
@@ -66,7 +66,7 @@ class ProgramCache:
         full_key = key, signature, _tf_dispatch.optimizer_settings()
         found = self._programs.get(full_key)
         if found:
-            self._is_reused = True
+            self._in_a_row.clear()
             if not self._is_stale(found[1]):
                 return found[1]
         if key not in self._held:
@@ -123,10 +123,7 @@ class ProgramCache:
         Many objects may each have a step, so only garbage-collected ones count, and
         only if no step that had been traced before ran in between.
         """
-        if self._is_reused:
-            self._in_a_row.clear()
-            self._is_reused = False
-        before = self._in_a_row.setdefault(kind, [])
+        before = self._in_a_row[kind]
         num_collected = sum(key not in self._held for key in before)
         self._report_retracing(step_fn, num_collected + 1)
         before.append(step.identity(step_fn))
@@ -219,6 +216,17 @@ def check_call(
     return Call(step_fn, inputs, num_steps, ("values", spec_signature(spec)), [spec])
 
 
+def _check_leaf(
+    repl: Job, leaf: PerReplica[Any], said: str, reuse: str, instead: str
+) -> None:
+    validation.check_owner(leaf, repl.replicator_id, "a PerReplica", reuse)
+    if len(leaf) != repl.num_local_replicas:
+        raise ValueError(
+            f"{said} {len(leaf)} values per leaf, but there are "
+            f"{repl.num_local_replicas} replicas; {instead}"
+        )
+
+
 def _spec_of(repl: Job, inputs: Any) -> Any:
     """The type of the batch of one replica, of fixed values that are checked."""
     if not is_per_replica_nest(inputs):
@@ -227,13 +235,8 @@ def _spec_of(repl: Job, inputs: Any) -> Any:
             f"PerReplica, or None; got {type(inputs).__name__!r}"
         )
     for leaf in tf.nest.flatten(inputs):
-        remedy = "pass PerReplica(list(values)) to reuse it"
-        validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
-        if len(leaf) != repl.num_local_replicas:
-            raise ValueError(
-                f"inputs have {len(leaf)} values per leaf, but there are "
-                f"{repl.num_local_replicas} replicas; pass one value per replica"
-            )
+        reuse = "pass PerReplica(list(values)) to reuse it"
+        _check_leaf(repl, leaf, "inputs have", reuse, "pass one value per replica")
     return tf.nest.map_structure(common_spec, inputs)
 
 
@@ -243,36 +246,30 @@ def reduce(
     """Reduces the values of this process, or of all in a step that ``run`` runs."""
     context.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
-    given: dict[int, Any] = {
-        place: values
+    given = {
+        place: _values_of(repl, op, leaf)
         for place, leaf in enumerate(leaves)
-        if (values := _values_of(repl, op, leaf)) is not None
+        if isinstance(leaf, PerReplica)
     }
-    results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-    if run is not None and given:
-        reduced = run(_REDUCTIONS[op], [leaves[place] for place in given])
-        given = dict(zip(given, reduced, strict=True))
-    for place, values in given.items():
-        results[place] = values[0]
+    found = {place: values for place, values in given.items() if values}
+    if run is not None and found:
+        reduced = run(_REDUCTIONS[op], [leaves[place] for place in found])
+        found = dict(zip(found, map(list, reduced), strict=True))
+    for place in given:
+        values = found.get(place, [None])
+        leaves[place] = values[0]
         if run is None and len(values) > 1:
             with tf.device("CPU:0"):
-                results[place] = differentiable.combine(values, op)
-    return tf.nest.pack_sequence_as(value, results)
+                leaves[place] = differentiable.combine(values, op)
+    return tf.nest.pack_sequence_as(value, leaves)
 
 
-def _values_of(repl: Job, op: str, leaf: Any) -> list[tf.Tensor] | None:
-    """The tensors to reduce, or None if there is nothing to reduce."""
-    if not isinstance(leaf, PerReplica):
-        return None
-    remedy = "pass what run() of this one returned"
-    validation.check_owner(leaf, repl.replicator_id, "a PerReplica", remedy)
-    if len(leaf) != repl.num_local_replicas:
-        raise ValueError(
-            f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
-            f"{repl.num_local_replicas} replicas; pass what run() returned"
-        )
+def _values_of(repl: Job, op: str, leaf: PerReplica[Any]) -> list[tf.Tensor]:
+    """The tensors to reduce; none where steps return None."""
+    reuse = "pass what run() of this one returned"
+    _check_leaf(repl, leaf, f"reduce {op!r} of", reuse, "pass what run() returned")
     if leaf[0] is None:
-        return None
+        return []
     values = [as_value(value, "values to reduce") for value in leaf]
     for value in values:
         if is_composite(value):

@@ -67,17 +67,19 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
         before = whole.get(own.place, Held(0, 0))
         whole[own.place] = Held(before.weights + own.weights, before.state + own.state)
     kept = dict(enumerate(activations))
+
+    def bytes_of(own: Held, index: int) -> tuple[int, int, int, int]:
+        every = whole[own.place]
+        return (
+            (own if index >= _PARAMETERS else every).weights,
+            (own if index >= _GRADIENTS else every).weights,
+            (own if index >= _STATE else every).state,
+            kept.get(own.place, 0),
+        )
+
     found = []
     for index, level in enumerate(LEVELS):
-        devices = [
-            (
-                (own if index >= _PARAMETERS else whole[own.place]).weights,
-                (own if index >= _GRADIENTS else whole[own.place]).weights,
-                (own if index >= _STATE else whole[own.place]).state,
-                kept.get(own.place, 0),
-            )
-            for own in held
-        ]
+        devices = [bytes_of(own, index) for own in held]
         fullest = max(devices, key=sum)
         found.append(Row(level, *fullest, sum(fullest)))
     return found
@@ -96,10 +98,8 @@ def table(
     if refused:
         found = [row for row in found if row.level != catalog.PARAMETERS]
     head = [name for name in Row._fields if activations or name != "activations"]
-    cells = [head]
-    for row in found:
-        numbers = [f"{getattr(row, name):,}" for name in head[1:]]
-        cells.append([row.level, *numbers])
+    numbers = [[f"{getattr(row, name):,}" for name in head[1:]] for row in found]
+    cells = [head, *([row.level, *of] for row, of in zip(found, numbers, strict=True))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     form = "  ".join(f"{{:>{width}}}" for width in widths).replace(">", "<", 1)
     lines = [form.format(*line) for line in cells]

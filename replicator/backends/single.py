@@ -31,13 +31,12 @@ class SingleReplicaContext(context.ReplicaContext):
     num_replicas = 1
     num_replicas_in_sync = 1
 
-    def __init__(self, devices: Sequence[str] = ()) -> None:
-        self._devices = tuple(devices)
-        self.num_logical_devices = max(len(self._devices), 1)
+    def __init__(self, places: Sequence[str | None] = ()) -> None:
+        self.places = places or (None,)
+        self.num_logical_devices = len(self.places)
 
     @property
     def replica_id(self) -> tf.Tensor:
-        """Zero."""
         return tf.constant(0, tf.int32)
 
     def communicate(
@@ -46,14 +45,8 @@ class SingleReplicaContext(context.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Does what one replica does: the identity, or what has its result."""
         del needed_if
         return [kind.local_result(TENSORS, tensor, 0, 1) for tensor in tensors]
-
-    def logical_device(self, index: int) -> Any:
-        """The device of this index; there is one replica."""
-        place = context.check_logical_index(index, self.num_logical_devices)
-        return tf.device(self._devices[place] if self._devices else None)
 
 
 class SingleProgram:
@@ -82,8 +75,7 @@ class SingleProgram:
         return [[leaf for leaf in tf.nest.flatten(leaves) if leaf is not None]]
 
     def is_stale(self) -> bool:
-        """Never: variables have one kind."""
-        return False
+        return False  # variables have one kind
 
     def _make_program(self, num_steps: int) -> Dispatch:
         def program(source: Any) -> list[tf.Tensor]:
@@ -114,7 +106,7 @@ class SingleDeviceReplicator(base.Replicator):
         devices: Sequence[str] | None = None,
         logical_devices_per_replica: int = 1,
     ) -> None:
-        count = logical_devices_per_replica
+        count = self.logical_devices_per_replica = logical_devices_per_replica
         if num_replicas != 1 or (
             devices is not None and count == 1 and len(devices) != 1
         ):
@@ -124,18 +116,11 @@ class SingleDeviceReplicator(base.Replicator):
                 "InGraphReplicator for several replicas"
             )
         self.num_replicas = 1
-        self.logical_devices_per_replica = count
-        self._devices = (
-            devices_lib.resolve_logical(1, count, devices)[0]
-            if devices or count != 1
-            else []
-        )
-        self.device = self._devices[0] if self._devices else None
+        self._places = (None,)
+        if devices or count != 1:
+            self._places = devices_lib.resolve_logical(1, count, devices)[0]
+        self.device = self._places[0]
         self._programs = programs.ProgramCache()
-
-    def logical_device(self, index: int) -> Any:
-        place = context.check_logical_index(index, self.logical_devices_per_replica)
-        return tf.device(self._devices[place] if self._devices else None)
 
     def _run(self, call: Call) -> Any:
         step = self._programs.get(
@@ -151,7 +136,7 @@ class SingleDeviceReplicator(base.Replicator):
         """Traces a step; also for the strategy, see ``strategy/strategy.py``."""
 
         def step(*batch: Any) -> Any:
-            replica = SingleReplicaContext(self._devices)
+            replica = SingleReplicaContext(self._places)
             with (
                 context.enter(replica),
                 tf.device(self.device),
@@ -187,6 +172,3 @@ class SingleDeviceReplicator(base.Replicator):
     def explain(self) -> str:
         """States that nothing is communicated."""
         return "1 replica: every collective is the identity; nothing is communicated"
-
-    def assert_in_sync(self) -> None:
-        """Never raises: there is one copy of every variable."""

@@ -30,7 +30,7 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
-from replicator.core.validation import format_value, running
+from replicator.core.validation import format_value, holding
 from replicator.errors import CollectiveControlFlowError, DeviceError
 from replicator.inputs import last_step
 from replicator.inputs.context import as_value, own_contexts
@@ -57,13 +57,9 @@ _FENCE = "replicator_stock_collective"
 
 
 class StrategyReplicaContext(context_lib.ReplicaContext):
-    """Collectives by the replica context of ``tf.distribute``.
+    """Collectives by the replica context of ``tf.distribute``."""
 
-    Attributes:
-      has_static_shapes: Whether every shape has to be known when a step is traced.
-    """
-
-    has_static_shapes = False
+    has_static_shapes = False  # Whether a step is traced for known shapes only.
 
     def __init__(self, num_replicas: int, *, is_local: bool = False) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
@@ -74,7 +70,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
 
     @property
     def replica_id(self) -> tf.Tensor:
-        """The strategy's id of this replica, int32."""
         replica = tf.distribute.get_replica_context()
         return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
@@ -84,7 +79,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Makes the collective of the strategy's sums."""
         del needed_if
         count = self.num_replicas
         if count == 1 or self._is_local:  # one replica of a strategy cannot reduce
@@ -173,9 +167,8 @@ class StrategyInputIterator(InputIterator):
             return (iter(distributed),)
 
     def _reads_per_step(self, num_iterators: int) -> int:
-        """Once: what it gives is the batches of all replicas."""
         del num_iterators
-        return 1
+        return 1  # it gives the batches of all replicas
 
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
@@ -236,19 +229,16 @@ class StrategyReplicator(base.Replicator):
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Distributes the pipelines; a stock strategy prefetches in its own way."""
-        contexts = own_contexts(
-            mode, self.num_replicas, self.num_workers, self.worker_id
-        )
-        options = num_prefetched and tf.distribute.InputOptions(
+        options = tf.distribute.InputOptions(
             experimental_fetch_to_device=True,
             experimental_per_replica_buffer_size=num_prefetched,
         )
         return StrategyInputIterator(
             input_fn,
-            contexts,
+            own_contexts(mode, self.num_replicas, self.num_workers, self.worker_id),
             self.num_local_replicas,
             self.strategy,
-            options or None,
+            options if num_prefetched else None,
         )
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
@@ -293,10 +283,7 @@ class StrategyReplicator(base.Replicator):
                 raise
 
     def _repair(self) -> None:
-        """Makes copies that are to be equal the first one's, after a step that failed.
-
-        Only some may have been written.
-        """
+        """Makes mirrored copies equal again, of which a step that failed wrote some."""
         for variable in self._mirrored.values():
             if declared_kind(variable) is Kind.MIRRORED:
                 first, *others = self._components(variable)
@@ -334,7 +321,7 @@ class StrategyReplicator(base.Replicator):
 
         def step(*batch: Any) -> Any:
             with (  # in the thread of a replica
-                running(self.replicator_id),
+                holding("maker", self.replicator_id),
                 context_lib.enter(replica_context),
                 generator.installed(),
             ):
@@ -363,7 +350,6 @@ class StrategyReplicator(base.Replicator):
         return run_steps, structure
 
     def local_state(self) -> list[LocalState]:
-        """Reads the components of ``ON_READ`` variables made in ``context()``."""
         return [
             LocalState(
                 variable=variable,
@@ -392,11 +378,10 @@ class StrategyReplicator(base.Replicator):
         devices = self.strategy.extended.worker_devices
         copies = [
             summary.variable_copy(
-                component,
-                "replica-local" if self._is_local(variable) else "mirrored",
+                copy, Kind.LOCAL if self._is_local(variable) else Kind.MIRRORED
             )
             for variable in self._mirrored.values()
-            for component in self._components(variable)
+            for copy in self._components(variable)
         ]
         return [f"replica {i}: {device}" for i, device in enumerate(devices)], copies
 
@@ -409,9 +394,7 @@ class StrategyReplicator(base.Replicator):
             "tf.distribute plans its own collectives and does not show them"
         )
 
-    def assert_in_sync(self) -> None:
-        """Compares the strategy's copies; see ``Replicator.assert_in_sync``."""
-        base.refuse(self, "assert_in_sync()")
+    def _compare_copies(self) -> None:
         differing = []
         for variable in self._mirrored.values():
             if self._is_local(variable) or not variable.trainable:
@@ -439,17 +422,13 @@ class MirroredReplicator(StrategyReplicator):
             workers.remove_communication(self.strategy)
 
 
-# A peer for comparison, so it runs as its documentation shows; see ``strategy``. Its
-# replicas are its local devices: the GPUs of each worker, or one CPU.
-
-
 class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
     """The stock between-graph peer (``tf_multi_worker``).
 
+    Its replicas are the GPUs of each worker, or one CPU.
+
     Attributes:
       cluster: The workers, and which of them this process is.
-      num_workers: Worker processes.
-      worker_id: Which of them this process is.
     """
 
     def __init__(

@@ -25,24 +25,14 @@ if TYPE_CHECKING:
     from replicator.variables.table import Entry
 
 
-_KINDS = {
-    Kind.MIRRORED: "mirrored",
-    Kind.LOCAL: "replica-local",
-    Kind.RANDOM: "random",
-    Kind.PARTIAL: "partial",
-}
-
-
 # Names that one line lists; of batch norm, every layer has two.
 _MAX_NAMES = 6
 
 
 class VariableCopy(NamedTuple):
-    """One copy of a variable."""
-
     device: str  # Full name of its device.
-    kind: str  # ``mirrored``, ``replica-local`` or ``random``.
-    num_bytes: int  # Its size.
+    kind: str  # ``mirrored``, ``replica-local``, ``random`` or ``partial``.
+    num_bytes: int
 
 
 def describe(
@@ -76,11 +66,9 @@ def describe(
 def places_of(topology: Topology) -> list[str]:
     """One line per replica: its devices and its copy of the mirrored variables."""
     lines = []
-    for replica, devices in enumerate(topology.devices):
-        names = ", ".join(
-            short if index == 0 else f"{short} (logical device {index})"
-            for index, short in enumerate(map(_short_name, devices))
-        )
+    for replica, (first, *others) in enumerate(topology.devices):
+        more = enumerate(map(_short_name, others), start=1)
+        parts = [f"{name} (logical device {index})" for index, name in more]
         primary = topology.primaries[replica]
         copy = (
             "its own copy"
@@ -88,8 +76,8 @@ def places_of(topology: Topology) -> list[str]:
             else f"the copy of replica {topology.replica_id(primary)}"
         )
         lines.append(
-            f"replica {topology.replica_id(replica)}: {names}; mirrored variables: "
-            f"{copy}"
+            f"replica {topology.replica_id(replica)}: "
+            f"{', '.join([_short_name(first), *parts])}; mirrored variables: {copy}"
         )
     return lines
 
@@ -99,7 +87,7 @@ def variable_copies(entries: Iterable[Entry]) -> list[VariableCopy]:
     found = {}
     for entry in entries:
         for copy in {id(c): c for c in (entry.variable, *entry.copies)}.values():
-            found[id(copy)] = variable_copy(copy, _KINDS[entry.kind])
+            found[id(copy)] = variable_copy(copy, entry.kind)
     return list(found.values())
 
 
@@ -112,9 +100,9 @@ def local_variables(entries: Iterable[Entry]) -> str:
     return f"replica-local, each replica has its own: {shown}" if names else ""
 
 
-def variable_copy(variable: Any, kind: str) -> VariableCopy:
-    """One variable on one device."""
-    return VariableCopy(variable.device, kind, num_bytes(variable))
+def variable_copy(variable: Any, kind: Kind) -> VariableCopy:
+    name = "replica-local" if kind is Kind.LOCAL else kind.value
+    return VariableCopy(variable.device, name, num_bytes(variable))
 
 
 def _by_device(copies: Sequence[VariableCopy]) -> list[str]:

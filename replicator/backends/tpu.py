@@ -8,10 +8,9 @@ shapes must be static, and their reductions know fewer types.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,8 +34,7 @@ CONNECT_TIMEOUT_SEC = 60.0
 _MESH_AXES = 4  # x, y, z, and the cores of one chip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TpuSystem:
+class TpuSystem(NamedTuple):
     """An initialised TPU."""
 
     name: str
@@ -120,13 +118,12 @@ def computation_shape(mesh_shape: Sequence[int], num_logical_devices: int) -> li
 def _name_from_environment(environ: Mapping[str, str]) -> str | None:
     for variable in ENVIRONMENT:
         value = environ.get(variable)
-        if not value:
-            continue
-        if variable == "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS":
+        if value and variable == "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS":
             return value.partition(",")[0]
-        if variable == "COLAB_TPU_ADDR" and "://" not in value:
+        if value and variable == "COLAB_TPU_ADDR" and "://" not in value:
             return f"grpc://{value}"
-        return value
+        if value:
+            return value
     return None
 
 
@@ -135,13 +132,9 @@ _INT64_BITS = 64
 
 
 class TpuReplicaContext(StrategyReplicaContext):
-    """The stock collectives for the types that TPUs reduce.
+    """The stock collectives for the types that TPUs reduce."""
 
-    Attributes:
-      wire_integer: The widest integer that the hardware sums.
-    """
-
-    wire_integer = tf.int32
+    wire_integer = tf.int32  # The widest integer that the hardware sums.
     has_static_shapes = True
 
     def _reduce_one_type(
@@ -156,15 +149,13 @@ class TpuReplicaContext(StrategyReplicaContext):
             replica = tf.distribute.get_replica_context()
             wide = [tf.cast(value, self.wire_integer) for value in values]
             sums = replica.all_reduce(op, wide)
-            pairs = zip(sums, values, strict=True)
-            return [tf.cast(total, value.dtype) for total, value in pairs]
+            return [tf.cast(total, values[0].dtype) for total in sums]
 
         if dtype.size <= tf.int32.size:
             return reduce(tensors)
         return sum_in_parts(tensors, reduce)
 
     def logical_device(self, index: int) -> Any:
-        """Places ops on a core of this replica."""
         place = context.check_logical_index(index, self.num_logical_devices)
         strategy = tf.distribute.get_strategy()
         return strategy.extended.experimental_logical_device(place)

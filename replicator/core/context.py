@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import abc
-import collections
 import contextlib
 import re
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core.validation import format_value, is_integer, is_one_of
+from replicator.core.validation import (
+    format_value,
+    held,
+    holding,
+    is_integer,
+    is_one_of,
+)
 from replicator.errors import (
     CollectiveContextError,
     CreateVariableInStepError,
@@ -38,12 +42,14 @@ class ReplicaContext(abc.ABC):
       num_logical_devices: Devices that one replica is split over.
       is_traced_once: Whether one trace is the step of all replicas, so that constants
         are the same on all of them.
+      places: By logical device, where ops are placed; empty for anywhere.
     """
 
     num_replicas: int
     num_replicas_in_sync: int
     num_logical_devices: int = 1
     is_traced_once: bool = False
+    places: Sequence[str | None] = ()
 
     @property
     @abc.abstractmethod
@@ -80,25 +86,17 @@ class ReplicaContext(abc.ABC):
         """
 
     def require_same(self, tensor: tf.Tensor, error: str) -> None:
-        """Refuses the step unless a tensor is the same on every replica.
+        """Refuses the step, with an error, unless all replicas have the same tensor.
 
         Only ``in_graph`` and what builds on it can tell.
-
-        Args:
-          tensor: Of the step.
-          error: The message of the ``UnsynchronisedUpdateError``.
         """
         del tensor, error
 
     def owned(self, tensor: tf.Tensor, variable: Any) -> tf.Tensor:
         """Returns a tensor that the owner of a variable keeps, and nobody else.
 
-        With ``sharded_update="gradients"`` that is an averaged gradient. Where nothing
-        has an owner, the tensor is returned as it is.
-
-        Args:
-          tensor: The same on every replica.
-          variable: The ``tf.Variable`` that it updates.
+        With ``sharded_update="gradients"`` that is an averaged gradient, the same on
+        every replica. Where nothing has an owner, it is the tensor as it is.
         """
         del variable
         return tensor
@@ -106,21 +104,13 @@ class ReplicaContext(abc.ABC):
     def note(self, text: str, activations: Sequence[int] = ()) -> None:
         """Adds lines to what ``explain()`` of ``in_graph`` says of the step.
 
-        Args:
-          text: The lines.
-          activations: By logical device of the replica, the most bytes that it keeps
-            between parts of the step; for ``summary()``.
+        For ``summary()``, ``activations`` are the most bytes that a replica keeps
+        between parts of the step, by logical device.
         """
         del text, activations
 
     def collective_of(self, marker: str) -> Any:
-        """The collective call that a node of the graph stands for.
-
-        Args:
-          marker: Name of a node in the body of a vectorized loop.
-
-        Returns:
-          A ``collectives.kind.Collective``, or None if the node is not a marker.
+        """The ``Collective`` that a node in a vectorized loop stands for, or None.
 
         Raises:
           CollectiveControlFlowError: The collective cannot be vectorized.
@@ -129,33 +119,7 @@ class ReplicaContext(abc.ABC):
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Places ops on one of this replica's devices; see ``logical_device``."""
-        check_logical_index(index, self.num_logical_devices)
-        return contextlib.nullcontext()
-
-
-class _Stacks(threading.local):
-    def __init__(self) -> None:
-        self.by_name: dict[str, list[Any]] = collections.defaultdict(list)
-
-
-_STACKS = _Stacks()
-
-
-@contextlib.contextmanager
-def holding(name: str, item: Any) -> Iterator[None]:
-    """Has something hold in this thread, and ``held`` return it."""
-    stack = _STACKS.by_name[name]
-    stack.append(item)
-    try:
-        yield
-    finally:
-        stack.pop()
-
-
-def held(name: str) -> Any:
-    """The innermost of what holds by a name; None if nothing does."""
-    stack = _STACKS.by_name[name]
-    return stack[-1] if stack else None
+        return logical_scope(index, self.num_logical_devices, self.places)
 
 
 def enter(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
@@ -187,6 +151,17 @@ def gradients_divided(
     return holding("undo", undo)
 
 
+def unscale(grads: list[Any]) -> list[Any]:
+    """Returns gradients whose mean over replicas is what an optimizer applies."""
+    undo = held("undo")
+    return grads if undo is None else undo(grads)
+
+
+def are_gradients_divided() -> bool:
+    """Whether an optimizer's sum over replicas is still to be made."""
+    return held("undo") is not None
+
+
 def losses_weighed(
     weight: Callable[[], tf.Tensor | None],
 ) -> contextlib.AbstractContextManager[None]:
@@ -198,17 +173,6 @@ def loss_weight() -> tf.Tensor | None:
     """By what the gradient of this replica's loss will be multiplied; None: by 1."""
     weight = held("weight")
     return None if weight is None else weight()
-
-
-def unscale(grads: list[Any]) -> list[Any]:
-    """Returns gradients whose mean over replicas is what an optimizer applies."""
-    undo = held("undo")
-    return grads if undo is None else undo(grads)
-
-
-def are_gradients_divided() -> bool:
-    """Whether an optimizer's sum over replicas is still to be made."""
-    return held("undo") is not None
 
 
 def require(caller: str, advice: str = "") -> ReplicaContext:
@@ -285,16 +249,22 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
       DeviceError: No such logical device, or called outside a replica and outside
         ``repl.context()``.
     """
-    if in_replica_context():
-        return get_replica_context().logical_device(index)
-    replicator = held("replicator")
-    if replicator is None:
+    owner = held("replica") or held("replicator")
+    if owner is None:
         raise DeviceError(
             f"logical_device({index!r}) was called outside a replica; use it inside "
             "`with repl.context():` for variables, or inside the step function for ops"
         )
-    scope: contextlib.AbstractContextManager[Any] = replicator.logical_device(index)
+    scope: contextlib.AbstractContextManager[Any] = owner.logical_device(index)
     return scope
+
+
+def logical_scope(
+    index: Any, num_logical_devices: int, places: Sequence[str | None]
+) -> contextlib.AbstractContextManager[Any]:
+    """The scope of a logical device, for which places may have a name each."""
+    place = check_logical_index(index, num_logical_devices)
+    return tf.device(places[place]) if places else contextlib.nullcontext()
 
 
 def check_logical_index(index: Any, num_logical_devices: int) -> int:
@@ -341,9 +311,6 @@ def _ignore(_variable: Any) -> None:
     """Nobody has to know."""
 
 
-_ANYWHERE = _Creation(contextlib.nullcontext, _ignore)
-
-
 def allowed() -> contextlib.AbstractContextManager[None]:
     """Lets the library itself create variables (optimizer slots) during a trace."""
     return holding("allowed", True)
@@ -357,7 +324,7 @@ def created_in(
 
 
 def _creation() -> _Creation:
-    return held("creation") or _ANYWHERE
+    return held("creation") or _Creation(contextlib.nullcontext, _ignore)
 
 
 def own_variable(value: Any, **how: Any) -> tf.Variable:

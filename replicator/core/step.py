@@ -116,9 +116,7 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
             return tf.convert_to_tensor(value)
         except (TypeError, ValueError, tf.errors.OpError) as error:
             cause = error
-    for kind, advice in _ADVICE:  # noqa: B007 - the last is of any type
-        if isinstance(value, kind):
-            break
+    advice = next(advice for kind, advice in _ADVICE if isinstance(value, kind))
     raise TypeError(f"{said}, but got {format_value(value)}; {advice}") from cause
 
 

@@ -150,13 +150,13 @@ class Keys:
     def __init__(self) -> None:
         self.value = 1  # the next; alike on workers that have run the same program
 
-    def __next__(self) -> int:
-        return self.draw(1)
-
     def draw(self, count: int) -> int:
         """Draws ``count`` consecutive keys; returns the first."""
         self.value += count
         return self.value - count
+
+    def __next__(self) -> int:
+        return self.draw(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ Imports no TensorFlow, which ``create`` imports only with the backend.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 import os
@@ -16,7 +17,6 @@ from replicator.errors import OtherReplicatorError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Container
-    from types import TracebackType
     from typing import TypeGuard
 
 
@@ -100,6 +100,33 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) and not is_huge
 
 
+class _Stacks(threading.local):
+    def __init__(self) -> None:
+        self.by_name: dict[str, list[Any]] = collections.defaultdict(list)
+
+
+_STACKS = _Stacks()
+
+
+class holding:  # noqa: N801 (a function to its callers, without a generator's cost)
+    """Has something hold in this thread, and ``held`` return it."""
+
+    def __init__(self, name: str, item: Any) -> None:
+        self._name, self._item = name, item
+
+    def __enter__(self) -> None:
+        _STACKS.by_name[self._name].append(self._item)
+
+    def __exit__(self, *_error: object) -> None:
+        _STACKS.by_name[self._name].pop()
+
+
+def held(name: str) -> Any:
+    """The innermost of what holds by a name; None if nothing does."""
+    stack = _STACKS.by_name[name]
+    return stack[-1] if stack else None
+
+
 # Optimizers, inputs and ``PerReplica`` values carry the ``ReplicatorId`` of the
 # replicator that made them: they have its number of replicas, its devices and its way
 # to average.
@@ -120,34 +147,10 @@ class ReplicatorId:
         return f"{self.name}, num_replicas={self.num_replicas}"
 
 
-class _Running(threading.local):
-    makers: tuple[ReplicatorId, ...] = ()
-
-
-_RUNNING = _Running()
-
-
-class running:  # noqa: N801 (a function to its callers, without a generator's cost)
-    """Inside it, steps of this replicator run, in this thread."""
-
-    def __init__(self, maker: ReplicatorId) -> None:
-        self._replicator_id = maker
-
-    def __enter__(self) -> None:
-        _RUNNING.makers = (*_RUNNING.makers, self._replicator_id)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _RUNNING.makers = _RUNNING.makers[:-1]
-
-
 def current_maker() -> ReplicatorId | None:
     """The replicator whose step runs or is traced in this thread, or None."""
-    return _RUNNING.makers[-1] if _RUNNING.makers else None
+    maker: ReplicatorId | None = held("maker")
+    return maker
 
 
 def check_owner(

@@ -46,7 +46,6 @@ def test_public_names_are_sorted_documented_and_listed_where_they_are_defined():
 
 
 def test_planning_tools_load_no_tensorflow():
-    """Importing the package and its catalogue is free; the first name is not."""
     code = (
         "import sys, replicator, replicator.catalog, replicator.errors\n"
         "heavy = {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"
@@ -83,7 +82,6 @@ def test_a_class_outside_of_the_catalogue_has_no_entry():
 
 
 def test_every_error_has_one_base_and_says_what_it_means():
-    """Each derives from ReplicatorError, or is a warning."""
     kinds = [
         kind
         for _, kind in inspect.getmembers(errors, inspect.isclass)
@@ -153,7 +151,6 @@ def _trains(repl, **options):
 
 
 def test_inputs_of_another_replicator_are_refused(repl_once, four):
-    """Two replicas took 12 examples of a step of 24, or divided by zero."""
     for mode in InputReplicationMode:
         inputs = four.make_input_iterator(_of_six, mode)
 
@@ -217,7 +214,6 @@ def test_an_optimizer_that_updates_in_another_way_is_refused(four):
 
 
 def test_checkpoints_of_another_replicator_are_refused(four, tmp_path):
-    """Its inputs would be counted with other replicas, its state not be gathered."""
     two = replicator.create("in_graph", num_replicas=2)
     weight, optimizer, _ = _trains(four, sharded_update=True)
     inputs = four.make_input_iterator(_of_six)
@@ -232,7 +228,6 @@ def test_checkpoints_of_another_replicator_are_refused(four, tmp_path):
 
 @pytest.mark.parametrize("backend", ["single", "in_graph"])
 def test_variables_of_a_stock_strategy_are_refused_by_name(backend):
-    """Second copies would never follow; TensorFlow said that strategies are mixed."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

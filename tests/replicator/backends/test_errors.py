@@ -11,51 +11,42 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 
-COUNT = errors.DeviceError
+COUNT, UNKNOWN = errors.DeviceError, errors.UnknownBackendError
 CREATED = [
     *(
-        (backend, {}, errors.UnknownBackendError, message)
-        for backend, message in (
-            (
-                "multi_gpu",
-                "unknown backend .multi_gpu.; use one of async, dtensor, in_",
-            ),
-            (None, r"unknown backend .*; use one"),
-            ([], r"unknown backend .*; use one"),
-            (("in_graph", "single"), r"unknown backend .*; use one"),
+        (name, {}, UNKNOWN, rf"unknown backend {shown}; use one of async, dtensor, in_")
+        for name, shown in (
+            ("multi_gpu", ".multi_gpu."),
+            *((name, ".*") for name in (None, [], ("in_graph", "single"))),
         )
     ),
     *(
-        (
-            backend,
-            {option: 2},
-            TypeError,
-            rf"'{backend}' has no option '{option}'; it ha",
-        )
-        for backend, option in (
+        (name, {option: 2}, TypeError, rf"'{name}' has no option '{option}'; it ha")
+        for name, option in (
             ("tf_mirrored", "logical_devices_per_replica"),
             ("multi_worker", "worker_timeout_sec"),
         )
     ),
     *(
-        ("in_graph", {"variable_placement": value}, ValueError, message)
-        for value, message in (
-            ("host", r"'host' is not one of 'auto', 'shared', 'mirrored'"),
-            (tf.zeros([2]), r"variable_placement a '.*' .* is not one of 'au"),
+        (
+            "in_graph",
+            {"variable_placement": value},
+            ValueError,
+            rf"variable_placement {shown} is not one of 'auto', 'shared', 'mirrored'",
         )
-    ),
-    (
-        "single",
-        {"num_replicas": 2},
-        COUNT,
-        r"'single' cannot run num_replicas=2; it ru",
+        for value, shown in (("host", "'host'"), (tf.zeros([2]), "a '.*' .*"))
     ),
     *(
-        ("in_graph", {"num_replicas": value}, COUNT, message)
-        for value, message in (
-            (0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 65536"),
-            ("2", r"num_replicas '2' must be an integer"),
-            (10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
+        (name, {"num_replicas": value}, COUNT, message)
+        for name, value, message in (
+            ("single", 2, r"'single' cannot run num_replicas=2; it ru"),
+            (
+                "in_graph",
+                0,
+                r"'in_graph' cannot run num_replicas=0; it runs 1 to 65536",
+            ),
+            ("in_graph", "2", r"num_replicas '2' must be an integer"),
+            ("in_graph", 10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
         )
     ),
     *(
@@ -76,26 +67,27 @@ def test_options_are_refused_before_anything_is_made(backend, options, kind, mes
         replicator.create(backend, **options)
 
 
-CALLED = {
-    r"but got num_replicas=2, devices=None; use InGra": (
+CALLED = [
+    (
         errors.DeviceError,
+        r"but got num_replicas=2, devices=None; use InGra",
         lambda: replicator.SingleDeviceReplicator(num_replicas=2),
     ),
-    r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass": (
+    (
         TypeError,
+        r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass",
         lambda: replicator.StrategyReplicator("tf_mirrored"),
     ),
-    r"PerReplica takes a sequence .* a 'Variable'": (
+    (
         TypeError,
+        r"PerReplica takes a sequence .* a 'Variable'",
         lambda: replicator.PerReplica(keras.Variable([1.0, 2.0])),
     ),
-}
+]
 
 
-@pytest.mark.parametrize("message", CALLED)
-def test_misuse_is_refused_before_anything_is_made(message):
-    kind, call = CALLED[message]
-
+@pytest.mark.parametrize(("kind", "message", "call"), CALLED)
+def test_misuse_is_refused_before_anything_is_made(kind, message, call):
     with pytest.raises(kind, match=message):
         call()
 
@@ -122,7 +114,6 @@ def test_without_a_plan_explain_says_why(backend, text):
 
 
 def test_a_stock_strategy_out_of_sync_is_named(per_replica):
-    """A copy that was tampered with is found on the peer, too."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
     with repl.context():
         weight = tf.Variable([1.0, 2.0], name="weight")
@@ -156,7 +147,6 @@ def test_run_in_a_function_of_the_user_or_a_step_is_refused(repl_once):
 
 
 def test_a_distribution_of_keras_is_refused_where_a_step_is_traced():
-    """On TensorFlow it does nothing, and nobody would know."""
     repl = replicator.create("single")
     keras.distribution.set_distribution(types.SimpleNamespace())
     try:

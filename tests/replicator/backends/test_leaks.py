@@ -21,7 +21,6 @@ def function_names():
 
 
 def _make_step(repl):
-    """A training step over a model of its own, with batch norm (replica-local)."""
     with repl.context():
         layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
         model = keras.Sequential([keras.Input((4,)), *layers])
@@ -39,7 +38,6 @@ def _make_step(repl):
 
 @pytest.mark.parametrize(("name", "num_replicas"), [("single", 1), ("in_graph", 4)])
 def test_a_program_goes_with_its_step_function(name, num_replicas):
-    """With its functions, its traced graph, and the copies of the model's variables."""
     repl = replicator.create(name, num_replicas=num_replicas)
 
     def graphs():
@@ -114,7 +112,6 @@ def _array(name, values):
 
 
 def _words(call):
-    """A step's error says where it came from, and who refuses."""
     with pytest.raises(ValueError, match="reduce") as caught:
         call()
     said = re.sub(r"^.*(all_)?reduce '", "'", str(caught.value), flags=re.DOTALL)
@@ -124,7 +121,6 @@ def _words(call):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max"])
 def test_outside_a_step_types_are_reduced_as_inside(repl_once, op):
-    """Every operation gives the same value, or the same words."""
     numbers = [[r + 1, 3 - r] for r in range(repl_once.num_replicas)]
     values = {
         name: replicator.PerReplica([tf.constant(_array(name, v)) for v in numbers])
@@ -174,7 +170,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_mean_is_refused(in_graph, name):
-    """TensorFlow's words would be others, or it would broadcast."""
     values, message = REFUSED[name]
 
     with pytest.raises((TypeError, ValueError), match=message):
@@ -185,7 +180,6 @@ def test_what_has_no_mean_is_refused(in_graph, name):
     "repl_once", [("single", 1), ("tf_mirrored", 2)], indirect=True
 )
 def test_slices_are_reduced_densely_and_strings_not_at_all(repl_once):
-    """As what a step returns of them; on one device, too."""
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([2, 2]))
     count = repl_once.num_replicas
 
@@ -214,7 +208,6 @@ def places(events, *keys):
 
 
 def test_ops_have_their_replica_and_their_bucket(tmp_path):
-    """A trace of TensorFlow's profiler also has the range of run(), and its steps."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
         weights = [tf.Variable(tf.ones([1024, 1024])) for _ in range(4)]
@@ -269,7 +262,6 @@ def test_ops_of_a_pipeline_have_their_stage_and_their_task(tmp_path):
 
 
 def test_one_profile_at_a_time_and_one_after_a_failure(tmp_path):
-    """A step that fails is in its trace."""
     repl = replicator.create("single")
     path = tmp_path / "trace.json"
 

@@ -28,7 +28,6 @@ def _make(backend, num_replicas, **options):
 
 
 def test_variables_and_slots_are_on_the_part_that_made_them():
-    """The user's variables and, mirrored, the copies of every replica."""
     repl = _make("in_graph", 2, variable_placement="mirrored")
     training = Training(repl, "split")
 
@@ -128,7 +127,6 @@ def test_parts_that_do_not_exist_are_refused(what):
 
 
 def test_backends_that_do_not_split_have_part_0_only():
-    """Stock strategies and plain replicas run the same code with one part."""
     repl = replicator.create("tf_mirrored", num_replicas=1, devices=["CPU:0"])
 
     def step():

@@ -37,7 +37,6 @@ def _count(repl):
 
 
 def test_each_value_is_written_once(repl_once, tmp_path):
-    """By replica 0, whose own value it is; what is reduced first is the same on all."""
     count = _count(repl_once)
 
     def step(x):
@@ -51,7 +50,6 @@ def test_each_value_is_written_once(repl_once, tmp_path):
 
 
 def test_conditions_of_the_user_write_once(in_graph, tmp_path):
-    """Every second step, and in a branch that every replica takes."""
     count = _count(in_graph)
 
     def step(x):
@@ -122,7 +120,6 @@ def test_shared_variables_are_held_once():
 
 
 def test_mirrored_variables_are_held_by_every_device():
-    """Two devices with a copy each: the second holds no view for the user."""
     repl = replicator.create(
         "in_graph",
         num_replicas=2,
@@ -141,7 +138,6 @@ def test_mirrored_variables_are_held_by_every_device():
 
 
 def test_many_replica_local_variables_are_counted():
-    """Of batch norm, every layer has two."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
         layers = [keras.layers.BatchNormalization() for _ in range(4)]
@@ -160,7 +156,6 @@ def test_many_replica_local_variables_are_counted():
 
 
 def test_logical_devices_are_listed():
-    """Model parallelism: both devices of a replica."""
     repl = replicator.create(
         "in_graph",
         num_replicas=2,

@@ -39,12 +39,10 @@ def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
     ],
 )
 def test_the_environment_names_the_tpu(variable, value, expected):
-    """Each variable in the form that its platform writes."""
     assert expected == tpu._name_from_environment({variable: value})
 
 
 def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
-    """TensorFlow itself would try for minutes."""
     monkeypatch.setattr(tpu, "CONNECT_TIMEOUT_SEC", 0.3)
     [port] = local_cluster.free_ports(1)
 
@@ -71,7 +69,6 @@ except errors.DeviceError as error:
 
 @pytest.mark.processes
 def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said(tmp_path):
-    """A real connection: the resolver, the cluster, and TensorFlow's own answer."""
     program = tmp_path / "program.py"
     program.write_text(_NO_TPU_BEHIND, encoding="utf-8")
     _, text = fork_server.server(**case_cluster.ENV).run(
@@ -110,7 +107,6 @@ def system():
 
 
 def test_cores_that_do_not_fit_are_refused(system):
-    """Five replicas of two cores on eight; three cores; no number of cores."""
     calls = {
         r"5 replicas of 2 TPU cores need 10 cores, but TPU 'v3-8' has 8": (
             lambda: system.make_strategy(5, 2)
@@ -133,7 +129,6 @@ def test_cores_that_do_not_fit_are_refused(system):
 
 
 def test_batches_of_unknown_shape_are_refused():
-    """A partial last batch, or ragged rows: the message says what to use."""
     data = tf.data.Dataset.range(3)
     ragged = data.map(tf.range).ragged_batch(2, drop_remainder=True)
     known = data.batch(2, drop_remainder=True)
@@ -148,7 +143,6 @@ def test_batches_of_unknown_shape_are_refused():
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
 def test_wide_integers_are_summed_in_parts_exactly(dtype):
-    """Negative and large ones included; the sum wraps as 64 bits do."""
     limits = np.array([0, 1, -1, 2**62, -(2**63), 2**63 - 1, 123456789012345])
     values = [limits.astype(np.int64), limits[::-1].astype(np.int64)]
     tensors = [tf.bitcast(tf.constant(v), dtype) for v in values]

@@ -95,7 +95,6 @@ def test_losses_are_those_of_independent_programs(name):
 
 
 def _functions(call):
-    """The function of a step that a call registers."""
     known = set(eager_context.context().list_function_names())
     call()
     context = eager_context.context()
@@ -211,7 +210,6 @@ def test_sparse_gradients_keep_their_number_of_rows(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_belongs_to_training_is_refused(name, tmp_path):
-    """A control cannot be checked, saved or sharded by mistake."""
     repl, optimizer = _create(name), keras.optimizers.SGD()
     for what, call in {
         r"assert_in_sync\(\)": repl.assert_in_sync,

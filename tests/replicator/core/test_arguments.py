@@ -73,7 +73,6 @@ _TAKE_TENSORS = {
 @pytest.mark.parametrize("what", _NO_TENSORS)
 @pytest.mark.parametrize("said", _TAKE_TENSORS)
 def test_the_error_of_what_is_no_tensor_says_what_to_do(said, what):
-    """And which function takes tensors; TensorFlow's own error says neither."""
     value, message = _NO_TENSORS[what]
     if value is None and "map" in said:
         pytest.skip("has a message of its own")

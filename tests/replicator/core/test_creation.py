@@ -36,7 +36,6 @@ INITIAL_VALUES = {
     ("num_replicas", "kind"), [(1, "a number"), *((2, kind) for kind in INITIAL_VALUES)]
 )
 def test_a_module_makes_its_weight_in_the_first_step(num_replicas, kind):
-    """Once for all replicas and for all steps; a gradient reaches it."""
     backend = "single" if num_replicas == 1 else "in_graph"
     repl = replicator.create(backend, num_replicas=num_replicas)
     module = Lazy(INITIAL_VALUES[kind])
@@ -56,7 +55,6 @@ def test_a_module_makes_its_weight_in_the_first_step(num_replicas, kind):
 
 
 def test_a_model_is_built_by_its_first_batch(in_graph):
-    """With metrics that compile() has not made yet, as Keras does without replicas."""
     keras.utils.set_random_seed(1)
     with in_graph.context():
         model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
@@ -97,7 +95,6 @@ def test_what_a_step_cannot_create_once_is_refused(in_graph, what):
 
 
 def test_an_iterator_that_is_read_in_a_step_is_refused(in_graph):
-    """It would read one batch while tracing, for all steps."""
     inputs = in_graph.make_input_iterator(lambda ctx: tf.data.Dataset.range(4).batch(1))
 
     with pytest.raises(
@@ -180,7 +177,6 @@ def _train(repl, num_functions=3):
 
 @pytest.mark.parametrize("backend", ["single", "tf_mirrored"])
 def test_ordinary_steps_make_tensorflow_say_nothing(backend, warnings_of_tensorflow):
-    """In graphs: below, with several replicators."""
     _train(replicator.create(backend, num_replicas=1))
 
     assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]

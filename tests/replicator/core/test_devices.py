@@ -53,7 +53,6 @@ def test_replicas_take_gpus_first_then_share_the_cpu(gpus):
 
 
 def test_multi_gpu_takes_all_gpus_and_runs_on_a_laptop(gpus):
-    """Without a number: every GPU; without GPUs: one replica, or as many as asked."""
     assert 1 == replicator.MultiGpuReplicator().num_replicas
     on_cpu = replicator.MultiGpuReplicator(num_gpus=2)
 
@@ -74,79 +73,56 @@ WRONG_NAMES = {
     3: r"device 3 (is not a device name|does not exist)",
 }
 NO_LIST = r"devices .* must be a list with one device per replica"
-REFUSED = {
-    **{
-        f"{name} of {backend}": (
-            backend,
-            {"num_replicas": 1, "devices": [name]},
-            message,
-        )
+REFUSED = [
+    *(
+        (backend, {"num_replicas": 1, "devices": [name]}, message)
         for backend in ("single", "in_graph", "tf_mirrored")
         for name, message in WRONG_NAMES.items()
-    },
-    **{
-        f"{devices!r} for two replicas": (
-            "in_graph",
-            {"num_replicas": 2, "devices": devices},
-            NO_LIST,
-        )
-        for devices in (["CPU:0"], ["CPU:0"] * 3, "CPU:0", [], 2.5, object)
-    },
-    "a variable as devices": (
-        "in_graph",
-        {"num_replicas": 2, "devices": keras.Variable([1.0])},
-        NO_LIST,
     ),
-    "one device for two replicas of a stock strategy": (
+    *(
+        ("in_graph", {"num_replicas": 2, "devices": devices}, NO_LIST)
+        for devices in (
+            *(["CPU:0"], ["CPU:0"] * 3, "CPU:0", [], 2.5, object),
+            keras.Variable([1.0]),
+        )
+    ),
+    *(
+        ("in_graph", {"num_replicas": 2, "logical_devices_per_replica": value}, message)
+        for value, message in (
+            (10**30, r"logical_devices_per_replica 10+ must be an .* 65536"),
+            (2**16, r"num_replicas 131072 must be an integer from 1 to 65"),
+        )
+    ),
+    (
         "tf_mirrored",
         {"num_replicas": 2, "devices": ["CPU:0", "CPU:0"]},
         r"\['CPU:0', 'CPU:0'\] must all be d",
     ),
-    "a CPU that TensorFlow already uses": (
+    (  # a CPU that TensorFlow already uses
         "tf_mirrored",
         {"num_replicas": 64},
         r"64 virtual CPU devices are needed.* initialized with 4; ",
     ),
-    "more parts than a graph can hold": (
-        "in_graph",
-        {"num_replicas": 2, "logical_devices_per_replica": 10**30},
-        r"logical_devices_per_replica 10+ must be an .* 65536",
-    ),
-    "more parts than a graph can hold, together": (
-        "in_graph",
-        {"num_replicas": 2, "logical_devices_per_replica": 2**16},
-        r"num_replicas 131072 must be an integer from 1 to 65",
-    ),
-    "no replicas": (
-        "in_graph",
-        {"num_replicas": 0},
-        r"backend 'in_graph' cannot run num_replicas=0; it",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_devices_that_cannot_be_are_refused(what):
-    """By every backend: soft placement would run on the CPU unnoticed."""
-    backend, options, message = REFUSED[what]
-
+@pytest.mark.parametrize(("backend", "options", "message"), REFUSED)
+def test_devices_that_cannot_be_are_refused(backend, options, message):
     with pytest.raises(DeviceError, match=message):
         replicator.create(backend, **options)
+
+
+SHARED = {"variable_placement": "shared"}
 
 
 @pytest.mark.parametrize(
     ("num_gpus", "options", "message"),
     [
         (1, {}, r"2 replicas need 2 GPUs, but there are 1; use fewer"),
-        (
-            2,
-            {"variable_placement": "shared"},
-            r"variable_placement='shared' needs.*use 'mirrored'",
-        ),
+        (2, SHARED, r"variable_placement='shared' needs.*use 'mirrored'"),
     ],
 )
 def test_gpus_that_do_not_suffice_are_refused(gpus, num_gpus, options, message):
-    """Two replicas on one would measure something else; two cannot read one copy."""
     gpus(num_gpus)
 
     with pytest.raises(DeviceError, match=message):
@@ -195,7 +171,6 @@ def test_which_replicas_share_memory(names, memories):
 def test_parts_of_one_gpu_are_known_from_the_configuration(
     monkeypatch, num_logical, used, is_shared
 ):
-    """As MirroredStrategy asks before it chooses between NCCL and a ring."""
     parts = {f"gpu {index}": [object()] * n for index, n in enumerate(num_logical)}
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [*parts])
     monkeypatch.setattr(
@@ -210,16 +185,16 @@ def test_parts_of_one_gpu_are_known_from_the_configuration(
     assert not devices_lib.have_virtual_gpus([cpu])
 
 
+WHOLE_JOB = "of the whole job is not divisible"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            (3, 2),
-            "num_replicas 3 of the whole job is not divisible by its 2 workers; use a",
-        ),
+        ((3, 2), f"num_replicas 3 {WHOLE_JOB} by its 2 workers; use a"),
         ((1, 4), "use a multiple, such as 4"),
-        ((0, 2), "num_replicas 0 of the whole job is not divisible"),
-        ((-2, 2), "num_replicas -2 of the whole job is not divisible"),
+        ((0, 2), f"num_replicas 0 {WHOLE_JOB}"),
+        ((-2, 2), f"num_replicas -2 {WHOLE_JOB}"),
         ((5, 4), "such as 4"),
         ((3, 4, 2), "job times logical_devices_per_replica 2 is not divisible by its"),
         ((2.5, 2), "num_replicas 2.5 must be an integer"),

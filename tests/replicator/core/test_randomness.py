@@ -51,7 +51,6 @@ def _drawn(backend, num_replicas):
 
 
 def test_replica_0_draws_what_one_device_draws():
-    """Keras outside of steps too; the other replica draws other numbers."""
     keras.utils.set_random_seed(7)
     outside = keras.random.normal([8]).numpy()
     alone, split = _drawn("single", 1), _drawn("in_graph", 2)
@@ -91,7 +90,6 @@ def test_a_step_keeps_its_generator_when_keras_forgets_it(repl_once):
 
 
 def test_a_step_that_draws_nothing_makes_no_generator(repl_once):
-    """Python's own random numbers, of which Keras takes its seed, stay untouched."""
     keras.utils.set_random_seed(3)
     state = random.getstate()
 
@@ -101,8 +99,6 @@ def test_a_step_that_draws_nothing_makes_no_generator(repl_once):
 
 
 def test_a_step_that_fails_leaves_the_generator_as_keras_would(in_graph):
-    """Its numbers go on after those that were drawn while it was traced."""
-
     def failing():
         keras.random.normal([2])
         raise ValueError("mine")

@@ -41,7 +41,6 @@ class _Model:
 
 
 def test_partials_of_equal_parts_are_one_step(repl_once):
-    """Made anew in each call, traced as often as the same object is."""
     step, traced = _counted()
     weight = tf.Variable(2.0)
 
@@ -209,7 +208,6 @@ def _objects_that_live(repl):
 
 
 def _objects_that_are_run_again(repl):
-    """A search over models has a step per model, and lets each model go."""
     for _ in range(NUM_TO_WARN + 1):
         model = _Model()
         for _ in range(2):

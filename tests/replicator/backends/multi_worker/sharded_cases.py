@@ -162,7 +162,6 @@ def a_checkpoint_of_two_workers_continues_with_one(_):
 
 
 def a_checkpoint_of_one_replica_continues_with_two_workers(repl):
-    """Every worker keeps its share of what is restored."""
     folder = shared_folder(repl)
     if repl.is_chief:
         one = Training(replicator.create("single"), "deep")

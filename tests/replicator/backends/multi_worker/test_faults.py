@@ -41,7 +41,6 @@ def field(cluster, worker, name):
 
 
 def losses(cluster, worker=0):
-    """Loss by step; a step that was run again counts as it was last."""
     sent = messages.received(cluster, ("worker", worker))
     return {x["step"]: x["loss"] for x in sent if "step" in x}
 
@@ -104,13 +103,11 @@ def check_others_end(cluster, num_workers, victim):
     ],
 )
 def test_a_lost_worker_ends_the_step_on_the_other(tmp_path, victim, mode, how):
-    """The error names the worker, comes in bounded time, and stays."""
     with cluster_of(tmp_path, mode, victim=victim) as cluster:
         check_lost(cluster, 2, victim, how)
 
 
 def test_a_dead_worker_is_known_from_a_stranger_at_its_port(tmp_path):
-    """The wait for it ends, and not after timeout_sec."""
     with cluster_of(tmp_path, "exchange") as cluster:
         wait_until(lambda: field(cluster, 1, "at_fault"), cluster, START_SEC)
         cluster.kill("worker", 1)
@@ -120,7 +117,6 @@ def test_a_dead_worker_is_known_from_a_stranger_at_its_port(tmp_path):
 
 
 def test_a_worker_that_goes_astray_is_named(tmp_path):
-    """Waits are bounded by timeout_sec; the error says who and what."""
     message = r"worker 1 \(.*\) was at the first run of step '.*other_step'"
     with cluster_of(tmp_path, "other_step", num_workers=2) as cluster:
         wait_until(lambda: field(cluster, 1, "at_fault"), cluster, START_SEC)
@@ -132,7 +128,6 @@ def test_a_worker_that_goes_astray_is_named(tmp_path):
 
 
 def test_a_killed_job_ends_and_continues_from_its_last_checkpoint(tmp_path):
-    """Without its chief all others end; started again, the losses are of no fault."""
     with cluster_of(tmp_path, "killed", num_workers=3, victim=0) as cluster:
         check_lost(cluster, 3, victim=0)
         for worker in range(3):

@@ -39,7 +39,6 @@ def is_alive(pid):
 
 
 def test_every_process_knows_its_place(tmp_path):
-    """One program, one TF_CONFIG each; servers do not hold up the wait."""
     core = min(os.sched_getaffinity(0))
     with LocalCluster(
         program(REPORT),
@@ -66,7 +65,6 @@ def test_every_process_knows_its_place(tmp_path):
 
 
 def test_a_killed_process_can_be_started_again(tmp_path):
-    """With its old address; outputs of both lives are kept."""
     with LocalCluster(program(SLEEP), num_workers=2, log_dir=tmp_path) as cluster:
         until(lambda: "started" in cluster.output("worker", 1))
         addresses = dict(cluster.addresses)
@@ -102,7 +100,6 @@ def test_a_killed_process_can_be_started_again(tmp_path):
     ids=["too long", "failed"],
 )
 def test_a_failure_is_reported_with_its_output(tmp_path, code, use, message):
-    """Nothing runs on after the error; check() wants every exit code to be 0."""
     with LocalCluster(program(code), num_workers=1, log_dir=tmp_path) as cluster:
         until(lambda: cluster.output("worker", 0))
         pid = cluster.pid("worker", 0)
@@ -113,7 +110,6 @@ def test_a_failure_is_reported_with_its_output(tmp_path, code, use, message):
 
 
 def test_processes_die_with_a_parent_that_was_killed(tmp_path):
-    """Not even kill -9 of the parent leaves anything behind."""
     parent_code = (
         "import sys, time\n"
         "from replicator.cluster.local_cluster import LocalCluster\n"

@@ -24,7 +24,6 @@ TIMEOUT_SEC = 60.0
 
 
 def accumulated_gradients_travel_when_they_are_used(repl):
-    """Of eight calls two update, and two collectives run."""
     with repl.context():
         weight = tf.Variable(tf.ones([300]))
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), accumulation_steps=4)
@@ -64,7 +63,6 @@ TYPES = (
 
 
 def _of_type(name, replica_id):
-    """What a replica contributes in a type."""
     values = (np.arange(6, dtype=np.uint64).reshape(2, 3) * (replica_id + 3)) % 7
     if name == "uint64":
         values += np.uint64(2**63)  # must not be taken for negative
@@ -72,7 +70,6 @@ def _of_type(name, replica_id):
 
 
 def _ops_of(dtype):
-    """The reductions that a type knows, as TensorFlow spells them."""
     if dtype == tf.bool:
         return {"min": tf.reduce_all, "max": tf.reduce_any}
     if dtype.is_complex:
@@ -188,7 +185,6 @@ def compressed_sums_have_the_same_bits_everywhere(repl):
 
 
 def bytes_of_any_length_are_exchanged(repl):
-    """What checkpoints need; beyond the usual limit of a message."""
     payload = bytes([repl.worker_id]) * (5_000_000 * repl.worker_id)
     check([0, 5_000_000], [len(part) for part in repl.gather_bytes(payload)])
 
@@ -213,7 +209,6 @@ def the_plan_shows_cross_worker_communication(repl):
 
 
 def workers_of_a_control_do_not_wait_for_each_other(repl):
-    """One runs one step, the other three; each trains alone, and is not compared."""
     control = replicator.create(
         "multi_worker",
         num_replicas=repl.num_replicas,
@@ -240,7 +235,6 @@ def workers_of_a_control_do_not_wait_for_each_other(repl):
 
 
 def different_programs_are_refused_on_all_workers(repl):
-    """Before anything runs. Of one that fails to trace too; and all continue."""
     is_first = repl.worker_id == 0
     one = share(repl, [np.float32(1)] * 8)
 
@@ -291,7 +285,6 @@ def different_programs_are_refused_on_all_workers(repl):
 
 
 def drift_between_workers_is_found(repl):
-    """assert_in_sync() compares digests over workers; all of them raise."""
     with repl.context():
         weight = tf.Variable(1.0, name="weight")
 
@@ -310,7 +303,6 @@ def drift_between_workers_is_found(repl):
 
 def misuse_is_explained(repl):
     def of_another():
-        """Inputs of a replicator of this process alone."""
         other = replicator.create("in_graph", num_replicas=1)
         return other.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
 

@@ -44,7 +44,6 @@ def make(num_replicas, **options):
 
 
 def set_up(_folder):
-    """Connects: without servers, no case can run."""
     make(2)
     return ()
 
@@ -82,7 +81,6 @@ def an_uneven_epoch():
 
 @case
 def a_replica_that_is_split_over_workers_trains_as_one_device():
-    """Each worker has one of two layers, and what lies between them crosses."""
     found = []
     for repl in (
         single(devices=[WORKERS[0]] * 2, logical_devices_per_replica=2),
@@ -126,7 +124,6 @@ def a_pipeline_of_another_worker_cannot_call_python():
 
 @case
 def a_step_on_another_worker_reads_tables_and_cannot_call_python():
-    """A table is used where it is. The message names the line and the device."""
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([0, 1], [10.0, 20.0]), 0.0
     )
@@ -171,7 +168,6 @@ def pipelines_live_on_the_workers_that_they_feed():
 
 @case
 def copies_that_drifted_are_named():
-    """assert_in_sync fetches the copies of all workers."""
     repl = make(4)
     with repl.context():
         weight = tf.Variable([1.0, 2.0])
@@ -259,7 +255,6 @@ def workers_send_each_other_a_few_tensors_per_step():
 
 @case
 def gradients_that_are_sent_together_train_as_if_each_was_sent_alone():
-    """Bit by bit: packing changes no sum, nor its order; and as one device does."""
     packed = wide_training(make(4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "FUSE_BETWEEN_PROCESSES_BELOW_BYTES", 0)
@@ -269,7 +264,6 @@ def gradients_that_are_sent_together_train_as_if_each_was_sent_alone():
 
 @case
 def variables_are_stored_by_the_workers_that_own_them():
-    """sharded_update='parameters': training is that of one device, bytes add up."""
     repl = make.__wrapped__(4)  # its plan has no other training
     alone, training = (
         tiny_models.Training(of, "deep", "clipped adamw", **options)
@@ -291,7 +285,6 @@ def variables_are_stored_by_the_workers_that_own_them():
 
 @case
 def workers_of_a_control_train_alone():
-    """Each worker's losses are those of its own batch and variables."""
     repl = make(2, without_communication=True)
     with repl.context():
         weight = tf.Variable([1.0, 1.0])

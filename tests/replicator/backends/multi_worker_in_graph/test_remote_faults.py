@@ -30,7 +30,6 @@ def read_steps(folder):
 
 @pytest.mark.processes
 def test_training_survives_the_loss_of_workers(tmp_path):
-    """Killed or hung: one error in time, and the same loss curve after a restart."""
     alone = tiny_models.Training(replicator.create("single"), "wide", "momentum")
     expected = alone.run(NUM_STEPS)
 

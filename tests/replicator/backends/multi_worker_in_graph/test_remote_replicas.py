@@ -17,7 +17,6 @@ EPOCH = client_cases.an_uneven_epoch.__name__
 
 @pytest.mark.parametrize("case", [c for c in client_cases.CASES if c != EPOCH])
 def test_two_workers(client, case):
-    """The client finds nothing wrong."""
     assert client.value(case) is None
 
 
@@ -27,7 +26,6 @@ def test_an_uneven_epoch_on_workers_is_that_of_one_device(client, check_epoch):
 
 
 def own_address():
-    """An address of this machine besides loopback, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.77", 9))  # sends nothing
@@ -41,7 +39,6 @@ def port_of(cluster, worker):
 
 
 def test_ports_of_a_local_cluster_answer_this_machine_only(client):
-    """The client's and the server's, at every address but those of loopback."""
     client.value(EPOCH)
     address = own_address()
     if address is None or address.startswith("127."):
