@@ -341,9 +341,8 @@ class InGraphReplicator(base.Replicator):
     def _traced_steps(self) -> list[tuple[str, Program]]:
         """Name and program of every traced step, those of a strategy included."""
         strategy: Any = self._strategy
-        return self._programs.items() + (
-            [] if strategy is None else strategy.programs()
-        )
+        own = self._programs.items()
+        return own if strategy is None else [*own, *strategy.programs()]
 
     def _entries_here(self) -> list[Entry]:
         """The variables of which this process has copies."""

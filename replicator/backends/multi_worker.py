@@ -14,6 +14,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import tensorflow as tf
+
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.backends import base, programs
@@ -37,8 +39,6 @@ from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import tensorflow as tf
 
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
@@ -218,8 +218,9 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if devices is None:
             num_devices = num_local * logical_devices_per_replica
             membership.claim_gpus(self.cluster, num_devices)
-            if logical_devices_per_replica > 1:
-                devices_lib.split_cpu_without_gpus(num_devices)
+            has_gpus = tf.config.list_physical_devices("GPU")
+            if logical_devices_per_replica > 1 and not has_gpus:
+                devices_lib.split_cpu(num_devices)
         self._runtime = workers.join_cluster(
             self.cluster,
             timeout_sec=timeout_sec,

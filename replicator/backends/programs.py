@@ -194,8 +194,7 @@ def check_call(
             "and counts steps and input positions in Python; call it from plain "
             "Python, with num_steps=k for k steps in one dispatch"
         )
-    if more or others:
-        validation.check_no_more(caller, more, others)
+    validation.check_no_more(caller, more, others)
     if not is_integer(num_steps, least=1, most=INT32_MAX):
         raise ValueError(
             f"num_steps {format_value(num_steps)} must be an integer of at least 1 and "

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.collectives.kind import CollectiveKind
-    from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
+    from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
 
 
@@ -141,16 +141,10 @@ class StrategyInputIterator(InputIterator):
     pads_last_step = False  # the strategy feeds batches without examples itself
 
     def __init__(
-        self,
-        input_fn: InputFn,
-        contexts: Sequence[InputContext],
-        num_replicas: int,
-        strategy: tf.distribute.Strategy,
-        options: tf.distribute.InputOptions | None = None,
+        self, strategy: tf.distribute.Strategy, options: Any, *args: Any, **how: Any
     ) -> None:
-        self._strategy = strategy
-        self._options = options
-        super().__init__(input_fn, contexts, num_replicas)
+        self._strategy, self._options = strategy, options
+        super().__init__(*args, **how)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if len(pipelines) == 1:
@@ -234,11 +228,11 @@ class StrategyReplicator(base.Replicator):
             experimental_per_replica_buffer_size=num_prefetched,
         )
         return StrategyInputIterator(
+            self.strategy,
+            options if num_prefetched else None,
             input_fn,
             own_contexts(mode, self.num_replicas, self.num_workers, self.worker_id),
             self.num_local_replicas,
-            self.strategy,
-            options if num_prefetched else None,
         )
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:

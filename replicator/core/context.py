@@ -27,6 +27,8 @@ from replicator.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    Scope = contextlib.AbstractContextManager[Any]
+
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 
@@ -117,12 +119,12 @@ class ReplicaContext(abc.ABC):
         """
         del marker
 
-    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+    def logical_device(self, index: int) -> Scope:
         """Places ops on one of this replica's devices; see ``logical_device``."""
         return logical_scope(index, self.num_logical_devices, self.places)
 
 
-def enter(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
+def enter(context: ReplicaContext) -> Scope:
     """Makes ``context`` the current one in this thread; used by backends."""
     return holding("replica", context)
 
@@ -140,9 +142,7 @@ def in_replica_context() -> bool:
     return held("replica") is not None
 
 
-def gradients_divided(
-    undo: Callable[[list[Any]], list[Any]] | None,
-) -> contextlib.AbstractContextManager[None]:
+def gradients_divided(undo: Callable[[list[Any]], list[Any]] | None) -> Scope:
     """Says that losses in a step are divided by the number of replicas.
 
     So are their gradients, which optimizers then sum instead of averaging them, as
@@ -162,9 +162,7 @@ def are_gradients_divided() -> bool:
     return held("undo") is not None
 
 
-def losses_weighed(
-    weight: Callable[[], tf.Tensor | None],
-) -> contextlib.AbstractContextManager[None]:
+def losses_weighed(weight: Callable[[], tf.Tensor | None]) -> Scope:
     """Says that the loss of a replica counts by the examples of its batch."""
     return holding("weight", weight)
 
@@ -231,7 +229,7 @@ TASK_NAME = re.compile(r"stage_\d+_[FB]\d+(?=/)")
 TASK_END = "/replicator_end"
 
 
-def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
+def logical_device(index: int) -> Scope:
     """Places ops and variables on one of the devices of a replica.
 
     Inside a step function it places ops; inside ``repl.context()`` it places variables.
@@ -255,13 +253,12 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
             f"logical_device({index!r}) was called outside a replica; use it inside "
             "`with repl.context():` for variables, or inside the step function for ops"
         )
-    scope: contextlib.AbstractContextManager[Any] = owner.logical_device(index)
-    return scope
+    return owner.logical_device(index)
 
 
 def logical_scope(
     index: Any, num_logical_devices: int, places: Sequence[str | None]
-) -> contextlib.AbstractContextManager[Any]:
+) -> Scope:
     """The scope of a logical device, for which places may have a name each."""
     place = check_logical_index(index, num_logical_devices)
     return tf.device(places[place]) if places else contextlib.nullcontext()
@@ -303,7 +300,7 @@ _Traced = TypeVar("_Traced")
 
 
 class _Creation(NamedTuple):
-    place: Callable[[], contextlib.AbstractContextManager[Any]]
+    place: Callable[[], Scope]
     made: Callable[[Any], None]
 
 
@@ -311,15 +308,14 @@ def _ignore(_variable: Any) -> None:
     """Nobody has to know."""
 
 
-def allowed() -> contextlib.AbstractContextManager[None]:
+def allowed() -> Scope:
     """Lets the library itself create variables (optimizer slots) during a trace."""
     return holding("allowed", True)
 
 
 def created_in(
-    scope: Callable[[], contextlib.AbstractContextManager[Any]],
-    made: Callable[[Any], None] = _ignore,
-) -> contextlib.AbstractContextManager[None]:
+    scope: Callable[[], Scope], made: Callable[[Any], None] = _ignore
+) -> Scope:
     return holding("creation", _Creation(scope, made))
 
 
@@ -339,7 +335,7 @@ def own_variable(value: Any, **how: Any) -> tf.Variable:
 
 def made_outside(
     note: Callable[[Any], None] = _ignore, device: str | None = None
-) -> contextlib.AbstractContextManager[None]:
+) -> Scope:
     """Makes variables that a step creates inside it outside of the step."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -375,7 +371,7 @@ def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
         return trace()
 
 
-def forbidden_in_steps() -> contextlib.AbstractContextManager[None]:
+def forbidden_in_steps() -> Scope:
     """Makes the creation of variables inside it raise an actionable error."""
 
     def create(_next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -384,7 +380,7 @@ def forbidden_in_steps() -> contextlib.AbstractContextManager[None]:
     return _creating(create)
 
 
-def _creating(create: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+def _creating(create: Callable[..., Any]) -> Scope:
     """Lets a function make variables, but for those of the library itself."""
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -394,8 +390,7 @@ def _creating(create: Callable[..., Any]) -> contextlib.AbstractContextManager[N
         _creation().made(variable)
         return variable
 
-    scope: contextlib.AbstractContextManager[None] = tf.variable_creator_scope(creator)
-    return scope
+    return tf.variable_creator_scope(creator)
 
 
 def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:

@@ -98,12 +98,6 @@ def split_cpu(num_devices: int) -> list[str]:
     return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
 
 
-def split_cpu_without_gpus(num_devices: int) -> None:
-    """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs."""
-    if not tf.config.list_physical_devices("GPU"):
-        split_cpu(num_devices)
-
-
 def memory(device: str) -> str:
     """The memory of a device; all CPU devices of one process share one."""
     spec = tf.DeviceSpec.from_string(device)

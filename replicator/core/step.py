@@ -229,8 +229,6 @@ def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
     """The key of a step function, valid as long as its ``parts`` live."""
     if type(step_fn) is types.FunctionType:
         return (id(step_fn),)
-    if isinstance(step_fn, types.MethodType):
-        return id(step_fn.__self__), id(step_fn.__func__)
     return tuple(key for key, _ in _parts(step_fn))
 
 

@@ -315,73 +315,65 @@ def inverse_of(*names):
 
 
 BAD = {
-    "no mesh": (make(mesh=[2, 2]), LayoutError, r"mesh=\[2, 2\] must be a dictionary"),
-    "size": (make(mesh={"batch": 0}), LayoutError, "'batch' has the size 0"),
-    "axis": (make(mesh={"a b": 1}), LayoutError, "'a b' is not a name"),
+    "no mesh": (make(mesh=[2, 2]), r"mesh=\[2, 2\] must be a dictionary"),
+    "size": (make(mesh={"batch": 0}), "'batch' has the size 0"),
+    "axis": (make(mesh={"a b": 1}), "'a b' is not a name"),
     "replicas": (
         make(mesh={"batch": 2}, num_replicas=4),
-        DeviceError,
         "num_replicas=4 does not match the mesh, whose axis 'batch' has 2",
+        DeviceError,
     ),
     "layout": (
         make(mesh={"batch": 1}, layout={"hidden": "model"}),
-        LayoutError,
         "splits 'hidden' over 'model', which is no axis of the mesh; use one of batch",
     ),
     "rule": (
         make(mesh={"batch": 1}, names={"(": ("a",)}),
-        LayoutError,
         r"'\(' is not one: missing \)",
     ),
     "rank": (
         in_context(lambda _: tf.Variable([1.0], name="w"), names={"w": ("a", "b")}),
-        LayoutError,
         "'w' has 1 dimensions, but got 2 names",
     ),
     "divided": (
         in_context(lambda _: tf.Variable([1.0], name="w"), names={"w": ("hidden",)}),
-        LayoutError,
         "'w' has 1 in its dimension 'hidden', which the 2 devices of the axis 'model'",
     ),
     "twice": (
         in_context(
             lambda _: tf.Variable([[1.0]], name="w"), names={"w": ("heads", "hidden")}
         ),
-        LayoutError,
         "splits two over the axis 'model'",
     ),
-    "named": (lambda: replicator.named(1.0, "a"), TypeError, "takes a variable"),
+    "named": (lambda: replicator.named(1.0, "a"), "takes a variable", TypeError),
     "option": (
         wrapping(accumulation_steps=2),
-        OptimizerOptionError,
         "accumulation_steps=2 does not work with DTensorReplicator",
+        OptimizerOptionError,
     ),
     "compression": (
         wrapping(compression="bfloat16"),
-        OptimizerOptionError,
         "compression='bfloat16' does not work with DTensorReplicator: DTensor sends",
+        OptimizerOptionError,
     ),
     "prefetch": (
         in_context(lambda r: r.make_input_iterator(rows_of, prefetch_to_device=2)),
-        InputModeError,
         "prefetch",
+        InputModeError,
     ),
     "uneven": (
         lambda: run_over(on_mesh(2, 1), tf.data.Dataset.range(3).batch(2)),
-        LayoutError,
         r"shapes \(2,\), \(1,\), but a mesh divides a batch evenly",
     ),
-    "number": (stepped(tf.identity, [1.0, 2.0]), LayoutError, "dimension of examples"),
+    "number": (stepped(tf.identity, [1.0, 2.0]), "dimension of examples"),
     "operation": (
         stepped(
             lambda x: tf.linalg.inv(tf.eye(2) + tf.reduce_sum(x)), [tf.ones([2])] * 2
         ),
-        LayoutError,
         "DTensor cannot split MatrixInverse",
     ),
     "square": (
         lambda: inverse_of("hidden", None),
-        LayoutError,
         r"MatrixInverse \(in no layer\), which gets square \(model, unsharded\); give",
     ),
     "layer": (
@@ -391,15 +383,15 @@ BAD = {
             )[0],
             [tf.ones([1, 8 // 2])] * 2,
         ),
-        LayoutError,
         "DTensor cannot split FusedBatchNormV3",
     ),
 }
 
 
-@pytest.mark.parametrize(("run", "kind", "message"), BAD.values(), ids=BAD)
-def test_what_makes_no_sense_is_one_line(run, kind, message):
-    with pytest.raises(kind, match=message) as caught:
+@pytest.mark.parametrize("name", BAD)
+def test_what_makes_no_sense_is_one_line(name):
+    run, message, *kind = BAD[name]
+    with pytest.raises(*kind or [LayoutError], match=message) as caught:
         run()
     assert "\n" not in str(caught.value).split("in user code:")[0].strip()
 

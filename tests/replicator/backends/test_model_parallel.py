@@ -88,9 +88,9 @@ def test_gradients_run_where_their_forward_ops_ran():
     assert {0, 1} == parts["Tanh", None] == parts["TanhGrad", None]
 
 
-def _part_of_a_variable(index=2):
+def _part_of_a_variable():
     with _make("in_graph", 1).context():
-        replicator.logical_device(index)
+        replicator.logical_device(2)
 
 
 def _part_of_a_step():
@@ -102,26 +102,24 @@ def _part_of_a_step():
 
 
 MISSING = r"logical_device\(2\) does not exist: a replica here has 2; use 0 to 1"
-REFUSED = {
-    "a part of a variable": (_part_of_a_variable, MISSING),
-    "a part of a step": (_part_of_a_step, MISSING),
-    "a part outside a replica": (
+REFUSED = [
+    (_part_of_a_variable, MISSING),
+    (_part_of_a_step, MISSING),
+    (
         lambda: replicator.logical_device(0),
         r"logical_device\(0\) was called outside a replica; .*step function",
     ),
-    "more parts than devices": (
+    (
         lambda: replicator.create(
             "in_graph", num_replicas=32, logical_devices_per_replica=2
         ),
         r"32 replicas of 2 logical devices need 64 devices: 64 virtual CPU",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_parts_that_do_not_exist_are_refused(what):
-    call, message = REFUSED[what]
-
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_parts_that_do_not_exist_are_refused(call, message):
     with pytest.raises(errors.DeviceError, match=message):
         call()
 

@@ -72,24 +72,23 @@ def test_a_model_is_built_by_its_first_batch(in_graph):
 
 
 ONE_EACH = replicator.PerReplica([tf.ones([])] * 2)
-REFUSED = {
+REFUSED = [
     # The second trace makes it again, so it would be new for every shape.
-    "a variable of each trace": (
+    (
         lambda _: tf.Variable(np.ones(2), name="mine") + 1.0,
         r"'mine'\) that it cannot create once",
     ),
-    "an initial value of the batch": (Lazy(lambda x: 2.0 * x), r"variable \('lazy'\)"),
-    "a generator": (
+    # Its initial value is of the batch.
+    (Lazy(lambda x: 2.0 * x), r"variable \('lazy'\)"),
+    (
         lambda _: keras.random.normal([2], seed=keras.random.SeedGenerator(1)),
         r"created a variable \('seed_generator_st",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_a_step_cannot_create_once_is_refused(in_graph, what):
-    step, message = REFUSED[what]
-
+@pytest.mark.parametrize(("step", "message"), REFUSED)
+def test_what_a_step_cannot_create_once_is_refused(in_graph, step, message):
     with pytest.raises(errors.CreateVariableInStepError, match=message):
         in_graph.run(step, ONE_EACH)
 
