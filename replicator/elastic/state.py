@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import types
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,8 @@ class ElasticState:
                 "yourself, with scale_learning_rate=None"
             )
         self._num_commits, self._committed = 0, -1
+        self._copier = futures.ThreadPoolExecutor(1)
+        self._copy: futures.Future[None] | None = None  # of a commit to disk
         if self._job:
             self._restore(Path(folder), Path(self._job.disk))
 
@@ -142,6 +145,8 @@ class ElasticState:
         every = job.disk_every if repl.num_programs >= job.num_hosts else 1
         is_due = self._num_commits % every == 0
         self._num_commits += 1
+        if self._copy is not None:  # its file is written next but one
+            self._copy.result()
         repl.also_writes = job.is_first_of_host
         try:
             path = self._commits.save(self.step)
@@ -152,9 +157,12 @@ class ElasticState:
         asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
         is_stopping = bool(repl.gather_bytes(asked)[0])
         to_disk = to_disk or is_stopping
-        if to_disk or is_due:
-            if repl.is_chief:
-                commits.copy(Path(path), Path(job.disk))
+        if repl.is_chief and (to_disk or is_due):
+            disk = Path(job.disk)
+            self._copy = self._copier.submit(commits.copy, Path(path), disk)
+        if to_disk or every == 1:  # otherwise steps go on meanwhile
+            if self._copy is not None:
+                self._copy.result()
             repl.gather_bytes(b"")  # it is complete
         if to_disk and job.is_first_of_host:  # memory of an idle host is free
             shutil.rmtree(job.memory, ignore_errors=True)

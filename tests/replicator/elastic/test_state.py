@@ -96,6 +96,16 @@ def test_a_commit_that_was_cut_off_does_not_count(begin, tmp_path, kept):
     assert 2 == min(r["step"] for r in trainer.records(tmp_path) if r["start"] == 2)
 
 
+def test_a_disk_that_cannot_be_written_ends_training_at_the_next_commit(
+    begin, tmp_path
+):
+    begin(1)
+    (tmp_path / "disk").touch()
+    with pytest.raises(CheckpointError, match="could not be copied"):
+        trainer.train(replicator.create("single"), tmp_path, 9, commit_every=2)
+    assert [0, 1, 2, 3] == [record["step"] for record in trainer.records(tmp_path)]
+
+
 def test_what_is_no_variable_is_refused(begin):
     begin(1)
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
