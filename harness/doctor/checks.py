@@ -49,10 +49,7 @@ def judged(
     bad: Mapping[str, object] = MappingProxyType({}),
     caution: Mapping[str, object] = MappingProxyType({}),
 ) -> Finding:
-    """Returns the finding of the first problem that there is; they are named by advice.
-
-    A problem is there if its value is true.
-    """
+    """Returns the finding of the first problem, by its advice, whose value is true."""
     problems: dict[Level, Mapping[str, object]] = {"bad": bad, "caution": caution}
     for level, by_advice in problems.items():
         for advice, is_there in by_advice.items():
@@ -71,6 +68,8 @@ _NEIGHBOUR_FRACTION = 0.01
 """Of one core: less is not worth a name."""
 _NOTABLE_STOLEN = 0.001
 _MOST_LOAD_PER_CORE = 0.5
+_TIMES = "/proc/<pid>/task/<tid>/schedstat"
+_LONGER = "use longer blocks, or a kernel with CONFIG_SCHED_INFO"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +77,11 @@ class CurrentLoad:
     """What ran in a short span in which this process slept."""
 
     disturbance: Disturbance  # Of all cores that this process may use.
-    # The busiest other processes, the busiest first: names, and fractions of one core.
+    # The busiest other processes, in order: names, and fractions of one core.
     neighbours: tuple[tuple[str, float], ...]
     load_average: float  # Over the last minute.
     swapped_bytes: int  # Moved to or from swap within the span.
-    # Times that heat lowered the clock since boot; None if not counted.
-    num_thermal: int | None
+    num_thermal: int | None  # Times that heat lowered the clock since boot.
     has_thread_times: bool  # Whether run time and run delay of threads can be read.
 
 
@@ -131,13 +129,12 @@ def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Find
         *_check_span(load),
         *_check_cpus(cpus, root),
         *_check_memory(load, root),
-        Finding("accounting", "ok", "run time of threads in nanoseconds")
-        if load.has_thread_times
-        else Finding(
+        judged(
             "accounting",
-            "caution",
-            "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
-            "use longer blocks, or a kernel with CONFIG_SCHED_INFO",
+            "run time of threads in nanoseconds"
+            if load.has_thread_times
+            else f"no {_TIMES}: run times in ticks, no run delay",
+            caution={_LONGER: not load.has_thread_times},
         ),
     ]
 
@@ -145,12 +142,9 @@ def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Find
 def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     fraction = load.disturbance.foreign_cpu_fraction
     if fraction is None:
-        return Finding(
-            "neighbours",
-            "caution",
-            "the kernel hides the CPU time of cores (/proc/stat)",
-            "blocks disturbed by others cannot be recognized here: keep it quiet",
-        )
+        found = "the kernel hides the CPU time of cores (/proc/stat)"
+        advice = "blocks disturbed by others cannot be recognized here: keep it quiet"
+        return Finding("neighbours", "caution", found, advice)
     names = ", ".join(f"{name} {part:.0%}" for name, part in load.neighbours)
     is_bad = disturbance.foreign_reason(load.disturbance)
     found = f"others use {fraction:.1%} of {num_cores} cores"
@@ -167,7 +161,6 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
 
 
 def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
-    """The machine was busy a minute ago, and may be again."""
     is_high = load.load_average > _MOST_LOAD_PER_CORE * num_cores
     return judged(
         "load",
@@ -177,7 +170,6 @@ def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
 
 
 def _check_span(load: CurrentLoad) -> Iterator[Finding]:
-    """What stopped or slowed the cores, just now or since boot."""
     stolen = load.disturbance.stolen_cpu_fraction
     above = (stolen or 0.0) - load.disturbance.stolen_resolution
     is_bad = above > disturbance.MAX_STOLEN_FRACTION
@@ -233,11 +225,8 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
         caution={"sudo cpupower frequency-set -g performance": not is_fixed},
     )
     is_boosted = machine_state.read_boost(root)
-    found = _HIDDEN if is_boosted is None else "off"
-    if is_boosted:
-        found = (
-            "on: one busy core has a higher clock than many, so efficiency looks lower"
-        )
+    on = "on: one busy core has a higher clock than many, so efficiency looks lower"
+    found = {None: _HIDDEN, False: "off", True: on}[is_boosted]
     advice = (
         "compare with the compute ceiling below, or switch boost off in the firmware"
     )
@@ -255,18 +244,12 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
         bad={"end other programs: a single trial needs 1 GiB": free < _GIB},
         caution={advice: free < _LOW_MEMORY_BYTES},
     )
-    moved = ""
-    if load.swapped_bytes:
-        moved = f", {load.swapped_bytes / 2**20:.1f} MiB moved just now"
+    moved = f", {load.swapped_bytes / 2**20:.1f} MiB moved just now"
+    moved *= bool(load.swapped_bytes)
+    is_used = swap.used or moved
+    found = f"{swap.used / _GIB:.1f} GiB in use{moved}" if is_used else "none in use"
     advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
-    yield judged(
-        "swap",
-        f"{swap.used / _GIB:.1f} GiB in use{moved}"
-        if swap.used or moved
-        else "none in use",
-        bad={advice: moved},
-        caution={advice: swap.used},
-    )
+    yield judged("swap", found, bad={advice: moved}, caution={advice: swap.used})
     setting = machine_state.read_huge_pages(root)
     found, is_always = setting or _HIDDEN, setting == "always"
     if is_always:
@@ -276,11 +259,9 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
 
 
 # A canary runs on one core alone, then on all of them at once; the ratio of the rates
-# of that core is the ceiling. No program whose replicas use the cores in the same way
-# can be more efficient. The compute canary stays in the first cache: it shows shared
-# clocks and shared units. The memory canary is a triad over arrays larger than all
-# caches: it shows the shared bandwidth. Rounds alternate, so that drift of the machine
-# cancels.
+# of that core is the ceiling: replicas that use the cores in this way cannot be more
+# efficient. The compute canary stays in the first cache and shows shared clocks and
+# units, the memory canary (a triad over arrays larger than all caches) the bandwidth.
 
 NUM_ROUNDS = 10
 BLOCK_SEC = 0.2
@@ -309,7 +290,7 @@ class Ceiling:
     num_cores: int  # Cores that ran at once.
     alone: Estimate  # Rate of one core alone, over rounds.
     ratio: Estimate  # Rate of a core when all are busy / alone, over rounds.
-    spread: float  # Standard deviation of the logarithm of the rate alone, over rounds.
+    spread: float  # Standard deviation of the logarithm of the rate alone.
 
 
 Ask = Callable[[Sequence[int], str], list[float]]
@@ -417,7 +398,6 @@ def measure_ceilings(
 
 
 def check_ceiling(ceiling: Ceiling) -> Finding:
-    """Says what a core does when all are busy, and how steady one is alone."""
     ratio = ceiling.ratio
     _, good, shared = _KINDS[ceiling.kind]
     found = (
@@ -445,14 +425,9 @@ def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding
         return [Finding("ceilings", "ok", "one core only: nothing to share")]
     num_bytes = array_bytes(cores, root)
     if num_bytes is None:
-        return [
-            Finding(
-                "ceilings",
-                "caution",
-                "not measured: arrays larger than the caches need more memory",
-                "free memory, or give doctor fewer cores with taskset",
-            )
-        ]
+        found = "not measured: arrays larger than the caches need more memory"
+        advice = "free memory, or give doctor fewer cores with taskset"
+        return [Finding("ceilings", "caution", found, advice)]
     with canary_processes(cores, num_bytes) as ask:
         return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
 

@@ -1,12 +1,10 @@
 """Checks of the GPUs: other users, a lowered clock, what TensorFlow can use of them.
 
-``make setup-gpu`` ends with this module as a program, which has the driver compile the
-machine code that TensorFlow lacks:
-
     python -m harness.doctor.gpu
 
-``python -m harness.doctor.gpu DURATION_SEC SIZE DEVICE...`` prints one line of JSON:
-matrix products per second of each device alone, and of all at once.
+has the driver compile the machine code that TensorFlow lacks (``make setup-gpu``). With
+``DURATION_SEC SIZE DEVICE...`` it prints one line of JSON: matrix products per second
+of each device alone, and of all at once.
 """
 
 from __future__ import annotations
@@ -56,13 +54,11 @@ class GpuState:
     name: str  # Product name.
     index: int  # Its number for the driver.
     reading: GpuReading | None = None  # None where it cannot be read.
-    # Fraction of the last moments in which a kernel ran.
-    utilization: float | None = None
-    max_clock_mhz: int | None = None  # The highest clock of the multiprocessors.
-    power_limit_watts: float | None = None  # The most power that it may draw now.
-    default_power_limit_watts: float | None = None  # The same, as delivered.
-    # What the driver says where it cannot read it; nothing else is known then.
-    fault: str = ""
+    utilization: float | None = None  # Fraction of the time in which a kernel ran.
+    max_clock_mhz: int | None = None  # Of the multiprocessors.
+    power_limit_watts: float | None = None  # That it may draw now.
+    default_power_limit_watts: float | None = None  # As delivered.
+    fault: str = ""  # What the driver says where it cannot read it.
 
     @property
     def num_users(self) -> int | None:
@@ -75,7 +71,6 @@ class GpuState:
 
     @property
     def is_capped(self) -> bool:
-        """Whether it may draw less power than as delivered."""
         limit, default = self.power_limit_watts, self.default_power_limit_watts
         return limit is not None and default is not None and limit < default
 
@@ -117,12 +112,8 @@ def check_gpus(_cores: Sequence[int] = ()) -> list[Finding]:
 def _check(state: GpuState) -> Finding:
     now = state.reading
     if now is None:
-        return Finding(
-            f"GPU {state.index}",
-            "bad",
-            f"{state.name}, cannot be read: {state.fault}",
-            f"{_RESET}, or {_HIDE}",
-        )
+        found = f"{state.name}, cannot be read: {state.fault}"
+        return Finding(f"GPU {state.index}", "bad", found, f"{_RESET}, or {_HIDE}")
     parts, slowed_by = [state.name], gpus.throttle_reasons(now.reasons)
     if now.num_foreign is not None:
         plural = "" if now.num_foreign == 1 else "es"
@@ -235,30 +226,23 @@ def check_code(
     """A finding for each compute capability; none where TensorFlow is silent."""
     folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])
     built = ", ".join(architectures)
-    findings = []
+    findings, is_disabled = [], gpus.is_cache_disabled()
     for capability in _capabilities(visible) if architectures else ():
-        version = "{}.{}".format(*capability)
         code = gpus.code_for(capability, architectures)
-        is_kept = _key(capability, driver) in gpus.noted_code(folder)
-        is_disabled = gpus.is_cache_disabled()
-        found = f"TensorFlow ({built}) has none for GPUs with {version}"
-        if code == "native":
-            found = f"TensorFlow ({built}) has that of GPUs with {version}"
         needs = code == "compiled"
+        is_kept = _key(capability, driver) in gpus.noted_code(folder)
+        has = "has that of" if code == "native" else "has none for"
+        found = "TensorFlow ({}) {} GPUs with {}.{}".format(built, has, *capability)
         if needs and is_kept and not is_disabled:
             kept = gpus.cache_bytes(folder) / 2**20
             found += f"; compiled once, {kept:.0f} MiB in {folder}"
-        finding = judged(
-            CHECK,
-            found,
-            bad={_OTHER: code == "none"},
-            caution={
-                f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
-                f"make setup-gpu compiles once, for minutes, into {folder}": needs
-                and not is_kept,
-            },
-        )
-        findings.append(finding)
+        compiles = f"make setup-gpu compiles once, for minutes, into {folder}"
+        caution = {
+            f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
+            compiles: needs and not is_kept,
+        }
+        bad = {_OTHER: code == "none"}
+        findings.append(judged(CHECK, found, bad=bad, caution=caution))
     return findings
 
 
@@ -305,13 +289,8 @@ def compile_once() -> int:
         if (key := _key(capability, driver)) in gpus.noted_code(folder):
             continue
         chosen = next(gpu for gpu in visible if gpu.capability == capability)
-        given = {
-            **os.environ,
-            **variables,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": chosen.cuda_id,
-        }
-        if not _compile(given, folder):
+        own = {"CUDA_VISIBLE_DEVICES": chosen.cuda_id, **variables}
+        if not _compile({**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **own}):
             return 1
         gpus.note_code(folder, key)
     if todo:
@@ -326,7 +305,8 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _compile(environ: Mapping[str, str], folder: Path) -> bool:
+def _compile(environ: Mapping[str, str]) -> bool:
+    folder = Path(environ[gpus.CACHE_PATH])
     for name, info in catalog.WORKLOADS.items():
         if all(preset.name != "gpu" for preset in info.presets):
             continue
@@ -335,9 +315,8 @@ def _compile(environ: Mapping[str, str], folder: Path) -> bool:
         code = _run(name, environ)
         took = f"{time.monotonic() - start:.0f} s"
         if code:
-            _say(
-                f"error: {name} ended with {code} after {took}; its last lines say why"
-            )
+            said = f"{name} ended with {code} after {took}"
+            _say(f"error: {said}; its last lines say why")
             return False
         _say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
     return True
@@ -412,13 +391,10 @@ def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
         if len(rates["alone"]) > 1:
             found += f", {alone / median:.2f} of the median"
             found += f", {together / alone:.2f} of it when all run"
-        finding = judged(
-            f"product on GPU {index}",
-            found,
-            bad={_SLOW: alone < _LEAST_OF_MEDIAN * median},
-            caution={_SHARED: together < _LEAST_TOGETHER * alone},
-        )
-        findings.append(finding)
+        bad = {_SLOW: alone < _LEAST_OF_MEDIAN * median}
+        caution = {_SHARED: together < _LEAST_TOGETHER * alone}
+        check = f"product on GPU {index}"
+        findings.append(judged(check, found, bad=bad, caution=caution))
     return findings
 
 
@@ -431,7 +407,7 @@ def measure_gpus(_cores: Sequence[int]) -> list[Finding]:
     if any(one.check in needed and one.level == "bad" for one in findings):
         return findings
     ids = [of.cuda_id for of in visible]
-    devices = [f"GPU:{place}" for place in range(len(ids))]
+    devices = [f"GPU:{index}" for index in range(len(ids))]
     try:
         with gpu_watch.hold_gpus(visible, study="doctor"):
             return [*findings, *check_rates(multiply(ids, devices))]

@@ -1,19 +1,17 @@
 """An A/A pair, interleaved: what an interval of this machine would be worth.
 
-The same small case twice, as sessions that take turns, for a minute. Their ratio is 1,
-so what the rounds show is the noise that is left after pairing. From it follows the
-interval of a default sweep. The spread between processes cannot be seen
-in one repetition, and is assumed.
+The same small case twice, for a minute. Their ratio is 1, so the rounds show the noise
+that is left after pairing, and from it follows the interval of a default sweep. The
+spread between processes cannot be seen in one repetition, and is assumed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from harness.doctor.checks import Finding, judged
 from harness.errors import DoesNotFitError
@@ -50,13 +48,9 @@ _TIMEOUT_SEC = 300.0
 _ADVICE = "end other programs, or measure longer: --time-budget, --target"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """What a default sweep would give."""
-
-    num_rounds: int  # Of each of its repetitions.
-    # Median half width of the 95 % interval of a ratio, as a logarithm.
-    half_width: float
+class Prediction(NamedTuple):
+    num_rounds: int  # Of each run of a default sweep.
+    half_width: float  # Median, of the 95 % interval of a ratio, as a logarithm.
 
 
 def predict(deviation: float, block_sec: float, start_sec: float) -> Prediction:
@@ -66,8 +60,7 @@ def predict(deviation: float, block_sec: float, start_sec: float) -> Prediction:
     num_rounds = int(left_sec / (NUM_CASES * block_sec))
     num_rounds = min(max(num_rounds, 1), defaults.MAX_ROUNDS)
     spread = math.sqrt(2 * PROCESS_SPREAD**2 + deviation**2 / num_rounds)
-    half_width = power.median_half_width(spread, defaults.REPETITIONS)
-    return Prediction(num_rounds=num_rounds, half_width=half_width)
+    return Prediction(num_rounds, power.median_half_width(spread, defaults.REPETITIONS))
 
 
 def make_plan(num_cores: int) -> Plan:
@@ -99,11 +92,8 @@ def make_plan(num_cores: int) -> Plan:
 
 
 def check_pair(
-    cores: Sequence[int],
-    duration_sec: float,
-    settings: RunSettings | None = None,
+    cores: Sequence[int], duration_sec: float, settings: RunSettings | None = None
 ) -> list[Finding]:
-    """Measures the pair on some cores."""
     settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
     with owned_folders.made(owned_folders.DOCTOR) as folder:
         store = Store.create(folder.path / "doctor")
@@ -133,16 +123,14 @@ def check_pair(
 
 
 def judge(study: Study, start_sec: float) -> Finding:
-    """Says what the blocks of a pair show."""
     counts = conditions.count_blocks(study)
     if counts.is_unfit:
-        return Finding(
-            CHECK,
-            "bad",
+        found = (
             f"{counts.num_discarded} of {counts.num_blocks} blocks are discarded: in"
-            f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}",
-            "find what disturbs the cores: nothing would be judged",
+            f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}"
         )
+        advice = "find what disturbs the cores: nothing would be judged"
+        return Finding(CHECK, "bad", found, advice)
     failed = [entry for entry in study.planned if not entry.is_ok]
     aa_control = conditions.aa_control_of(study)
     if failed or aa_control is None:
@@ -162,17 +150,17 @@ def judge(study: Study, start_sec: float) -> Finding:
     )
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     block_sec = statistics.median(gaps) / 1e9  # from one to the next
-    found = predict(deviation, block_sec, start_sec)
+    num_rounds, half_width = predict(deviation, block_sec, start_sec)
     ratio = aa_control.ratio
     interval = ""
     if ratio.low is not None and ratio.high is not None:
         interval = f" [{ratio.low:.3f}, {ratio.high:.3f}]"
-    width = math.expm1(found.half_width)
+    width = math.expm1(half_width)
     text = (
         f"ratio {ratio.value:.3f}{interval} in {len(logs)} rounds, which vary by"
         f" {deviation:.1%}; {counts.num_discarded} of {counts.num_blocks} blocks "
         f"discarded; in {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases "
         f"would be known to +-{width:.1%} ({defaults.REPETITIONS} runs of "
-        f"{found.num_rounds} rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
+        f"{num_rounds} rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
     ).replace("%", " %")
     return judged(CHECK, text, caution={_ADVICE: width > WIDEST_GOOD})

@@ -1,10 +1,9 @@
 """The sources of another revision, in a temporary directory, ready to run trials.
 
 A git worktree is checked out and removed again, however the measurement ends: where the
-harness was killed, by the next gate. It runs
-with the interpreter of the harness, unless its ``requirements.lock`` differs: then it
-gets an environment of its own, made as ``make setup`` makes it. On GPUs the same holds
-for ``requirements-gpu.lock``, and the environment is that of ``make setup-gpu``.
+harness was killed, by the next gate. It runs with the interpreter of the harness,
+unless its ``requirements.lock`` differs, or on GPUs ``requirements-gpu.lock``: then it
+gets an environment of its own, made as ``make setup`` or ``make setup-gpu`` makes it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from harness.machine.allocation import processes_of_trial
 from harness.machine.machine_state import read_topology
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
+from harness.trial import process_tree
 from harness.trial.measure import COMPATIBLE, PROTOCOL
-from harness.trial.process_tree import on_stop_signals
 from results.records.models import SCHEMA_VERSION, TrialSpec
 from results.records.texts import tokens
 from results.store import untrusted
@@ -139,10 +138,7 @@ def find_commit(revision: str, source: Repository | None = None) -> str:
 def _worktrees(
     git: Git, *wanted: tuple[str, str, str]
 ) -> Iterator[owned_folders.Owned]:
-    """Checks commits out below a temporary folder, for as long as the block lasts.
-
-    Each is the name of its worktree, the commit, and what messages call it.
-    """
+    """Checks commits out: each is a worktree, the commit, and what messages call it."""
     remove_abandoned_worktrees(git)
     with owned_folders.made(owned_folders.GATE) as folder:
         try:
@@ -150,7 +146,8 @@ def _worktrees(
                 check_out(git, folder, folder.path / name, commit, what)
             yield folder
         finally:
-            with on_stop_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave them
+            # A second Ctrl-C must not leave them.
+            with process_tree.on_stop_signals(signal.SIG_IGN):
                 for name, *_ in wanted:
                     remove_worktree(git, folder.path / name)
 
@@ -304,14 +301,12 @@ def fingerprint(spec: TrialSpec) -> str:
     ).fingerprint
 
 
-# Two revisions of the user's repository, side by side, each prepared once. The present
-# state, with what is not committed, and a baseline are checked out into git worktrees
-# in a temporary folder, and both run from there: neither has caches, data or builds
-# that the other lacks. The user's own working tree is only read.
+# Two revisions of your repository, side by side: the present state, with what is not
+# committed, and a baseline are checked out and prepared, and both run from there, so
+# neither has caches, data or builds that the other lacks.
 #
-# What starts the program has to be in both. And an interpreter that both share imports
-# what is installed in it: the user's working tree, or what ``--setup`` installed last.
-# Both sides would then be one program, and their gate would pass.
+# What starts the program has to be in both. An interpreter that both share imports what
+# is installed in it: both sides would then be one program, and their gate would pass.
 
 _LIST_SOURCES: Final = """
 import importlib.metadata, json, os, sys
@@ -367,10 +362,7 @@ def check_imports(
 
 
 def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
-    """Yields where the first Python of a command imports from, beside its own folder.
-
-    With the name of the package that is installed from there, or an empty one.
-    """
+    """Yields where the first Python of a command imports from, and a package or ""."""
     for word in words:
         found = shutil.which(str(start / word) if os.sep in word else word)
         python = identity.python_of(Path(found)) if found else ""
@@ -520,8 +512,7 @@ def _prepare(
             out, err = process.communicate(timeout=SETUP_SEC)
         except BaseException as error:
             # All of it: what the shell has started would keep the pipes open.
-            with contextlib.suppress(ProcessLookupError):  # it has left the group
-                os.killpg(process.pid, signal.SIGKILL)
+            process_tree.kill_group(process.pid)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise RevisionError(

@@ -31,7 +31,6 @@ from harness.machine.machine_state import read_oom_kills
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, signal_name
 from replicator.cluster import environment, port_filter
-from replicator.cluster.die_with_parent import request_death_signal
 from replicator.cluster.local_cluster import LineListener
 from results.store import atomic, untrusted
 
@@ -41,17 +40,12 @@ if TYPE_CHECKING:
     from harness.machine.allocation import Member
 
 
-_NAME = "gang.json"
+_PLAN = "gang.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gang:
-    """The members that an engine has to start at the same time.
-
-    A file beside the records of a trial tells its members what they are: the records
-    say the same, but reading them imports a library that takes longer than all else
-    that these processes do until the worker starts.
-    """
+    """The members that an engine has to start at the same time."""
 
     trial_dir: Path  # That of the trial, which all hosts see; also the current one.
     members: tuple[Member, ...]  # Kind and index of each.
@@ -60,13 +54,10 @@ class Gang:
     num_ranks: int = 0  # How many of them are measured: the first ones.
     # What each of them runs; it learns from the engine which one it is.
     command: tuple[str, ...] = ()
-    # Its environment variables; in the file those that say to members what they are,
-    # where their engine only numbers them.
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # Its environment.
 
     def to_json(self) -> str:
-        fields = {**dataclasses.asdict(self), "trial_dir": str(self.trial_dir)}
-        return json.dumps(fields) + "\n"
+        return json.dumps(dataclasses.asdict(self), default=str) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Gang:
@@ -79,21 +70,12 @@ class Gang:
             **fields,
         )
 
-    def write(self) -> None:
-        atomic.write_text(self.trial_dir / _NAME, self.to_json())
-
-    @classmethod
-    def read(cls, trial_dir: Path) -> Gang:
-        return cls.from_json((trial_dir / _NAME).read_bytes())
-
     @property
     def num_members(self) -> int:
-        """How many they are."""
         return len(self.members)
 
     @property
     def num_hosts(self) -> int:
-        """Hosts that the gang needs."""
         return -(-self.num_members // self.members_per_host)
 
 
@@ -180,44 +162,40 @@ class ClientEngine(Engine):
 # ends, and keepalive finds out when the host itself is gone.
 
 ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
-"""Environment variable with ``host:port`` of the harness."""
+"""``host:port`` of the harness."""
 HOST_IN_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_HOST_IN"
-"""Environment variable with the name of the one in which the engine tells each member
-the address of the harness's host; without it, the host's own name is used."""
+"""The variable in which the engine tells each member the address of the harness's host;
+without it, the host's own name is used."""
 SECRET_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_SECRET"  # noqa: S105 (a name)
-CONNECT_TIMEOUT_SEC: Final = 30.0
-LOST_AFTER_SEC: Final = 20
-"""A host that has not answered for this long is gone."""
 REFUSED: Final = 78
 """Exit code where no process was started: no rank can have failed (EX_CONFIG)."""
+_CONNECT_SEC = 30.0
 _PROBE_SEC = 5
-MAX_LINE_BYTES: Final = 65536
+_LOST_SEC = 20
+"""A host that has not answered for this long is gone."""
+_MAX_LINE_BYTES = 65536
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Makes the kernel notice within ``LOST_AFTER_SEC`` that the other host is gone."""
+    """Makes the kernel notice within ``_LOST_SEC`` that the other host is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _PROBE_SEC),
         (socket.TCP_KEEPINTVL, _PROBE_SEC),
-        (socket.TCP_KEEPCNT, LOST_AFTER_SEC // _PROBE_SEC - 1),
-        (socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000),
+        (socket.TCP_KEEPCNT, _LOST_SEC // _PROBE_SEC - 1),
+        (socket.TCP_USER_TIMEOUT, _LOST_SEC * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def own_address(environ: Mapping[str, str]) -> str:
-    """Returns where a member finds the harness, as its engine knows it, or its name."""
-    # A host's own name may mean its loopback address elsewhere.
-    address = environ[ADDRESS_VARIABLE]
-    if host := environ.get(environ.get(HOST_IN_VARIABLE, "")):
-        return f"{host}:{address.rpartition(':')[2]}"
-    return address
+def with_host(address: str, host: str) -> str:
+    """Returns an address with another host: a name may mean a loopback elsewhere."""
+    return f"{host}:{address.rpartition(':')[2]}"
 
 
 def connect(address: str, secret: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_SEC)
+    connection = socket.create_connection((host, int(port)), _CONNECT_SEC)
     connection.settimeout(None)
     keep_alive(connection)
     send(connection, secret=secret)
@@ -228,18 +206,23 @@ def send(connection: socket.socket, **message: Any) -> None:
     connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MemberEnd:
+    code: int  # Exit code of its process, negative for a signal.
+    # Kills for want of memory on its host while it ran; None where it does not know.
+    oom_kills: int | None = None
+    lost: str = ""  # Why the end of its connection counts as that of the process.
+    text: str = ""  # The end of what the process printed, where it failed.
+
+
 class MemberExits:
     """Where the members of a gang report how their processes ended, until it closes."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_hex(16)  # Known to processes of the trial only.
-        self.codes: dict[int, int] = {}  # Exit codes, by place among the members.
+        # By place among the members, in the order in which they ended.
+        self.ends: dict[int, MemberEnd] = {}
         self.refused: list[str] = []  # Why members did not start their processes.
-        # Kills for want of memory on the host of a process that has ended, while it
-        # ran, by place; absent where the member does not know.
-        self.oom_kills: dict[int, int] = {}
-        self.lost: dict[int, str] = {}  # Why a connection counts as the end, by place.
-        self._texts: dict[int, str] = {}  # What members said, by place.
         listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.address = f"{socket.gethostname()}:{listener.getsockname()[1]}"
         # Where this host has a public address, so have its members: then the secret
@@ -248,13 +231,14 @@ class MemberExits:
         if all(port_filter.allows(port_filter.PRIVATE, address) for address in own):
             with contextlib.suppress(OSError):
                 port_filter.restrict(listener, port_filter.Reach.PRIVATE)
-        self._listener = LineListener(listener, max_line_bytes=MAX_LINE_BYTES)
+        self._listener = LineListener(listener, max_line_bytes=_MAX_LINE_BYTES)
         # Place and host of each member that has shown the secret, once it has said it.
         self._members: dict[socket.socket, tuple[int, str] | None] = {}
 
     def texts(self) -> list[str]:
         """What members said, for the record of a failure."""
-        return [*(text for _, text in sorted(self._texts.items())), *self.refused]
+        texts = [self.ends[place].text for place in sorted(self.ends)]
+        return [*filter(None, texts), *self.refused]
 
     def read(self, timeout_sec: float) -> None:
         for connection, line in self._listener.read(timeout_sec):
@@ -286,25 +270,25 @@ class MemberExits:
             self._members[connection] = who
         elif (member := self._members[connection]) is not None:
             place, host = member
-            self.codes[place] = int(message["exit_code"])
-            if message.get("oom_kills") is not None:
-                self.oom_kills[place] = int(message["oom_kills"])
-            if message["tail"]:
-                text = f"-- process {place} on {host}:\n{message['tail']}"
-                self._texts[place] = text
+            kills, tail = message.get("oom_kills"), message["tail"]
+            self.ends[place] = MemberEnd(
+                code=int(message["exit_code"]),
+                oom_kills=None if kills is None else int(kills),
+                text=f"-- process {place} on {host}:\n{tail}" if tail else "",
+            )
         else:
             raise ValueError("an end before a beginning")
 
     def _lose(self, connection: socket.socket) -> None:
         """A member that reported no exit was killed, or lost."""
         member = self._members.pop(connection, None)
-        if member is not None and member[0] not in self.codes:
+        if member is not None and member[0] not in self.ends:
             place, host = member
-            self.codes[place] = -signal.SIGKILL
-            self.lost[place] = (
+            said = (
                 f"the connection to process {place} on host {host!r} was lost: it was"
                 " killed, or its host failed"
             )
+            self.ends[place] = MemberEnd(code=-signal.SIGKILL, lost=said)
 
     def close(self) -> None:
         """Closes all connections, by which members end; harmless if they are closed."""
@@ -319,13 +303,7 @@ _SETTLE_SEC = 2.0
 class RunningGang:
     """The members of a trial, from their start to their end."""
 
-    def __init__(
-        self,
-        start_members: Callable[[Gang], Engine],
-        trial_dir: Path,
-        variables: Mapping[str, str],
-        command: Sequence[str],
-    ) -> None:
+    def __init__(self, start_members: Callable[[Gang], Engine], gang: Gang) -> None:
         # The most informative one, negative for a signal; None while ranks run.
         self.exit_code: int | None = None
         self.output: tuple[str, ...] = ()  # What belongs to the record of a failure.
@@ -333,33 +311,28 @@ class RunningGang:
         # ran; None where its member did not say.
         self.num_oom_kills: int | None = None
         self._start_members = start_members
-        self._trial_dir = trial_dir
-        self._variables = variables
-        self._command = (*command, str(trial_dir))
+        self._gang = gang
         self._exits: MemberExits | None = None
         self._engine: Engine | None = None
-        self._num_ranks = 0
         self._deadline = math.inf  # of the other ranks, once one has failed
         self._settled = math.inf  # of reports, once the engine's own client has ended
 
     def start(self) -> None:
         """Lets the engine start the members; it may refuse, which ends the gang."""
-        plan = Gang.read(self._trial_dir)
-        self._num_ranks = plan.num_ranks
-        self._exits = exits = MemberExits()
-        gang = dataclasses.replace(
-            plan,
-            trial_dir=self._trial_dir,
-            command=self._command,
-            variables={
-                **self._variables,
-                ADDRESS_VARIABLE: exits.address,
-                SECRET_VARIABLE: exits.secret,
-                **plan.variables,
-            },
-        )
+        gang, self._exits = self._gang, MemberExits()
+        # The records say the same to members, but reading them imports a library that
+        # takes longer than all else that members do.
+        plan = {"members": gang.members, "cpusets": gang.cpusets}
+        atomic.write_text(gang.trial_dir / _PLAN, json.dumps(plan) + "\n")
+        variables = {
+            **gang.variables,
+            ADDRESS_VARIABLE: self._exits.address,
+            SECRET_VARIABLE: self._exits.secret,
+        }
         try:
-            self._engine = self._start_members(gang)
+            self._engine = self._start_members(
+                dataclasses.replace(gang, variables=variables)
+            )
         except LaunchError as error:
             self.exit_code = self._refuse(str(error))
             self.output = (str(error),)
@@ -372,7 +345,7 @@ class RunningGang:
             assert self._engine is not None
             left_sec = end - time.monotonic()
             if left_sec <= 0:
-                raise subprocess.TimeoutExpired(self._command, timeout_sec)
+                raise subprocess.TimeoutExpired(self._gang.command, timeout_sec)
             self._exits.read(min(_POLL_SEC, left_sec))
             self.exit_code = self._judge(self._exits, self._engine)
             if self.exit_code:
@@ -392,13 +365,13 @@ class RunningGang:
         """
         if exits.refused:
             return self._refuse(exits.refused[0])
-        # In the order in which they ended.
-        codes = {rank: c for rank, c in exits.codes.items() if rank < self._num_ranks}
-        bad = {rank: code for rank, code in codes.items() if code}
+        num_ranks = self._gang.num_ranks
+        ended = [rank for rank in exits.ends if rank < num_ranks]
+        bad = {rank: end.code for rank in ended if (end := exits.ends[rank]).code}
         now = time.monotonic()
         if bad:
             self._deadline = min(self._deadline, now + GRACE_SEC)
-        if len(codes) < self._num_ranks:
+        if len(ended) < num_ranks:
             if engine.poll() is not None:
                 self._settled = min(self._settled, now + _SETTLE_SEC)
             if now > self._settled and not bad:
@@ -407,17 +380,17 @@ class RunningGang:
                 return None
         if not bad:
             return 0
-        rank = cause_of(bad)
-        self.num_oom_kills = exits.oom_kills.get(rank)
-        reason, code = exits.lost.get(rank, ""), engine.poll()
+        rank, code = cause_of(bad), engine.poll()
+        self.num_oom_kills, reason = exits.ends[rank].oom_kills, exits.ends[rank].lost
         if reason and code is not None and code < 0:  # its tasks end with it
             name = signal_name(-code)
             reason += f"; the engine's own client ended with signal {name}"
-        rank_file.write_first_exit(self._trial_dir, FirstExit(rank=rank, reason=reason))
+        first = FirstExit(rank=rank, reason=reason)
+        rank_file.write_first_exit(self._gang.trial_dir, first)
         return bad[rank]
 
     def _refuse(self, reason: str) -> int:
-        rank_file.write_first_exit(self._trial_dir, FirstExit(reason=reason))
+        rank_file.write_first_exit(self._gang.trial_dir, FirstExit(reason=reason))
         return REFUSED
 
 
@@ -444,15 +417,17 @@ def _why_ended(engine: Engine) -> str:
 def main(argv: Sequence[str]) -> int:
     trial_dir = Path(argv[-1])
     config = environment.detect().config()
-    member = (config.kind, config.index)
-    connection = connect(own_address(os.environ), os.environ[SECRET_VARIABLE])
-    host = socket.gethostname()
+    address = os.environ[ADDRESS_VARIABLE]
+    # As the engine knows it.
+    if host := os.environ.get(os.environ.get(HOST_IN_VARIABLE, "")):
+        address = with_host(address, host)
+    connection = connect(address, os.environ[SECRET_VARIABLE])
     try:
-        place, cores = _own(trial_dir, member)
+        place, cores = _own(trial_dir, (config.kind, config.index))
     except LaunchError as error:
-        send(connection, member=member, host=host, refused=str(error))
+        send(connection, refused=str(error))
         return REFUSED
-    send(connection, member=member, place=place, host=host)
+    send(connection, place=place, host=socket.gethostname())
     name = f"{config.kind}_{config.index}"
     log_path = trial_dir / LOGS / f"{name}.log"
     log_path.parent.mkdir(exist_ok=True)
@@ -463,7 +438,6 @@ def main(argv: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         send(
             connection,
-            member=member,
             exit_code=code,
             tail=untrusted.tail(log_path, _TAIL_BYTES) * bool(code),
             oom_kills=kills,
@@ -493,7 +467,7 @@ def _run(
     ).start()
     # Not yet reaped, it still reserves the id of its group.
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    _kill_group(pid)
+    process_tree.kill_group(pid)
     _, status = os.waitpid(pid, 0)
     os.close(writes)
     return os.waitstatus_to_exitcode(status)
@@ -509,7 +483,7 @@ def _become(
     """
     try:
         os.setsid()  # so that its own children are killed with it
-        request_death_signal()
+        process_tree.request_death_signal()
         # The signal is lost if the parent ended before the request.
         if os.getppid() != parent:
             os._exit(1)
@@ -542,20 +516,21 @@ def _temporary_folder(name: str) -> Iterator[Path]:
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
     """Returns the place of this member and its cores, after checking this host."""
     try:
-        plan = Gang.read(trial_dir)
+        plan = json.loads((trial_dir / _PLAN).read_bytes())
     except OSError as error:
         raise LaunchError(
             f"host {socket.gethostname()!r} cannot read the trial in"
             f" {str(trial_dir)!r} ({error.strerror or error}); choose a --runs-dir on a"
             " file system that all hosts share"
         ) from error
-    if member not in plan.members:
+    members = [tuple(each) for each in plan["members"]]
+    if member not in members:
         raise LaunchError(
             f"the engine started {member[0]} {member[1]}, but the trial has"
-            f" {len(plan.members)} processes: {list(plan.members)}; start as many tasks"
+            f" {len(members)} processes: {members}; start as many tasks"
         )
-    place = plan.members.index(member)
-    cores = plan.cpusets[place]
+    place = members.index(member)
+    cores: Sequence[int] = plan["cpusets"][place]
     allowed = os.sched_getaffinity(0)
     if not set(cores) <= allowed:
         raise LaunchError(
@@ -571,14 +546,7 @@ def _end_with(connection: socket.socket, pid: int) -> None:
     with contextlib.suppress(OSError):
         while connection.recv(4096):
             pass
-    _kill_group(pid)
-
-
-def _kill_group(pid: int) -> None:
-    # Itself as well: for a moment after the fork it is not yet in a group of its own.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    process_tree.kill_group(pid)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from harness.options.option import Option, Options
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from harness.launch.launchers import Job
 
@@ -33,13 +33,11 @@ FOLDER: Final = "/srv/harness"
 RUNS: Final = "runs"
 """The volume of a template on which studies are, and their folder."""
 CONTAINER: Final = "harness"
-"""The container of a template."""
 TEMPLATE_VARIABLE: Final = "REPLICATOR_HARNESS_POD_TEMPLATE"
 """Set in the pod of a sweep: the content of the file that it was given."""
 DEADLINE: Final = "activeDeadlineSeconds"
-"""The key of a template by which its Job ends."""
 A_DAY: Final = 24 * 3600
-"""Its default, in seconds."""
+"""Its default."""
 _GROUP: Final = 1000
 """May write to the studies: that of the user of this project's images."""
 _SUBCOMMANDS_THAT_WRITE = {"sweep", "gate"}
@@ -175,13 +173,12 @@ class PodOptions(Options):
 
     @property
     def namespace(self) -> str:
-        """The namespace of the template; empty for that of ``kubectl``."""
+        """Empty for that of ``kubectl``."""
         template = self.pod_template or {}
         return str(template.get("metadata", {}).get("namespace", ""))
 
     @property
     def studies(self) -> dict[str, Any] | None:
-        """The volume for the studies: what is written elsewhere ends with its pod."""
         volumes = {volume["name"]: volume for volume in self._spec.get("volumes", ())}
         return volumes.get(RUNS)
 
@@ -222,12 +219,9 @@ def runs_folder(directory: str, runs_dir: str = RUNS) -> str:
     return posixpath.normpath(posixpath.join(start, runs_dir))
 
 
-def literal(words: Iterable[str]) -> list[str]:
-    """Returns a command that arrives in the container as it is.
-
-    Kubernetes replaces ``$(NAME)`` in it by a variable, and ``$$`` by ``$``.
-    """
-    return [word.replace("$", "$$") for word in words]
+def literal(word: str) -> str:
+    """Quotes a word: Kubernetes replaces ``$(NAME)`` by a variable, ``$$`` by ``$``."""
+    return word.replace("$", "$$")
 
 
 def pod(
@@ -239,11 +233,7 @@ def pod(
     gpus: int,
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns the PodTemplateSpec of a worker or of a sweep, with that of the user.
-
-    ``container`` has its name, its command and its variables, ``more`` are other
-    fields of the pod's specification.
-    """
+    """Returns the template of a worker or a sweep: ``more`` are fields of its pod."""
     # GPUs are never shared, so all are limits.
     wanted = {"nvidia.com/gpu": gpus, "cpu": job.cores_per_worker}
     limits = {name: str(amount) for name, amount in wanted.items() if amount}
@@ -268,7 +258,7 @@ def pod(
         {
             "image": options.image,
             **container,
-            "command": literal(container["command"]),
+            "command": [literal(word) for word in container["command"]],
             "env": env,
             **({"resources": {"limits": limits}} if limits else {}),
             **({"volumeMounts": mounts} if mounts else {}),
@@ -284,8 +274,6 @@ _LONGEST_HOST_NAME = 63
 
 
 class JobSet(Launcher):
-    """A gang of pods, each on a machine of its own."""
-
     name = "jobset"
     summary = "a manifest for kubectl"
     file_options = PodOptions
@@ -322,12 +310,8 @@ def manifest(
         container["workingDir"] = job.directory
     if secret:
         container["envFrom"] = [{"secretRef": {"name": secret}}]
-    apart = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {
-            "matchLabels": {"jobset.sigs.k8s.io/jobset-name": job.name},
-        },
-    }
+    labels = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": job.name}}
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}
     needed = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
     affinity = {"affinity": {"podAntiAffinity": needed}} if job.workers > 1 else {}
     workers = {

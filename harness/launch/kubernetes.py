@@ -15,13 +15,7 @@ from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch import jobset
 from harness.launch.gang import Engine
-from harness.launch.launchers import (
-    Job,
-    Nodes,
-    RemoteLauncher,
-    Submitted,
-    ask,
-)
+from harness.launch.launchers import Job, Nodes, RemoteLauncher, Submitted, ask
 from harness.machine import allocation
 
 if TYPE_CHECKING:
@@ -43,8 +37,7 @@ RUNS_VARIABLE: Final = "REPLICATOR_HARNESS_CLAIM_AT"
 GPUS_VARIABLE: Final = "REPLICATOR_HARNESS_GPUS"
 """GPUs of each worker."""
 
-# ``kubectl`` knows how to reach the server and who is asking, outside of a cluster and
-# in a pod; raw paths ask it for nothing else.
+# ``kubectl`` knows how to reach the server and who asks; raw paths ask for no more.
 
 PROGRAM: Final = "kubectl"
 JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
@@ -113,8 +106,8 @@ def _run(words: list[str], text: str = "") -> str:
     return done.stdout
 
 
-# The same command continues a study, so a pod that was evicted is simply started again.
-# A pod that ended by itself is not: its exit code is that of the sweep.
+# A pod that was evicted is started again, and continues the study. One that ended by
+# itself is not: its exit code is that of the sweep.
 
 GRACE_SEC: Final = 60
 """Between the signal to stop and the end of a pod; a sweep needs a few seconds."""
@@ -143,15 +136,15 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
             "command": command,
             "workingDir": jobset.FOLDER,
             "env": {
-                **{
-                    name: {"fieldRef": {"fieldPath": of}} for name, of in of_pod.items()
-                },
+                name: {"fieldRef": {"fieldPath": of}} for name, of in of_pod.items()
+            }
+            | {
                 RUNS_VARIABLE: runs,
                 GPUS_VARIABLE: str(job.gpus_per_worker),
                 # The file is not in the pod, whose command names it; JSON is YAML.
                 jobset.TEMPLATE_VARIABLE: jobset.literal(
-                    [json.dumps(options.pod_template)]
-                )[0],
+                    json.dumps(options.pod_template)
+                ),
             },
         },
         runs=runs,
@@ -159,11 +152,7 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
         terminationGracePeriodSeconds=GRACE_SEC,
     )
     evicted = [{"type": "DisruptionTarget", "status": "True"}]
-    ended = {
-        "containerName": CONTAINER,
-        "operator": "NotIn",
-        "values": [_INTERRUPTED],
-    }
+    ended = {"containerName": CONTAINER, "operator": "NotIn", "values": [_INTERRUPTED]}
     rules = [
         {"action": "Ignore", "onPodConditions": evicted},
         {"action": "FailJob", "onExitCodes": ended},
@@ -209,9 +198,8 @@ class GangSet(Engine):
         made = jobset.manifest(job, options, environ[RUNS_VARIABLE], secret=self._name)
         # Ends with the pod of the sweep, however that ends.
         owner = {"name": environ[POD_VARIABLE], "uid": environ[UID_VARIABLE]}
-        made["metadata"]["ownerReferences"] = [
-            {"apiVersion": "v1", "kind": "Pod", **owner}
-        ]
+        owner |= {"apiVersion": "v1", "kind": "Pod"}
+        made["metadata"]["ownerReferences"] = [owner]
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -290,11 +278,11 @@ def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a gang, with the address at which pods reach this one."""
-    port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
-    address = {gang_lib.ADDRESS_VARIABLE: f"{environ[ADDRESS_VARIABLE]}:{port}"}
+    name = gang_lib.ADDRESS_VARIABLE
+    address = gang_lib.with_host(gang.variables[name], environ[ADDRESS_VARIABLE])
     return {
         name: value
-        for name, value in {**gang.variables, **address}.items()
+        for name, value in {**gang.variables, name: address}.items()
         if name.isidentifier() and name.isascii() and name not in _OWN
     }
 

@@ -1,9 +1,8 @@
 """Launchers: what the command line asks of one, and how it starts the trials.
 
-One file of ``harness/launch/`` is one launcher, an engine, and is imported where it is
-named: its ``LAUNCHER`` is what the command line knows of it. A plugin adds one by an
-entry point of ``replicator_harness.launchers``. On this machine a trial has one first
-process: its exit is the trial's, its output is recorded, and its end ends all others. A
+One file of ``harness/launch/`` is one launcher, and is imported where it is named: its
+``LAUNCHER`` is what the command line knows of it. A plugin adds one by an entry point
+of ``replicator_harness.launchers``. On this machine a trial has one first process. A
 ``RemoteLauncher`` lets an engine start *members* on several hosts, which report to the
 harness and end with their connection to it. So time limits, phases, first causes and
 clean-up are the harness's own, whichever engine starts a process.
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from harness.launch.gang import Engine
     from harness.machine.allocation import Member, Processes
-    from results.records.models import Placement, TrialSpec
+    from results.records.models import TrialSpec
 
 DEFAULT: Final = "local"
 LAUNCHERS: Final = (
@@ -70,12 +69,11 @@ Nodes = Annotated[
 class Job:
     """What an engine is asked to run, whichever it is."""
 
-    name: str  # Lower-case letters, digits and hyphens, as all engines allow.
-    # What each worker runs; it learns from the engine which one it is.
-    command: tuple[str, ...]
-    workers: int = 1  # Processes of the gang.
-    gpus_per_worker: int = 0  # GPUs of each; 0 on CPUs.
-    cores_per_worker: int | None = None  # Cores of each; None leaves it to the engine.
+    name: str
+    command: tuple[str, ...]  # Of each worker, which learns from the engine who it is.
+    workers: int = 1
+    gpus_per_worker: int = 0  # 0 on CPUs.
+    cores_per_worker: int | None = None  # None leaves it to the engine.
     replicas: int | None = None  # Replicas in all, if they were named.
     directory: str = "."  # Current folder of the workers, which all hosts see.
 
@@ -121,16 +119,13 @@ class Job:
 class Submitted:
     """A job that an engine has accepted."""
 
-    number: str  # Its id.
+    number: str
     follow: str  # How to follow it, in words.
     end: str  # The command that ends it.
 
 
 class Launcher:
-    """One launcher: what the command line asks of it, and how it starts trials.
-
-    Each process of a trial is one of this machine, unless a subclass says otherwise.
-    """
+    """Starts each process of a trial here, unless a subclass says otherwise."""
 
     name: ClassVar[str]  # For ``--launcher``; also that of its file.
     summary: ClassVar[str]  # One line.
@@ -172,10 +167,7 @@ class Launcher:
         )
 
     def identity(self) -> dict[str, str]:
-        """Variables in the identity of every trial; none on a single host.
-
-        Figures of one host and of several are therefore never of the same case.
-        """
+        """Variables in the identity of every trial; none on a single host."""
         return {} if self.num_hosts == 1 else {HOSTS_VARIABLE: str(self.num_hosts)}
 
     def check(self, specs: Iterable[TrialSpec]) -> None:
@@ -193,24 +185,12 @@ class Launcher:
     def check_folder(self, folder: Path) -> None:
         """Checks that every host sees where studies are, before anything is written."""
 
-    def prepare(
-        self, trial_dir: Path, processes: Processes, placement: Placement
-    ) -> None:
-        """Writes what the processes of a trial need beside its records, if anything."""
-
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
         """Returns what starts a trial, or each member; its directory is appended."""
         several = CLUSTER_COMMAND if processes.are_several else ()
         return (*several, *worker_command)
-
-    def gang(
-        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
-    ) -> RunningGang | None:
-        """Plans the members of a trial; None where one process here starts them all."""
-        del trial_dir, variables, command
-        return None
 
     def end(self, trial_dir: Path) -> None:
         """Ends what a trial left on other hosts, within a bounded time; or raises.
@@ -220,8 +200,6 @@ class Launcher:
 
 
 class Local(Launcher):
-    """Processes of this machine."""
-
     name = DEFAULT
     summary = "processes of this machine"
 
@@ -242,12 +220,11 @@ class RemoteLauncher(Launcher):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         members = tuple(("worker", index) for index in range(self.num_hosts))
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
-            place = Path(name)
-            cpusets = ((),) * self.num_hosts
-            _write_gang(place, members, cpusets, num_ranks=self.num_hosts, per_host=1)
+            place, cpusets = Path(name), ((),) * self.num_hosts
             # Members make folders in that for temporary files, and leave them to us.
             variables = environment.own_variables(os.environ, TMPDIR=name)
-            gang = self.gang(place, variables, (*MEMBER_COMMAND, "true"))
+            command = (*MEMBER_COMMAND, "true")
+            gang = self.gang(place, variables, command, members, cpusets, len(members))
             reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
             gang.start()
             try:
@@ -265,18 +242,6 @@ class RemoteLauncher(Launcher):
                     f"--launcher {self.name}, --runs-dir {str(folder)!r}: {reason}"
                 )
 
-    def prepare(
-        self, trial_dir: Path, processes: Processes, placement: Placement
-    ) -> None:
-        members = processes.members or (("worker", 0),)
-        _write_gang(
-            trial_dir,
-            members,
-            placement.cpusets,
-            num_ranks=processes.num_ranks,
-            per_host=members_per_host(len(members), self.num_hosts),
-        )
-
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
@@ -284,27 +249,26 @@ class RemoteLauncher(Launcher):
         return (*MEMBER_COMMAND, *worker_command)
 
     def gang(
-        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+        self,
+        trial_dir: Path,
+        variables: Mapping[str, str],
+        command: Sequence[str],
+        members: tuple[Member, ...],
+        cpusets: tuple[tuple[int, ...], ...],
+        num_ranks: int,
     ) -> RunningGang:
-        return RunningGang(self.engine, trial_dir, variables, command)
-
-
-def _write_gang(
-    trial_dir: Path,
-    members: tuple[Member, ...],
-    cpusets: tuple[tuple[int, ...], ...],
-    *,
-    num_ranks: int,
-    per_host: int,
-) -> None:
-    Gang(
-        trial_dir=trial_dir,
-        members=members,
-        cpusets=cpusets,
-        num_ranks=num_ranks,
-        members_per_host=per_host,
-        variables={ROLES: roles_text(members)},
-    ).write()
+        """Plans the members of a trial; one worker where it has no cluster."""
+        members = members or (("worker", 0),)
+        gang = Gang(
+            trial_dir=trial_dir,
+            members=members,
+            members_per_host=members_per_host(len(members), self.num_hosts),
+            cpusets=cpusets,
+            num_ranks=num_ranks,
+            command=(*command, str(trial_dir)),
+            variables={**variables, ROLES: roles_text(members)},
+        )
+        return RunningGang(self.engine, gang)
 
 
 def ask(
@@ -334,10 +298,7 @@ def ask(
 
 
 def render_template(path: Path, **values: Any) -> str:
-    """Returns a shell script with its values filled in, as words; none may be missing.
-
-    Values are never pasted.
-    """
+    """Returns a shell script with its values filled in, as words; all must be given."""
     import jinja2
 
     templates = jinja2.Environment(
@@ -388,9 +349,5 @@ def start(name: str) -> Launcher:
 
 
 def by_hosts(launcher: Launcher) -> Launcher:
-    """Returns a launcher; that of this machine where there is one host.
-
-    Processes are then started as anywhere else, so that the cases of an interleaved
-    study can take turns.
-    """
+    """Returns a launcher; with one host this machine's, whose cases can take turns."""
     return launcher if launcher.num_hosts > 1 else Local()

@@ -6,13 +6,6 @@ prints the hosts of the cluster as JSON, and fails if they are fewer. With ``gan
 is the client of a gang, which it reads from its standard input, and ends when that is
 closed. Both are processes of their own: Ray starts threads and changes the handling of
 signals in every process that connects to it.
-
-A placement group with the strategy STRICT_SPREAD reserves all hosts of a gang at once,
-each as a whole, so that two gangs never share one: the second waits until the first has
-ended. On each host an actor starts the members.
-
-For machines without a scheduler, the same script runs on every host, and says with its
-first argument what that host does.
 """
 
 from __future__ import annotations
@@ -35,11 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine, Gang
-from harness.launch.launchers import (
-    Nodes,
-    RemoteLauncher,
-    render_template,
-)
+from harness.launch.launchers import Nodes, RemoteLauncher, render_template
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
@@ -73,8 +62,8 @@ _HOW = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RayHost:
-    node_id: str  # Ray's id of it.
-    address: str  # Its address.
+    node_id: str  # Ray's.
+    address: str
     num_cores: int  # CPUs that Ray may give away there.
     num_gpus: int  # GPUs that it may give away.
 
@@ -82,11 +71,7 @@ class RayHost:
 def read_hosts() -> tuple[RayHost, ...]:
     try:
         done = subprocess.run(
-            _COMMAND,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SEC,
-            check=False,
+            _COMMAND, capture_output=True, text=True, timeout=_TIMEOUT_SEC, check=False
         )
     except subprocess.TimeoutExpired:
         raise LaunchError(
@@ -116,9 +101,7 @@ def connect() -> Any:
             f"--launcher ray: Ray cannot be imported ({error}); install it on every"
             " host: pip install 'replicator-harness[distributed]'"
         ) from error
-    handlers = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {of: signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address=os.environ.get(ADDRESS_VARIABLE, "auto"),
@@ -209,22 +192,15 @@ _LOST = 1
 
 
 class HostMembers:
-    """The members of a gang on one host; lives in an actor of Ray.
+    """The members of a gang on one host; lives in an actor of Ray."""
 
-    Ray sends it to the hosts by value, so it uses the standard library only. The
-    members end with the actor, and the actor with the program that made it, however
-    either exits.
-    """
+    # Ray sends it to the hosts by value, so it uses the standard library only. Members
+    # end with the actor, and that with the program that made it, however either exits.
 
     def free_ports(self, count: int) -> list[int]:
         with contextlib.ExitStack() as reserved:
-            sockets = [
-                reserved.enter_context(socket.socket(socket.AF_INET))
-                for _ in range(count)
-            ]
-            for one in sockets:
-                one.bind(("", 0))
-            return [int(one.getsockname()[1]) for one in sockets]
+            made = [socket.create_server(("", 0)) for _ in range(count)]
+            return [reserved.enter_context(one).getsockname()[1] for one in made]
 
     def run(
         self,
@@ -273,7 +249,10 @@ def run_gang() -> int:
 
 
 def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
-    """Reserves the hosts, starts the members and waits for them; gives all back."""
+    """Reserves the hosts, starts the members and waits for them; gives all back.
+
+    Each host is reserved as a whole: a second gang waits until the first has ended.
+    """
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundle = bundle_of(hosts_of(ray.nodes()), gang.num_hosts)
@@ -357,9 +336,9 @@ def _start_members(
         stack.callback(ray.kill, actor)
     asked = [actor.free_ports.remote(block) for actor in actors]
     ports = ray.get(asked, timeout=_START_SEC)
-    # This host's own name may mean its loopback address on others.
-    port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
-    address = f"{ray.util.get_node_ip_address()}:{port}"
+    address = gang_lib.with_host(
+        gang.variables[gang_lib.ADDRESS_VARIABLE], ray.util.get_node_ip_address()
+    )
     everyone = [
         RayMember(
             node_id=bundles[place // block],
@@ -373,10 +352,8 @@ def _start_members(
     for place, member in enumerate(everyone):
         environment = of_ray(everyone, place)
         own, index = environment.own
-        config = {
-            "cluster": environment.addresses(),
-            "task": {"type": own, "index": index},
-        }
+        task = {"type": own, "index": index}
+        config = {"cluster": environment.addresses(), "task": task}
         variables.append(
             {
                 **gang.variables,

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine
-from harness.launch.launchers import (
-    Nodes,
-    RemoteLauncher,
-    Submitted,
-    ask,
-)
+from harness.launch.launchers import Nodes, RemoteLauncher, Submitted, ask
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.option import Options
 from harness.trial import process_tree
@@ -102,14 +97,11 @@ exit "$code"
 """
 
 
-# Homes are on all nodes, and stay. What the driver compiles is kept there in any case;
-# beyond CUDA's default of 1 GiB it would drop what is oldest.
+# Homes are on all nodes, and stay.
 _KEEPS_COMPILED = f"""\
 export CUDA_CACHE_PATH="${{CUDA_CACHE_PATH:-$HOME/{CACHE_FOLDER}}}"
 export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{LARGEST_CACHE}}}"
 """
-
-
 _LOG: Final = "{}-{}.log"
 """The file that gets what a job prints, by its name and number."""
 
@@ -253,10 +245,8 @@ class Slurm(RemoteLauncher):
         gpus = job.gpus_per_worker
         own = f"--gpus-per-task={gpus} " * bool(gpus) + shlex.join(job.command)
         keeps = _KEEPS_COMPILED * bool(gpus)
-        text = (
-            f"{_header(job, options.nodes)}\n{keeps}srun --kill-on-bad-exit=1 {own}\n"
-        )
-        return {f"{job.name}.sbatch": text}
+        step = f"{keeps}srun --kill-on-bad-exit=1 {own}\n"
+        return {f"{job.name}.sbatch": f"{_header(job, options.nodes)}\n{step}"}
 
     def engine(self, gang: Gang) -> Engine:
         return ClientEngine(
@@ -282,13 +272,8 @@ class Slurm(RemoteLauncher):
         )
 
     def end(self, trial_dir: Path) -> None:
-        """Waits until no step of this job is named as a trial; cancels the others.
-
-        Where Slurm's own process of a step was killed, Slurm takes the step for running
-        until the job ends: then what counts is that no process of the trial is left.
-        """
-        start = time.monotonic()
-        is_cancelled = False
+        """Waits until no step of this job is named as a trial; cancels the others."""
+        start, is_cancelled = time.monotonic(), False
         job = f"--jobs={os.environ[JOB_VARIABLE]}"
         ask_steps = ["squeue", "--steps", "--noheader", job, "--format=%i %j"]
         while True:
@@ -301,6 +286,8 @@ class Slurm(RemoteLauncher):
                 run(["scancel", *steps])
                 is_cancelled = True
             if passed > 2 * _END_BY_ITSELF_SEC:
+                # Slurm takes a step whose own process was killed for running until the
+                # job ends: what counts is that no process of the trial is left.
                 end = (*process_tree.END_COMMAND, str(trial_dir))
                 nodes = self.num_hosts
                 run([*srun(nodes, nodes), "--ntasks-per-node=1", *end])

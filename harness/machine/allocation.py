@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from results.records.models import TrialSpec
 
 
-# The catalogue says how a backend's replicas are spread over processes; this module
-# lists the processes for a number of replicas, and which of them are measured. A
-# measured process is a *rank* and writes a rank file; the others serve and write
-# nothing. A worker runs one replica, or as many as the study says. The control
-# ``independent`` has a process per replica whatever its backend, and they never
-# communicate.
+# The catalogue says how a backend's replicas are spread over processes. A process that
+# is measured is a *rank* and writes a rank file; the others serve and write nothing.
 
 Member = tuple[str, int]
 """Kind and index, as in ``TF_CONFIG``."""
@@ -39,45 +35,40 @@ SHARE_VARIABLE: Final = "REPLICATOR_HARNESS_REPLICAS_PER_WORKER"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    # Kind and index of each, in the order of ``LocalCluster.members``; empty for a
-    # trial of one process without a cluster.
+    # In the order of ``LocalCluster.members``; empty for one process without a cluster.
     members: tuple[Member, ...]
     num_ranks: int  # How many of them are measured: the first ones.
-    # Replicas of each worker; of a process without a cluster, one is counted, since it
-    # runs all of the trial's.
-    replicas_per_worker: int = 1
+    replicas_per_worker: int = 1  # 1 of a process without a cluster, which runs all.
     # Whether they are programs that know nothing of each other.
     is_separate: bool = False
 
     @property
     def are_several(self) -> bool:
-        """Whether one process starts the others."""
         return bool(self.members)
 
     @property
     def is_cluster(self) -> bool:
-        """Whether processes communicate with each other."""
         return self.are_several and not self.is_separate
 
     def count(self, kind: str) -> int:
         return sum(member_kind == kind for member_kind, _ in self.members)
 
-    def runs_replicas(self, member: Member) -> bool:
-        """Whether a member computes, rather than coordinates or stores variables."""
-        return member[0] == "worker"
-
     def num_replicas_here(self, num_replicas: int) -> int:
         """The replicas of each process that is measured; 0 if others compute."""
         if not self.members:
             return num_replicas
-        measured = self.members[: self.num_ranks]
-        computing = [member for member in self.members if self.runs_replicas(member)]
-        return self.replicas_per_worker * (set(computing) <= set(measured))
+        serving = self.members[self.num_ranks :]
+        return self.replicas_per_worker * (not any(map(runs_replicas, serving)))
 
     def rank(self, member: Member) -> int | None:
         """The rank of a member, or None where it only serves."""
         place = self.members.index(member)
         return place if place < self.num_ranks else None
+
+
+def runs_replicas(member: Member) -> bool:
+    """Whether a member computes, rather than coordinates or stores variables."""
+    return member[0] == "worker"
 
 
 ONE_PROCESS: Final = Processes(members=(), num_ranks=1)
@@ -103,10 +94,7 @@ def processes_of(
 
 
 def processes_of_trial(spec: TrialSpec) -> Processes:
-    """Returns the processes of a trial as it was planned.
-
-    A program of the user's starts its own: one process of ours reads what they print.
-    """
+    """Returns the processes of a trial; of your program, ours that reads its output."""
     if spec.program is not None:
         return ONE_PROCESS
     catalog.adopt(spec)
@@ -119,10 +107,7 @@ def processes_of_trial(spec: TrialSpec) -> Processes:
 
 
 def share_identity(num_replicas: int | None) -> dict[str, str]:
-    """Returns the variable for the identity of trials; none for one replica a worker.
-
-    Figures of different shares are therefore never of the same case.
-    """
+    """Returns the variable for the identity of trials; none for a replica a worker."""
     return {SHARE_VARIABLE: str(num_replicas)} if (num_replicas or 1) > 1 else {}
 
 
@@ -166,10 +151,9 @@ def check_share(
 
 
 # By default TensorFlow launches the kernels of all GPUs from the pool that also runs
-# input pipelines and the host's part of a step: a busy pipeline then delays launches,
-# and GPUs wait. So every GPU gets threads of its own for launches, and the pools get
-# the rest of the trial's cores. TensorFlow takes this from environment variables only,
-# which are therefore part of the identity of a trial.
+# input pipelines, so a busy pipeline delays launches. Every GPU gets threads of its own
+# for them, and the pools get the rest of the trial's cores. TensorFlow takes this from
+# variables only, which are therefore part of the identity of a trial.
 
 LAUNCH_THREADS_PER_GPU = 2
 """One launches while the other waits for a copy or an allocation."""
@@ -197,11 +181,9 @@ def num_pool_threads(num_cores: int, num_gpus: int) -> int:
 def cores_per_replica(
     num_available_cores: int, replicas: Iterable[int], devices_per_replica: int = 1
 ) -> int:
-    """Returns the number of cores for each replica of a sweep.
+    """Returns the cores of each replica: the largest case that fits gets all there are.
 
-    ``max(1, available // devices of the largest N that fits)`` for each device of a
-    replica: the largest case that is not oversubscribed fills the machine. If no N
-    fits, each device gets one core.
+    If none fits, each device of a replica gets one core.
     """
     counts = [n * devices_per_replica for n in replicas]
     fitting = [n for n in counts if n <= num_available_cores]
@@ -251,20 +233,17 @@ def place(
                 chosen[(member[1] * num_own + place) % len(chosen)]
                 for place in range(min(num_own, len(chosen)))
             ]
-            if processes.runs_replicas(member)
+            if runs_replicas(member)
             else chosen
             for member in processes.members
         ]
     num_intra_op_threads = max(1, cores_per_replica // devices_per_replica)
     if device == "gpu":
-        num_gpus = (
-            processes.replicas_per_worker if processes.are_several else num_replicas
-        )
+        several = processes.are_several
+        num_gpus = processes.replicas_per_worker if several else num_replicas
         num_intra_op_threads = num_pool_threads(cores_per_replica, 1)
-        num_inter_op_threads = max(
-            num_inter_op_threads,
-            num_pool_threads(min(map(len, cpusets)), num_gpus),
-        )
+        num_left = num_pool_threads(min(map(len, cpusets)), num_gpus)
+        num_inter_op_threads = max(num_inter_op_threads, num_left)
     return Placement(
         cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
         cores_per_replica=cores_per_replica,
@@ -296,12 +275,10 @@ def near_gpus(
 
 
 def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
-    """Returns the CPUs in the order in which replicas take them.
+    """Returns the CPUs in the order in which replicas take them: physical cores first.
 
-    While there are enough physical cores, each slot is one of them. Otherwise a
-    replica of two or more cores gets both threads of a core (siblings together), so
-    that replicas never share one; a replica of one core takes whole physical cores
-    first and second threads last.
+    Where these are too few, a replica of two or more cores gets both threads of a core,
+    so that replicas never share one.
     """
     by_place = sorted(topology.cpus, key=lambda c: (c.node, c.package, c.core, c.cpu))
     num_seen: dict[tuple[int, int], int] = {}
@@ -310,8 +287,8 @@ def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
         core = (cpu.package, cpu.core)
         sibling_rank[cpu.cpu] = num_seen.get(core, 0)
         num_seen[core] = sibling_rank[cpu.cpu] + 1
-    is_physical_enough = topology.num_available_cores <= topology.num_physical_cores
-    if is_physical_enough or cores_per_replica == 1:
+    are_enough = topology.num_available_cores <= topology.num_physical_cores
+    if are_enough or cores_per_replica == 1:
         return sorted(by_place, key=lambda c: sibling_rank[c.cpu])
     return by_place
 
@@ -348,11 +325,8 @@ def place_trial(
         # Numbered on their own: cores are their host's.
         kinds = [kind for kind, _ in here]
         own = [(kind, kinds[:place].count(kind)) for place, kind in enumerate(kinds)]
-        part = dataclasses.replace(
-            processes,
-            members=tuple(own),
-            num_ranks=min(processes.num_ranks, len(own)),
-        )
+        num_ranks = min(processes.num_ranks, len(own))
+        part = dataclasses.replace(processes, members=tuple(own), num_ranks=num_ranks)
         num_replicas = _num_replicas(processes, here) or 1
         parts.append(place_on_one(num_replicas=num_replicas, processes=part))
     return parts[0].model_copy(
@@ -374,4 +348,4 @@ def num_replicas_on_first(
 
 
 def _num_replicas(processes: Processes, members: Sequence[Member]) -> int:
-    return processes.replicas_per_worker * sum(map(processes.runs_replicas, members))
+    return processes.replicas_per_worker * sum(map(runs_replicas, members))

@@ -1,18 +1,16 @@
 """What disturbed one block of a trial, and whether the block is discarded for it.
 
 A block is judged by the load of others on its own cores and GPUs, by throttling and by
-retracing; never by its own duration, which is what is being measured: dropping slow
-blocks would make every case look fast.
+retracing; never by its own duration: dropping slow blocks would make every case look
+fast.
 
-Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a block of 0.3 s. So a
-difference of one tick per core can be rounding: it is no evidence, and is allowed on
-top of a limit where the fraction was counted in ticks. The fractions themselves are
-not corrected: their mean over blocks has no such error.
+Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a block of 0.3 s. A
+difference of one tick per core can be rounding, and is allowed on top of a limit. The
+fractions themselves are not corrected: their mean over blocks has no such error.
 
-A synchronous step waits for its slowest core, so one core decides: a mean over 16 cores
-hides an endless process on one of them. The kernel does not count which thread ran on
-which core. So two limits hold: of the mean, and of what one core may have lost if all
-of the others' time was on it.
+A synchronous step waits for its slowest core, and the kernel does not count which
+thread ran on which core. So two limits hold: of the mean over cores, and of one core,
+as if all of the others' time was on it.
 """
 
 from __future__ import annotations
@@ -58,16 +56,13 @@ class Disturbance:
     Fractions are of the CPU time of the trial's cores, 0 to 1.
     """
 
-    # Used by other processes, and by the kernel for them.
-    foreign_cpu_fraction: float | None
+    foreign_cpu_fraction: float | None  # Of others, and of the kernel for them.
     foreign_resolution: float  # The fraction that can be rounding.
     stolen_cpu_fraction: float | None  # Given to other guests of the hypervisor.
     stolen_resolution: float  # The fraction that can be rounding.
-    # Time for which threads of the trial were ready but had to wait for a core, summed
-    # over them; also for one another.
+    # Time for which its threads were ready but waited for a core, summed over them.
     run_delay_sec: float | None
-    # Times that the CPU quota or heat slowed the trial's cores.
-    num_throttled: int | None
+    num_throttled: int | None  # Times that the CPU quota or heat slowed its cores.
     num_cores: int = 1  # The trial's cores.
     # What can be rounding of the sum over them, of one core. Their phases differ, so it
     # grows with the root of their number.
@@ -84,9 +79,7 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
     stolen = None
     if start.idle_sec is not None and end.idle_sec is not None:
         stolen = _fraction(end.stolen_sec - start.stolen_sec, available_sec)
-    delay_sec = None
-    if end.process_source == "schedstat":
-        delay_sec = _thread_growth(start, end, _DELAY)
+    has_delays = end.process_source == "schedstat"
     growths = [
         _growth(start.num_quota, end.num_quota),
         _growth(start.num_thermal, end.num_thermal),
@@ -102,7 +95,7 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
         ),
         stolen_cpu_fraction=stolen,
         stolen_resolution=tick_fraction,
-        run_delay_sec=delay_sec,
+        run_delay_sec=_thread_growth(start, end, _DELAY) if has_delays else None,
         num_throttled=int(sum(throttled)) if throttled else None,
     )
 
@@ -186,10 +179,8 @@ def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
     return max(_thread_growth(start, end, _RUN), process_sec - rounding_sec), 0.0
 
 
-# User and system time are rounded down separately.
 _TICKS_PER_PROCESS = 2 * NUM_ROUNDING_TICKS
-
-
+"""User and system time are rounded down separately."""
 _RUN, _DELAY = 0, 1
 """Of the times of a thread."""
 
@@ -214,9 +205,8 @@ def _fraction(part_sec: float, available_sec: float) -> float:
     return min(max(part_sec / available_sec, 0.0), 1.0)
 
 
-# Single-threaded float arithmetic on one core of the trial's cpuset, without TensorFlow
-# and without BLAS threads. If it takes longer, the machine was disturbed or throttled;
-# the trial is not to blame.
+# The canary: arithmetic on one core of the trial. If it takes longer, the machine was
+# disturbed or throttled.
 
 _SIZE = 96
 _NUM_PRODUCTS = 900
@@ -261,10 +251,7 @@ def run_canary(core: int | None = None) -> float:
         os.sched_setaffinity(0, before)
 
 
-# A benchmark on a busy machine also measures the other processes. The share of CPU time
-# that neither the trial nor the harness used is recorded with every trial, and so is
-# the time that a hypervisor gave to other guests (steal), so that the report can show
-# both.
+# Of a trial that runs alone, the load over all of it is recorded.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,15 +277,11 @@ def read_clock() -> CpuClock:
 
 
 def foreign_between(start: CpuClock, end: CpuClock, num_cpus: int) -> dict[str, float]:
-    """Returns the shares of all CPU time that others had, as a record names them.
-
-    The kernel counts in ticks, so on a quiet machine it can seem slightly below 0.
-    """
+    """Returns the shares of all CPU time that others had, as a record names them."""
     available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
     busy_sec, own_sec = end.busy_sec - start.busy_sec, end.own_sec - start.own_sec
+    stolen_sec = end.stolen_sec - start.stolen_sec
     return {
         "foreign_cpu_fraction": _fraction(busy_sec - own_sec, available_sec),
-        "stolen_cpu_fraction": _fraction(
-            end.stolen_sec - start.stolen_sec, available_sec
-        ),
+        "stolen_cpu_fraction": _fraction(stolen_sec, available_sec),
     }

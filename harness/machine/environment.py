@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -85,11 +86,9 @@ def read_environment(
         gpu_settings=gpu_settings,
         kernel=kernel,
         python_version=platform.python_version(),
-        packages=(
-            packages
-            if versions is None
-            else {name: versions[name] for name in PACKAGES if name in versions}
-        ),
+        packages=packages
+        if versions is None
+        else {name: versions[name] for name in PACKAGES if name in versions},
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
         machine_state=state,
@@ -99,15 +98,11 @@ def read_environment(
 
 def read_cpu_model(root: Path = Path("/")) -> str:
     """Returns the CPU's product name, or the architecture where it has none."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+    found = None
+    with contextlib.suppress(OSError):
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
+        found = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
 
 
 def read_packages() -> dict[str, str]:
@@ -116,26 +111,20 @@ def read_packages() -> dict[str, str]:
 
 
 def _state_of_folders() -> tuple[tuple[str, int], ...]:
-    """When something was last installed in, or removed from, the folders of packages.
-
-    Looking takes microseconds, and reading all versions longer than anything else
-    before a trial.
-    """
+    """When something was last installed in the folders of packages, or removed."""
+    # Looking takes microseconds; reading all versions would be the longest step before
+    # a trial.
     folders = [path for path in map(Path, sys.path) if path.is_dir()]
     return tuple((str(path), path.stat().st_mtime_ns) for path in folders)
 
 
 @functools.lru_cache(maxsize=1)
 def _versions(_state: tuple[tuple[str, int], ...]) -> dict[str, str]:
-    versions = {name: _version(name) for name in PACKAGES}
-    return {name: text for name, text in versions.items() if text is not None}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 # A process cannot ask Docker for its image. Podman writes the id of the image into a
@@ -206,27 +195,34 @@ def ask_on_gpus(
     ids: Sequence[str], module: str, *arguments: str, timeout_sec: float, **more: str
 ) -> Any:
     """Returns the last line, of JSON, of a module of ours that may use some GPUs."""
-    variables = own_variables(
-        os.environ,
-        CUDA_DEVICE_ORDER="PCI_BUS_ID",
-        CUDA_VISIBLE_DEVICES=",".join(ids) or NO_GPU,
-        TF_CPP_MIN_LOG_LEVEL="3",
-        **more,
-    )
+    given = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(ids) or NO_GPU,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=timeout_sec,
-            env=variables,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
+        done = run_module(module, *arguments, timeout_sec=timeout_sec, **given, **more)
+        return json.loads(done.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, LookupError) as error:
-        output = (getattr(error, "stderr", None) or str(error)).strip()
-        last = output.splitlines()[-1] if output else "no output"
-        raise OwnProgramError(printable(last)) from error
+        raise OwnProgramError(printable(str(error))) from error
+
+
+def run_module(
+    module: str, *arguments: str, timeout_sec: float, **variables: str
+) -> str:
+    """Returns what a module of ours prints, as a program; raises where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=timeout_sec,
+        env=own_variables(os.environ, **variables),
+    )
+    if done.returncode:
+        output = done.stderr.strip() or f"exit code {done.returncode}"
+        raise OwnProgramError(printable(output.splitlines()[-1]))
+    return done.stdout
 
 
 def run_git(

@@ -1,9 +1,7 @@
 """Watches the GPUs of a trial from the harness, while the trial runs.
 
-A thread reads each GPU about five times per second: clock, power, temperature, the
-reasons for a lower clock, energy, and who has a context on it. Readings carry the
-monotonic time that the trial's own steps are timed with, so that those of its measured
-window can be chosen afterwards.
+A thread reads each GPU about five times per second. Readings have the monotonic time
+that the trial's own steps are timed with, so that those of its window can be chosen.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class GpuReading:
     temperature_celsius: int | None  # Of the chip.
     reasons: int  # Bits that say why its clock is lowered.
     energy_joules: float | None  # Since the driver was loaded.
-    # Processes that have a context and do not belong to the harness.
-    num_foreign: int | None
+    num_foreign: int | None  # Processes with a context that are none of the harness.
     num_memory_errors: int | None = None  # Uncorrected ECC errors since the last reset.
     memory_clock_mhz: int | None = None  # Clock of its memory.
 
@@ -59,14 +56,12 @@ def num_foreign(
     *,
     most_on_gpu: int = 1,
 ) -> int:
-    """Returns how many users of a GPU are none of our processes.
-
-    In a container, the driver can name our own processes by ids that mean nothing
-    here. Then as many of the unknown ones as could be ours count as ours.
-    """
+    """Returns how many users of a GPU are none of our processes."""
     others = set(users) - set(own)
     if len(others) < len(set(users)):  # ids mean the same to the driver and to us
         return len(others)
+    # In a container, the driver can name our own processes by ids that mean nothing
+    # here. Then as many of the unknown ones as could be ours count as ours.
     unknown = {pid for pid in others if not is_known(pid)}
     return len(others - unknown) + max(len(unknown) - most_on_gpu, 0)
 
@@ -204,13 +199,8 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
     for reading in readings:
         bits |= reading.reasons
     first, last = readings[0], readings[-1]
-    energy_joules = None
-    if (
-        first.energy_joules is not None
-        and last.energy_joules is not None
-        and last.ns > first.ns
-    ):
-        energy_joules = max(last.energy_joules - first.energy_joules, 0.0)
+    energies = _known([first, last], "energy_joules")
+    is_span = len(energies) > 1 and last.ns > first.ns
     return GpuUse(
         index=index,
         num_samples=len(readings),
@@ -220,7 +210,7 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
         power_watts=_mean(_known(readings, "power_watts")),
         temperature_celsius=max(_known(readings, "temperature_celsius"), default=None),
         slowed_by=gpus.throttle_reasons(bits),
-        energy_joules=energy_joules,
+        energy_joules=max(energies[1] - energies[0], 0.0) if is_span else None,
         watched_sec=(last.ns - first.ns) / 1e9,
         num_foreign_processes=max(_known(readings, "num_foreign"), default=None),
     )
@@ -236,10 +226,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 # The driver lists the processes that use a GPU. That alone does not keep two sweeps
-# apart: a sweep has no process on its GPUs between two trials or while one imports
-# TensorFlow, and some drivers and containers list nobody. A sweep therefore also holds
-# one lock per GPU of this machine for as long as it runs. The kernel releases the locks
-# with the process, so a killed sweep leaves none.
+# apart: between two trials a sweep has no process there, and some drivers list nobody.
+# So a sweep holds a lock per GPU, which the kernel releases with it.
 
 WAIT_SEC = 10.0
 """The driver can list the processes of the trial before for a few seconds."""
@@ -306,10 +294,7 @@ def _read_user(descriptor: int) -> str:
 
 
 def wait_until_free(chosen: Sequence[Gpu]) -> str:
-    """Waits until no process uses some GPUs; returns who still does, or "".
-
-    Call while no trial of this sweep runs on them. A GPU that cannot be read is in use.
-    """
+    """Waits until no process uses some GPUs, this sweep's neither; who does, or ""."""
     end_sec = time.monotonic() + WAIT_SEC
     while True:
         found = _users(chosen)

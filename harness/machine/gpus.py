@@ -60,16 +60,12 @@ class Gpu:
     index: int  # Its number for the driver, in the order of PCI addresses.
     uuid: str  # Its name for the driver.
     name: str  # Product name.
-    # NUMA node that it is attached to; None if the kernel does not say.
-    node: int | None = None
+    node: int | None = None  # Its NUMA node; None if the kernel does not say.
     is_mig: bool = False  # Whether it is an instance of a GPU in MIG mode.
-    # Whether CUDA numbers the GPUs of this machine as the driver does; not where one of
-    # them is in MIG mode.
+    # Whether CUDA numbers GPUs as the driver does; not where one is in MIG mode.
     has_number: bool = True
-    # What the driver says instead of describing it; empty for a GPU that works.
-    fault: str = ""
-    # Its compute capability; None if the driver does not say.
-    capability: tuple[int, int] | None = None
+    fault: str = ""  # What the driver says where it cannot read it.
+    capability: tuple[int, int] | None = None  # None if the driver does not say.
 
     @property
     def cuda_id(self) -> str:
@@ -152,9 +148,7 @@ def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
                     name=printable(_text(nvml.nvmlDeviceGetName(instance))),
                     node=None if pci is None else read_node(_text(pci.busId), root),
                     is_mig=is_mig,
-                    capability=None
-                    if version is None
-                    else (int(version[0]), int(version[1])),
+                    capability=version and (int(version[0]), int(version[1])),
                 )
     except nvml.NVMLError as error:  # of this GPU: the driver itself has answered
         fault = fault_text(error)
@@ -186,8 +180,7 @@ def cuda_version() -> str | None:
 
 
 # CUDA itself is silent about mistakes: an id that does not exist hides all after it,
-# and an id that is given twice hides all. Here both are errors, since a trial on fewer
-# GPUs than were meant measures something else.
+# and an id that is given twice hides all. Here both are errors.
 
 _MOST_SHOWN = 120
 
@@ -357,15 +350,14 @@ def _read_settings(
 
 
 # TensorFlow's wheel has machine code for some GPUs, and for newer ones PTX, which the
-# driver compiles when a kernel is first used: minutes in all. It keeps the result in a
-# folder, so that is needed once per driver, TensorFlow and model of GPU. What has been
-# compiled completely is noted there (``note``), which ``doctor`` reads.
+# driver compiles when a kernel is first used: minutes, once per driver, TensorFlow and
+# model of GPU. It keeps the result in a folder, in which ``doctor`` notes it.
 
 CACHE_PATH: Final = "CUDA_CACHE_PATH"
 CACHE_SIZE: Final = "CUDA_CACHE_MAXSIZE"
 CACHE_DISABLE: Final = "CUDA_CACHE_DISABLE"
 CACHE_FOLDER: Final = ".nv/ComputeCache"
-"""In the user's home: that which CUDA takes by itself."""
+"""In the user's home; CUDA takes it by itself, so other programs find it, too."""
 LARGEST_CACHE: Final = 2**32
 """The most that CUDA takes; beyond its default of 1 GiB it drops what is oldest."""
 _NOTE: Final = "compiled_once.json"
@@ -375,11 +367,7 @@ Code = Literal["native", "compiled", "none"]
 
 
 def cache_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that let a process of CUDA find, and keep, compiled code.
-
-    What the user has set stays. The folder is that which CUDA takes by itself, so that
-    programs which know nothing of this find it, too.
-    """
+    """Returns the variables by which a process of CUDA finds and keeps its code."""
     default = Path(environ.get("HOME") or Path.home()) / CACHE_FOLDER
     return {
         CACHE_PATH: environ.get(CACHE_PATH) or str(default),

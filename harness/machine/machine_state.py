@@ -122,17 +122,15 @@ class LogicalCpu:
     cpu: int  # Its number, as in ``sched_setaffinity``.
     node: int = 0  # NUMA node; 0 when it cannot be read.
     package: int = 0  # Socket; 0 when it cannot be read.
-    # Physical core, counted within its package; ``cpu`` when it cannot be read.
-    core: int = 0
+    core: int = 0  # Within its package; ``cpu`` when it cannot be read.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CpuTopology:
     """The CPUs that a sweep may use."""
 
-    cpus: tuple[LogicalCpu, ...]  # The logical CPUs of the affinity mask.
-    # CPU time per wall time that the cgroups grant, or None for no limit.
-    quota_cores: float | None = None
+    cpus: tuple[LogicalCpu, ...]  # Of the affinity mask.
+    quota_cores: float | None = None  # That the cgroups grant; None for no limit.
 
     @property
     def num_available_cores(self) -> int:
@@ -159,19 +157,18 @@ def read_topology(
 
 def _read_cpu(root: Path, cpu: int) -> LogicalCpu:
     folder = root / _CPU_FOLDER / f"cpu{cpu}"
-    package = read_line(folder / "topology/physical_package_id")
-    core = read_line(folder / "topology/core_id")
     names = [path.name.removeprefix("node") for path in folder.glob("node*")]
     return LogicalCpu(
         cpu=cpu,
         node=min((int(name) for name in names if name.isdigit()), default=0),
-        package=int(package) if _is_number(package) else 0,
-        core=int(core) if _is_number(core) else cpu,
+        package=_read_number(folder / "topology/physical_package_id", 0),
+        core=_read_number(folder / "topology/core_id", cpu),
     )
 
 
-def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
+def _read_number(path: Path, default: int) -> int:
+    text = read_line(path)
+    return int(text) if text.removeprefix("-").isdigit() else default
 
 
 # Files of control groups, by the name that they have here and by version.
@@ -210,11 +207,7 @@ def read_free_memory(root: Path = Path("/")) -> int:
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:
-    """Returns how many processes of this control group the killer ended, or None.
-
-    The count of the whole machine has the processes of others, too, so without control
-    groups nothing is claimed.
-    """
+    """Returns how many processes of this control group the killer ended, or None."""
     for words in _read_groups("killer", "memory", root):
         counts = dict(zip(words[::2], words[1::2], strict=False))
         if counts.get("oom_kill", "").isdigit():
@@ -224,17 +217,15 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
 
 # Two readings around a block give its disturbance (``harness/machine/disturbance.py``).
 #
-# The time that a core was not idle is wall time minus its idle time. The kernel
-# measures idle time and steal, and shows them in ticks; the columns of busy time are
-# samples, one per tick, and over 0.3 s too inexact. Under version 1 of the control
-# groups there is also the run time of each core in nanoseconds
-# (``cpuacct.usage_percpu``).
+# The time that a core was not idle is wall time minus its idle time, which the kernel
+# measures; the columns of busy time are samples, one per tick, and over 0.3 s too
+# inexact. Under version 1 of the control groups there is also the run time of each core
+# in nanoseconds (``cpuacct.usage_percpu``).
 #
-# Interrupts: some kernels take them out of the time of the process that they
-# interrupted (``CONFIG_IRQ_TIME_ACCOUNTING``). There, the trial's own network traffic
-# would appear as time of others, so interrupts are not counted as such. These kernels
-# are recognized by an ``irq`` column above 0: kernels that sample never find an
-# interrupt in it.
+# Some kernels take interrupts out of the time of the process that they interrupted
+# (``CONFIG_IRQ_TIME_ACCOUNTING``). There, the trial's own network traffic would appear
+# as time of others, so interrupts are not counted. These kernels are recognized by an
+# ``irq`` column above 0: kernels that sample never find an interrupt in it.
 
 TICK_SEC = 1.0 / os.sysconf("SC_CLK_TCK")
 """The unit of ``/proc/stat`` and ``/proc/<pid>/stat``: 10 ms on nearly all systems."""
@@ -248,26 +239,21 @@ class CoreClock:
 
     wall_sec: float  # Monotonic clock.
     num_cores: int  # The cores of the trial.
-    # Summed over them, with nothing to run, or waiting for a disk; None where the
-    # kernel does not show all of them.
+    # Summed over them, also of those that wait for a disk; None where it is not shown.
     idle_sec: float | None
     stolen_sec: float = 0.0  # Given to other guests of the hypervisor.
-    # In interrupts, where the kernel counts them apart from processes.
-    interrupt_sec: float = 0.0
-    # Time for which they ran processes, exact; None where it is not counted.
-    run_sec: float | None
+    interrupt_sec: float = 0.0  # Where the kernel counts it apart from processes.
+    run_sec: float | None  # Running processes, exact; None where it is not counted.
     # The trial's threads, by ids of process and thread: on a core, ready but waiting.
     threads: Mapping[tuple[int, int], tuple[float, float]]
     # CPU time of each of its processes, in ticks, with ended threads.
     process_sec: Mapping[int, float]
     process_source: ProcessSource  # What the CPU time of its processes is taken from.
-    # Periods in which the CPU quota of a control group stopped processes, and times
-    # that a core, or its package, lowered its clock because of heat; None where the
-    # kernel does not count it.
+    # Periods in which the CPU quota stopped processes, and times that a core or its
+    # package lowered its clock because of heat; None where it is not counted.
     num_quota: int | None
     num_thermal: int | None
-    # CPU time that this reading itself took after the cores were read.
-    reading_sec: float
+    reading_sec: float  # CPU time of this reading after the cores were read.
 
 
 def read_core_clock(
@@ -314,9 +300,7 @@ def _read_cores(cores: Sequence[int], root: Path) -> dict[str, Any]:
     return {
         "idle_sec": sum(row[_IDLE] + row[_IOWAIT] for row in found),
         "stolen_sec": sum(row[_STEAL] for row in found),
-        "interrupt_sec": sum(
-            row[_IRQ] + row[_SOFTIRQ] if row[_IRQ] else 0.0 for row in found
-        ),
+        "interrupt_sec": sum(row[_IRQ] + row[_SOFTIRQ] for row in found if row[_IRQ]),
     }
 
 
@@ -325,11 +309,7 @@ _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = 3, 4, 5, 6, 7
 
 
 def _read_run_sec(cores: Sequence[int], root: Path) -> float | None:
-    """Reads what the topmost visible control group ran on the cores.
-
-    In a container that is the container alone, which cannot be seen here:
-    ``disturbance.between`` compares it with the idle time.
-    """
+    """Reads what the topmost visible control group ran; in a container, that alone."""
     for folder in ("cpuacct", "cpu,cpuacct"):
         path = root / "sys/fs/cgroup" / folder / "cpuacct.usage_percpu"
         fields = _read_text(path).split()
@@ -384,11 +364,8 @@ def _read_throttling(cores: Iterable[int], root: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path | str) -> str:
-    """Returns the text of a file of the kernel; empty where it does not exist.
-
-    The processes of a trial have hundreds of threads: without buffers this takes a
-    third of the time.
-    """
+    """Returns the text of a file of the kernel; empty where it does not exist."""
+    # Trials have hundreds of threads: without buffers it takes a third of the time.
     # ESRCH, a ProcessLookupError: the process ended between opening and reading.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
 """Temporary folders that end with the process that made them, however that ends.
 
-A process that is killed removes nothing. So each folder has a file that its process
-holds locked; the kernel lets go of it with the last process that has it. Whoever comes
-next removes the folders that nobody holds.
+A process that is killed removes nothing. So it holds a file in its folder locked, which
+the kernel releases with it; whoever comes next removes the folders that nobody holds.
 """
 
 from __future__ import annotations

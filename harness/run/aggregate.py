@@ -60,11 +60,8 @@ class Conclusion:
     status: TrialStatus = TrialStatus.OK  # How it ended.
     failure: Failure | None = None  # Why it is not ok, or None.
     result: TrialResult | None = None  # The observations, if the trial completed.
-    # Rates of a matrix product on its GPUs, in their order; empty if a process did not
-    # record them.
-    gpu_tflops: tuple[float, ...] = ()
-    # That its processes had loaded; None where none was.
-    nccl_version: str | None = None
+    gpu_tflops: tuple[float, ...] = ()  # Of a matrix product on its GPUs, in order.
+    nccl_version: str | None = None  # That its processes had loaded.
 
     def but(
         self,
@@ -94,10 +91,7 @@ def conclude(
     blocks: Sequence[Block] = (),
     late_sec: float = 0.0,
 ) -> Conclusion:
-    """Reads the rank files of a finished trial and determines its status.
-
-    Never raises for what a trial did: any problem becomes the failure's reason.
-    """
+    """Determines the status of a finished trial; any problem becomes its failure."""
     deadline = time.monotonic() + late_sec
     try:
         logs = _read(trial_dir, num_ranks)
@@ -109,9 +103,8 @@ def conclude(
             time.sleep(_LATE_PERIOD_SEC)
             logs = _read(trial_dir, num_ranks)
     except RankFileError as error:
-        return Conclusion().but(
-            Phase.REPORT, str(error), exception_type="RankFileError"
-        )
+        kind = "RankFileError"
+        return Conclusion().but(Phase.REPORT, str(error), exception_type=kind)
     if trial_exit.timeout_sec is not None:
         return _timed_out(logs, trial_exit.timeout_sec)
     first = rank_file.read_first_exit(trial_dir)
@@ -141,15 +134,12 @@ def _read(trial_dir: Path, num_ranks: int) -> list[RankLog]:
 def _first_cause(
     logs: Sequence[RankLog], trial_exit: TrialExit, first: FirstExit
 ) -> RankLog | None:
-    """The recorded failure that explains the others, or None where none does.
-
-    When a rank is killed or exits by itself, or its host is lost, the others record
-    that they lost it; that is the cause.
-    """
+    """The recorded failure that explains the others, or None where none does."""
     failed = [(log, log.failure) for log in logs if log.failure is not None]
     for log, failure in failed:
         if failure.get("exception_type") not in CONSEQUENCE_TYPES:
             return log
+    # A rank was killed, ended by itself or was lost, and the others recorded that.
     is_seen = (
         trial_exit.exit_code < 0
         or bool(first.reason)
@@ -303,8 +293,8 @@ def make_result(
     if spec.control is Control.INDEPENDENT:  # every process has a batch of its own
         global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
 
-    def records(model: Any, kind: str) -> tuple[Any, ...]:
-        return tuple(map(model.model_validate, logs[0].all(kind)))
+    def records(model: Any, kind: str, of: Any = logs[:1]) -> tuple[Any, ...]:
+        return tuple(model.model_validate(line) for log in of for line in log.all(kind))
 
     return TrialResult(
         trial_id=trial_id,
@@ -316,11 +306,7 @@ def make_result(
         window_sec=window_sec,
         blocks=tuple(blocks),
         ranks=ranks,
-        sanity=tuple(
-            SanityCheck.model_validate(check)
-            for log in logs
-            for check in log.all("sanity")
-        ),
+        sanity=records(SanityCheck, "sanity", logs),
         quality=records(QualityMetric, "quality"),
         window_metrics=records(QualityMetric, "window_metric"),
         curve=records(QualityPoint, "point"),
@@ -350,11 +336,10 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
     is_alone = first_step.get("is_alone", True)
     warmup = log.steps[: spec.num_warmup_steps]
     losses = [step.loss for step in log.steps if step.loss is not None]
+    first_sec = first_step["time_to_first_step_sec"]
     return RankTimes(
         rank=log.rank,
-        time_to_first_step_sec=first_step["time_to_first_step_sec"]
-        if is_alone
-        else 0.0,
+        time_to_first_step_sec=first_sec if is_alone else 0.0,
         warmup_step_time_sec=tuple(step.time_sec for step in warmup),
         step_time_sec=tuple(step.time_sec for step in measured),
         window_start_ns=measured[0].start_ns,
@@ -372,7 +357,6 @@ def _window_ns(ranks: Sequence[RankTimes]) -> tuple[int, int]:
 
 
 def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
-    """Returns start and end of the window of a trial; None where it has no result."""
     result = conclusion.result
     return (None, None) if result is None else _window_ns(result.ranks)
 
@@ -389,9 +373,8 @@ def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
     )
 
 
-# TensorFlow raises an error of its own where its allocator has no memory left. The
-# libraries that allocate by themselves (CUDA, cuBLAS, cuDNN, cuSOLVER, NCCL) report it
-# in many ways, and TensorFlow passes most of them on as internal or unknown errors.
+# Libraries that allocate by themselves report it in many ways, and TensorFlow passes
+# most of them on as internal or unknown errors.
 
 OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 
@@ -413,7 +396,6 @@ _MESSAGES = re.compile(
 
 
 def is_out_of_memory(failure: Failure) -> bool:
-    """Whether a trial failed because it ran out of host or device memory."""
     if failure.exception_type in OUT_OF_MEMORY_TYPES:
         return True
     # The first line of an error of a graph is only "Graph execution error:".

@@ -26,7 +26,6 @@ PLAIN_PERIOD_SEC: Final = 30.0
 
 
 def describe_trial(trial: PlannedTrial) -> str:
-    """Returns one readable line that names a trial."""
     spec = trial.spec
     modes = "+".join(mode.value for mode in trial.modes)
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
@@ -41,7 +40,6 @@ def describe_trial(trial: PlannedTrial) -> str:
 
 
 def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
-    """Returns one line that says how a trial ended."""
     duration = format_duration(status.duration_sec)
     if status.status is TrialStatus.OK and result is not None:
         rate = f"{result.examples_per_sec:.1f} {result.example_unit}/s"
@@ -62,12 +60,10 @@ def left_text(left_sec: float, *, is_most: bool = False) -> str:
 
 
 class Progress:
-    """Prints one line per event, for logs and pipes.
+    """Prints one line per event, for logs and pipes."""
 
-    ``eta_sec`` is the time to the end of the sweep. It is negative where the sweep
-    takes longer than was estimated, and the longest with ``is_most``: the sweep may end
-    earlier.
-    """
+    # ``eta_sec`` is the time to the end of the sweep, negative where it takes longer
+    # than was estimated; with ``is_most`` the longest.
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -212,10 +208,7 @@ WORDS: Final = {
 
 
 class PhaseWatch:
-    """Calls ``show`` with what the trial does, every few seconds, in a ``with`` block.
-
-    The thread belongs to the harness and only reads what was added to a rank file.
-    """
+    """Calls ``show`` with what the trial does, in a ``with`` block."""
 
     def __init__(
         self, trial_dir: Path, show: Callable[[str], None] = lambda _: None
@@ -229,10 +222,7 @@ class PhaseWatch:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def look(self) -> str:
-        """Returns what the trial does, in words.
-
-        A line that is malformed is the business of whoever concludes the trial.
-        """
+        """Returns what the trial does, in words."""
         try:
             added = untrusted.read_bytes(self._path, start=self._offset) or b""
         except (untrusted.DamagedFileError, UnavailableRecordError):

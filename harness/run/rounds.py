@@ -1,13 +1,11 @@
 """An interleaved measurement: all cases of a repetition take turns, round after round.
 
 Cases that are measured within the same second see the same noise, so their ratio does
-not (``docs/measuring.md``). Each case starts a fresh process, as many at a time as
-there are cores. Each runs its last warm-up step alone, which tells how many steps make
-a block; that number is one for each case of a study. In every round each case has one
+not (``docs/measuring.md``). Each case starts a fresh process, and runs its last warm-up
+step alone, which tells how many steps make a block. In every round each case has one
 block, in an order shuffled by the seed; both revisions of a case, and its A/A control,
-follow each other, since what is divided should lie close together. In a gate, each case
-has some sustained stretches in the same way, after the rounds. Whatever happens to one
-trial does not end the repetition.
+follow each other, since what is divided should lie close together. In a gate, sustained
+stretches follow. Whatever happens to one trial does not end the repetition.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ if TYPE_CHECKING:
     Stage = Callable[[str, float | None], None]
 
 
-# The trial's own processes cannot see what others do to its cores, so the harness
-# writes these lines, between blocks. ``result.json`` is made from them and the rank
-# files, and ``verify`` compares it with both.
+# The harness writes what others did to the cores, between blocks; ``verify`` reads it.
 
 BLOCKS_NAME = "blocks.jsonl"
 _LOAD: Final = (
@@ -63,10 +59,7 @@ _USED: Final = (
 
 
 def last_block(trial_dir: Path) -> tuple[int, bool] | None:
-    """Returns round and kind of the last whole block, to show where a study is.
-
-    None where there is none yet, or the line is none: ``verify`` says what is damaged.
-    """
+    """Returns round and kind of the last whole block, to show where a study is."""
     try:
         text = untrusted.read_text(trial_dir / BLOCKS_NAME) or ""
         block = untrusted.parsed(text.rpartition("\n")[0].splitlines()[-1])
@@ -111,14 +104,13 @@ SUSTAINED_STEPS: Final = 13
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
-    trials: Sequence[PlannedTrial]  # Its trials, one per case.
-    index: int  # Its index, from 0.
+    trials: Sequence[PlannedTrial]  # One per case.
+    index: int  # From 0.
     duration_sec: float | None  # The time for all of it; None for no limit.
-    max_rounds: int  # The most rounds.
+    max_rounds: int
     seed: int  # Determines the order of the blocks.
     num_stretches: int = 0  # Sustained ones of each case, after the rounds.
-    # Steps of each block by case, as earlier repetitions had them; cases that are not
-    # in it get theirs from their last warm-up steps.
+    # Steps of each block by case, as earlier repetitions had them.
     steps_of_block: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # Called before the first block.
     on_warm: Callable[[Sequence[Session]], None] = lambda _: None
@@ -154,7 +146,6 @@ def take_all(
     stage: Stage,
     discard_reason: DiscardReason,
 ) -> None:
-    """Takes all rounds, and then all sustained stretches."""
     # One that has ended had no warm step: its 0 s would ask for 300,000 steps a block.
     waiting = [session for session in sessions if session.is_alive]
     number, stretches = repetition.num_stretches, []
@@ -252,10 +243,9 @@ def _steps_of_stretch(group: Sequence[Session]) -> int:
 def _steps_of_blocks(
     sessions: Sequence[Session], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Returns the steps of a block by case; of the fastest of its sessions.
+    """Returns the steps of a block by case, which are as many for all of its sessions.
 
-    Blocks of unlike numbers of steps would not be compared alone for what they measure:
-    the first step of a block can take longer than the others.
+    The first step of a block can take longer than the others.
     """
     found = dict(known)
     for name, group in _by_case(sessions).items():
@@ -302,10 +292,8 @@ def _attempt_block(
         session.send("turn", **sent)
         answers = session.receive("turn")
         # From the latest start on, all ranks were measuring.
-        span = {
-            name: max(answer[name] for answer in answers)
-            for name in ("start_ns", "end_ns")
-        }
+        names = ("start_ns", "end_ns")
+        span = {name: max(answer[name] for answer in answers) for name in names}
         block_ns = span["end_ns"] - span["start_ns"]
         check_resolution(session, block_ns / asked["num_steps"] / 1e9)
         after = machine_state.read_core_clock(session.cores, pids)
@@ -335,9 +323,8 @@ def interleaved_sec(trials: Iterable[Trial]) -> float:
     )
 
 
-# Nothing of a start is timed in an interleaved study, so that processes import
-# TensorFlow, build and trace side by side. When one is ready the next one starts:
-# backends take unlike times.
+# Nothing of a start is timed, so processes build side by side; the next one starts when
+# one is ready.
 
 _HEADROOM: Final = 1.2
 """Factor on the largest so far, when looking whether one more fits."""
@@ -385,10 +372,7 @@ def start_side_by_side(
 
 
 def _size(session: Session, sizes: Mapping[str, int]) -> int:
-    """Returns the bytes that a process may need.
-
-    The most that others of its backend occupy, or of any backend where it is the first.
-    """
+    """Returns the bytes that a process may need: the most of its backend, or of any."""
     largest = max(sizes.values(), default=0)
     return round(_HEADROOM * sizes.get(session.prepared.trial.spec.backend, largest))
 
@@ -445,13 +429,10 @@ def _sessions(
 ) -> Iterator[list[Session]]:
     """Prepares all trials; kills every process at the end, however the block ends."""
     sessions: list[Session] = []
-    end, timeout_sec = settings.launcher.end, settings.timeout_sec
     try:
         for trial in repetition.trials:
             prepared = trial_runner.prepare(store, trial, settings)
-            sessions.append(
-                Session(prepared, timeout_sec=timeout_sec, end_elsewhere=end)
-            )
+            sessions.append(Session(prepared, timeout_sec=settings.timeout_sec))
         yield sessions
     finally:
         for session in sessions:

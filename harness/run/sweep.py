@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,8 +78,7 @@ def differences(sessions: Iterable[Session]) -> Iterator[str]:
                 )
 
 
-# Our step runs a few times, untimed, in a process with TensorFlow. What it began with,
-# and its losses, are kept in the folder of prepared data, for later studies as well.
+# What a step of ours began with, and its losses, are kept beside prepared data.
 
 _EXPORTED: Final = {
     *("workload", "preset", "options", "data", "per_replica_batch_size"),
@@ -126,28 +124,21 @@ def export_missing(
 def _export(
     module: str, folder: Path, request: dict[str, Any], timeout_sec: float
 ) -> None:
+    settings = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    words = str(folder), json.dumps(request)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, str(folder), json.dumps(request)],
-            env=environment.own_variables(
-                os.environ, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2"
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_sec,
-        )
+        environment.run_module(module, *words, timeout_sec=timeout_sec, **settings)
     except subprocess.TimeoutExpired:
         raise StudyError(
             f"exporting what other frameworks begin with took more than"
             f" {timeout_sec:g} s; give more --timeout, or leave them out of --backends"
         ) from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    except environment.OwnProgramError as error:
+        why = one_line(str(error))
         raise StudyError(
-            f"exporting what other frameworks begin with failed: {one_line(last)};"
+            f"exporting what other frameworks begin with failed: {why};"
             f" 'python -m {module} FOLDER REQUEST' shows all of it"
-        )
+        ) from error
 
 
 def match_missing(
@@ -156,10 +147,7 @@ def match_missing(
     settings: RunSettings,
     stage: Callable[[str, float | None], None],
 ) -> None:
-    """Runs what is missing of the trials that match; as many at once as cores.
-
-    On GPUs one after the other, since they would share memory.
-    """
+    """Runs what is missing of the trials that match; as many at once as cores."""
     if plan.equivalence is None:
         return
     missing = missing_trials(
@@ -170,7 +158,7 @@ def match_missing(
     if not missing:
         return
     num_together = settings.topology.num_available_cores
-    if missing[0].spec.device == "gpu":
+    if missing[0].spec.device == "gpu":  # they would share memory
         num_together = 1
     for first in range(0, len(missing), num_together):
         batch = missing[first : first + num_together]
@@ -284,11 +272,9 @@ def run_trials(
             statuses = run(together, missing)
             for trial, status in zip(together, statuses, strict=True):
                 result = store.read_trial(trial.trial_id).result
-                rate = None
+                rate = None  # of others all blocks may be discarded
                 if result is not None and status.status is TrialStatus.OK:
-                    rate = (
-                        result.examples_per_sec
-                    )  # others: all blocks may be discarded
+                    rate = result.examples_per_sec
                 durations.add(trial.spec, status.duration_sec, rate)
                 progress.trial_ended(trial, status, result)
             if not missing:
@@ -405,8 +391,7 @@ class _Loop:
         started = time.monotonic()
 
         def show(text: str) -> None:
-            # Below 0, the estimate was too short; it is shown, and does not stand
-            # still.
+            # Below 0, the estimate was too short; it goes on.
             left_sec = own_sec - (time.monotonic() - started) + later_sec
             self.progress.phase(text, left_sec)
 

@@ -1,11 +1,7 @@
 """Runs one trial: places it, starts its processes, and records the outcome.
 
 An interleaved study (``harness/run/rounds.py``) prepares and records its trials with
-the same code.
-
-Whatever this module imports may change a trial's numbers, and is part of the trial's
-code digest (``harness/sources/code_digest.py``); planning, listing and showing are
-elsewhere.
+the same code. Whatever this module imports is part of a trial's code digest.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
-from harness.launch.launchers import Launcher, Local
+from harness.launch.launchers import Launcher, Local, RemoteLauncher
 from harness.machine import (
     allocation,
     disturbance,
@@ -57,15 +53,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    trial: PlannedTrial  # The trial.
-    trial_dir: Path  # Its directory.
-    processes: Processes  # The processes that it has.
+    trial: PlannedTrial
+    trial_dir: Path
+    processes: Processes
     command: tuple[str, ...]  # What starts them; the directory is appended.
     variables: dict[str, str]  # Their environment variables.
     env: Environment  # The environment record so far.
     started_at: str  # Time of day.
     start_sec: float  # The same, on the monotonic clock.
-    gpus: tuple[Gpu, ...] = ()  # The GPUs that it has; none on a CPU.
+    gpus: tuple[Gpu, ...] = ()
     is_client: bool = False  # Whether it is a program that connects by the client.
 
     @property
@@ -129,7 +125,6 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         num_hosts=launcher.num_hosts,
         gpu_nodes=[gpu.node for gpu in chosen],
     )
-    launcher.prepare(trial_dir, processes, place)
     versions: Mapping[str, str] | None = None
     command = launcher.command(processes, settings.worker_command)
     source_root = code_root = SOURCE_ROOT
@@ -265,9 +260,12 @@ def _write_status(
 
 
 def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
-    trial_dir, variables = prepared.trial_dir.resolve(), prepared.variables
-    gang = launcher.gang(trial_dir, variables, prepared.command)
-    return ProcessTree(trial_dir, variables, prepared.command, launcher.end, gang)
+    trial_dir, processes = prepared.trial_dir.resolve(), prepared.processes
+    planned, gang = (trial_dir, prepared.variables, prepared.command), None
+    if isinstance(launcher, RemoteLauncher):
+        cpusets = prepared.env.placement.cpusets
+        gang = launcher.gang(*planned, processes.members, cpusets, processes.num_ranks)
+    return ProcessTree(*planned, launcher.end, gang)
 
 
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
@@ -302,10 +300,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
 
 
 def changed_code(settings: RunSettings) -> str:
-    """Returns how the code differs from that of the study, or "" as far as is known.
-
-    What cannot be read now is asked for again before the next trial starts.
-    """
-    with contextlib.suppress(PlanError):
+    """Returns how the code differs from that of the study, or "" as far as is known."""
+    with contextlib.suppress(PlanError):  # the next trial asks again
         return settings.changed_code()
     return ""

@@ -52,16 +52,14 @@ if TYPE_CHECKING:
     EndElsewhere = Callable[[Path], None]
 
 
-# A process that is killed cannot remove its own: TensorFlow, for one, writes a file for
-# each function that AutoGraph converts, and removes them at exit. The name follows from
-# the trial's directory, so that the same trial finds what an earlier run of it left;
-# what no trial finds is removed as in ``harness/machine/owned_folders.py``.
-
 VARIABLE: Final = "TMPDIR"
 
 
 def folder_of(trial_dir: os.PathLike[str]) -> Path:
-    """Returns the folder, beside those of other programs: studies may be far away."""
+    """Returns the folder for temporary files of a trial: a killed process leaves them.
+
+    The same trial finds what an earlier run of it left; studies may be far away.
+    """
     name = os.fsencode(os.path.realpath(trial_dir))
     digest = hashlib.blake2b(name, digest_size=10).hexdigest()
     return Path(tempfile.gettempdir()) / f"{owned_folders.TRIAL}{digest}"
@@ -88,11 +86,10 @@ _DROPPED_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
 )
 # glibc gives large buffers back when they are freed, so that those of every step are
-# mapped, cleared and faulted in again (docs/measuring.md). They come from the heap
-# only if none may be mapped: a threshold above 32 MiB is ignored, and setting any
-# turns its growth off. And only the heap of the main arena is kept: those of others
-# are unmapped when they are empty, and hold at most 64 MiB. The kernel that gives huge
-# pages to who asks gives them to the heap: fewer addresses to translate.
+# mapped, cleared and faulted in again (docs/measuring.md). They come from the heap only
+# if none may be mapped: a threshold above 32 MiB is ignored, and setting any turns its
+# growth off. Only the heap of the main arena is kept. A kernel that gives huge pages on
+# request gives them to the heap: fewer addresses to translate.
 _KEEP: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -106,11 +103,8 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialExit:
     exit_code: int  # As in ``subprocess``: negative for a signal.
-    # Kills by the kernel's out-of-memory killer in that time, on the host of the
-    # process; None where nobody counted them.
-    num_oom_kills: int | None
-    # The limit after which the harness killed it; None where it ended by itself.
-    timeout_sec: float | None = None
+    num_oom_kills: int | None  # By the kernel meanwhile; None where nobody counted.
+    timeout_sec: float | None = None  # After which the harness killed it; None: not.
 
 
 def trial_variables(
@@ -162,10 +156,7 @@ def allocator_variables(
 
 
 class ProcessTree:
-    """A trial's running processes; none remains after a ``with`` block of it.
-
-    The first process is one of this machine, or there is a gang, here and elsewhere.
-    """
+    """A trial's running processes, or a gang; none remains after a ``with`` block."""
 
     process: subprocess.Popen[bytes]
 
@@ -294,10 +285,9 @@ def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
 
 
 def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
-    """Ends the processes of an earlier attempt; keeps what it measured elsewhere.
+    """Ends the processes of an earlier attempt, moves what it measured, if anything.
 
-    What it measured is moved (``results.store.study_store``); what measured nothing,
-    or is no folder of a trial, is removed. ``before`` is told of a move first.
+    ``before`` is told of a move first.
     """
     if not untrusted.is_there(trial_dir):
         return
@@ -326,7 +316,6 @@ _POLL_SEC = 0.25
 _GRACE_SEC = 30.0
 """For the other processes of a trial, after one of them has closed its connection."""
 _MAX_LINE_BYTES = 65_536
-"""Bytes of a message; the longest that a process sends has a few hundred."""
 
 
 class SessionEndedError(RuntimeError):
@@ -336,21 +325,14 @@ class SessionEndedError(RuntimeError):
 class Session:
     """A trial that is alive and waits for its blocks."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        *,
-        timeout_sec: float,
-        end_elsewhere: EndElsewhere = lambda _: None,
-    ) -> None:
+    def __init__(self, prepared: Prepared, *, timeout_sec: float) -> None:
         self.prepared = prepared
         self.blocks: list[Block] = []  # discarded ones included
         self.exit: TrialExit | None = None  # None while its processes run
         self.step_time_sec = 0.0  # of a warm step
         self.busy_sec = 0.0  # in which this trial had the machine
         self.awaited = ""  # the state that ``poll`` waits for
-        # Processes that are measured; a program with a client says it.
-        self.num_ranks = prepared.processes.num_ranks
+        self.num_ranks = prepared.processes.num_ranks  # or as a client says
         # Whether all let their garbage collector work in sustained blocks.
         self.has_sustained = True
         self._deadline = 0.0
@@ -369,7 +351,6 @@ class Session:
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
             prepared.command,
-            end_elsewhere,
         )
 
     @property
@@ -387,11 +368,10 @@ class Session:
         self._tree.start()
 
     def processes(self) -> list[psutil.Process]:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self._tree.process.pid)
             return [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return []
 
     def resident_bytes(self) -> int:
         total = 0
@@ -551,9 +531,6 @@ def busy(*sessions: Session) -> Iterator[None]:
     finally:
         for session in sessions:
             session.busy_sec += (time.monotonic() - started) / len(sessions)
-
-
-# ``docs/client_protocol.md`` describes it; ``scaling_client`` reads it.
 
 
 def write_client(trial_dir: Path, spec: TrialSpec) -> None:

@@ -1,8 +1,7 @@
 """Compares the GPUs that TensorFlow sees with those that it was given.
 
-TensorFlow is silent where it cannot use a GPU: without the libraries of CUDA it runs on
-the CPU. Each process of a trial therefore compares before it builds, and ``sweep`` and
-``doctor`` ask a process that does nothing else, before anything is written:
+TensorFlow is silent where it cannot use a GPU, and runs on the CPU. Each process of a
+trial therefore compares before it builds; ``sweep`` and ``doctor`` ask a process first:
 
     python -m harness.trial.gpu_probe
 """
@@ -34,10 +33,9 @@ _MOST_SHOWN = 120
 class TensorFlowGpus:
     num_gpus: int  # How many it sees.
     is_built_with_cuda: bool  # Whether this build can use GPUs at all.
-    cuda_version: str = ""  # Of CUDA, that it was built with; "" without.
-    cudnn_version: str = ""  # Of cuDNN, that it was built with; "" without.
-    # GPUs that it has machine code for (``sm_80``), or PTX (``compute_90``); empty
-    # where it does not say.
+    cuda_version: str = ""  # That it was built with; "" without.
+    cudnn_version: str = ""  # That it was built with; "" without.
+    # With machine code (``sm_80``) or PTX (``compute_90``); empty where unknown.
     architectures: Sequence[str] = ()
 
 

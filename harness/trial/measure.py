@@ -40,13 +40,7 @@ if TYPE_CHECKING:
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 
 
-# In an interleaved study (``docs/measuring.md``) the processes of several cases are
-# alive at once. Each connects to the harness, says what it has reached, and waits for
-# the next command on a socket, without using a core. The messages are those of every
-# program that takes part in a study: ``docs/client_protocol.md`` describes them, and
-# ``harness/client/scaling_client.py`` sends them.
-
-__all__ = ["COMPATIBLE", "PROTOCOL"]
+__all__ = ["PROTOCOL"]
 
 COMPATIBLE: Final = (2, PROTOCOL)
 """Versions that both sides of a gate may have: 2 does not say which version it is."""
@@ -137,9 +131,7 @@ def measure_trial(
 def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
     for name in ("per_replica_batch_size", "global_batch_size"):
         got, expected = getattr(program, name), getattr(spec, name)
-        if (
-            spec.control is Control.INDEPENDENT
-        ):  # one of several programs with one replica
+        if spec.control is Control.INDEPENDENT:  # one of several programs
             expected = spec.per_replica_batch_size
         if got != expected:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
@@ -188,12 +180,11 @@ def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
 
 
 # Evaluations split the budget into equal parts. The number of steps of a part is
-# decided before it starts, from the time of the steps so far, and is the same in all
-# processes: each with its own clock could stop at a different step, and a step needs
-# all.
+# decided before it starts, and is the same in all processes: each with its own clock
+# could stop at a different step, and a step needs all.
 
-# The time of a step is estimated from at most this many of the last ones.
 _NUM_RECENT_STEPS = 50
+"""Of which the time of a step is estimated, at most."""
 
 
 def train(
@@ -267,7 +258,6 @@ class Steps:
 
     @property
     def num_examples(self) -> int:
-        """Examples of the global batch so far; repeated ones count again."""
         return self.num_steps * self._program.global_batch_size
 
     @property
@@ -323,14 +313,12 @@ class Steps:
         bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
         if bad and len(losses) > 1:
             plural = "s" * (len(bad) > 1)
-            self.bad_loss += (
-                f", seen by replica{plural} {', '.join(bad)} of {len(losses)}"
-            )
+            seen = f"replica{plural} {', '.join(bad)} of {len(losses)}"
+            self.bad_loss += f", seen by {seen}"
 
 
-# GPUs of one model that are healthy and cool have nearly the same rate; one that is
-# hot, capped or broken has not. ``doctor`` times it on all GPUs of a machine, and each
-# trial on its own, before its window. The device can also be a CPU, for tests.
+# GPUs of one model have nearly the same rate, unless one is hot, capped or broken.
+# ``doctor`` times it on all GPUs, and each trial on its own, before its window.
 
 CHAIN = 20
 """Products that are queued before the device is waited for."""
@@ -380,11 +368,7 @@ def write_tflops(
     size: int = TRIAL_SIZE,
     duration_sec: float = TRIAL_SEC,
 ) -> None:
-    """Times the product on the GPUs of a trial, one after the other, and records it.
-
-    A trial whose program leaves no memory for it continues: the reason is recorded in
-    place of the rates.
-    """
+    """Times the product on each GPU of a trial, and records it, or why it could not."""
     if not devices:
         return
     import tensorflow as tf
@@ -397,11 +381,10 @@ def write_tflops(
         writer.write("gpu_canary", tflops=rates, reason="")
 
 
-# With an allocator that keeps freed memory, the heap of a program still grows for some
-# steps: buffers of different sizes leave holes that the next ones do not fit into. Each
-# growth takes page faults, which the steps of a long training do not have. An
-# interleaved study has no time for a dozen warm-up steps of every process, so the pages
-# are made at once.
+# With an allocator that keeps freed memory, the heap still grows for some steps:
+# buffers leave holes that the next ones do not fit into. Each growth takes page faults,
+# which the steps of a long training do not have. An interleaved study has no time for a
+# dozen warm-up steps of every process, so the pages are made at once.
 
 FRACTION: Final = 0.25
 """Of the memory that a process has after its first steps."""
@@ -420,10 +403,8 @@ class _MallInfo(ctypes.Structure):
 class Reservation:
     """Pages that were made for the growth of the heap."""
 
-    num_bytes: int = 0  # How many bytes; 0 where nothing is reserved.
-    # Free space at the end of the heap just after, which also has pages that are not
-    # made yet.
-    top_bytes: int = 0
+    num_bytes: int = 0
+    top_bytes: int = 0  # Free at the end of the heap just after, with pages not made.
 
     def unused_bytes(self) -> int:
         """Returns how much of it the heap has not grown into so far."""
@@ -434,14 +415,9 @@ class Reservation:
 
 
 def reserve(fraction: float) -> Reservation:
-    """Adds to the heap of this process, and makes its pages.
-
-    Only for an allocator that keeps what is freed; another would give it back. Nothing
-    is reserved if the fraction is 0, or where the C library is not glibc 2.33 or newer,
-    which cannot say how much of it was used.
-    """
+    """Adds to the heap of this process, whose allocator keeps what is freed."""
     libc = _libc()
-    if not fraction or not hasattr(libc, "mallinfo2"):
+    if not fraction or not hasattr(libc, "mallinfo2"):  # needs glibc 2.33 or newer
         return Reservation()
     num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     num_bytes = round(fraction * num_pages) * _PAGE_BYTES
@@ -454,7 +430,6 @@ def reserve(fraction: float) -> Reservation:
 
 
 def _top_bytes(libc: ctypes.CDLL) -> int:
-    """Free space at the end of the main heap."""
     return int(libc.mallinfo2().keepcost)
 
 
@@ -468,10 +443,8 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-# Measured as the fastest of several runs of products of two square matrices, in the
-# number type that the program computes in, on the cores and threads (or GPUs) of the
-# trial: what model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling
-# Language Modeling with Pathways", 2022, appendix B, with a measured peak).
+# What model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling Language
+# Modeling with Pathways", 2022, appendix B), measured on the devices of the trial.
 
 METHOD: Final = (
     "fastest of {count} runs of {size} x {size} matrix products in {dtype}, {number} at"
@@ -485,10 +458,7 @@ _RUN_SEC: Final = 0.05
 def measure_peak(
     dtype: str, *, num_replicas: int, num_gpus: int = 0
 ) -> tuple[float, str]:
-    """Returns floating-point operations per second, and how they were measured.
-
-    Runs outside of every timed window; takes about 0.3 s.
-    """
+    """Returns operations per second, and how they were measured, in about 0.3 s."""
     devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"] * num_replicas
     size = TRIAL_SIZE if num_gpus else _CPU_SIZE
     kernels = [make_kernel(device, size, dtype) for device in devices]
@@ -503,8 +473,7 @@ def measure_peak(
     return fastest * 2 * size**3, method
 
 
-# The last warm-up step is counted, before the window: that takes a few hundredths of a
-# second, and is in no figure. No number depends on time, so it is the same in each run.
+# The last warm-up step is counted, before the window: it is in no figure.
 
 _PROTOCOL = "of the last warm-up step"
 
@@ -562,10 +531,7 @@ _NEW_CODES = 10_000  # from 2.9 on, a number has two digits more for the major v
 
 
 def nccl_version() -> str | None:
-    """Returns the version of NCCL in memory; None where there is none.
-
-    As people write it: 2.25.1 for 22501, 2.8.4 for 2804.
-    """
+    """Returns the version of NCCL in memory, such as 2.25.1; None without NCCL."""
     code = ctypes.c_int()
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

@@ -3,8 +3,6 @@
 A process belongs to the trial if it descends from the trial's first process, is in its
 session, or carries the trial's marker in its environment. The marker finds those that
 left the session and were adopted by another parent.
-
-``END_COMMAND`` ends those of a trial on another host.
 """
 
 from __future__ import annotations
@@ -27,13 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-__all__ = [
-    "kill_tree",
-    "on_stop_signals",
-    "request_death_signal",
-    "wait_for_end",
-    "watch_pipe",
-]
+__all__ = ["request_death_signal"]
 
 MARKER = "REPLICATOR_HARNESS_TRIAL"
 """Environment variable that every process of a trial inherits: its directory."""
@@ -53,12 +45,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def on_stop_signals(
     handler: Callable[[int, Any], Any] | signal.Handlers,
 ) -> Iterator[None]:
-    """Has a handler called on signals to stop, for as long as the block lasts.
-
-    Only the main thread can set handlers; in others nothing changes. What the block
-    starts inherits ``SIG_IGN``.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Has a handler called on signals to stop, for as long as the block lasts."""
+    if threading.current_thread() is not threading.main_thread():  # can set none
         yield
         return
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
@@ -109,13 +97,10 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def kill_tree(marker: str, root_pid: int | None = None) -> int:
-    """Ends a trial: SIGTERM to all, then SIGKILL to the rest; returns how many.
-
-    Repeats until none is left, since a process can start another in the meantime.
-    """
+    """Ends a trial: SIGTERM to all, then SIGKILL to the rest; returns how many."""
     killed: set[int] = set()
-    signal_number = signal.SIGTERM
-    for _ in range(_MAX_ROUNDS):
+    signal_number, grace_sec = signal.SIGTERM, TERMINATE_GRACE_SEC
+    for _ in range(_MAX_ROUNDS):  # a process can start another in the meantime
         processes = find_tree(marker, root_pid)
         if not processes:
             return len(killed)
@@ -123,14 +108,19 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
             killed.add(process.pid)
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal_number)
-        is_first = signal_number == signal.SIGTERM
-        grace_sec = TERMINATE_GRACE_SEC if is_first else KILL_GRACE_SEC
         deadline = time.monotonic() + grace_sec
         while any(map(_is_alive, processes)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        signal_number = signal.SIGKILL
+        signal_number, grace_sec = signal.SIGKILL, KILL_GRACE_SEC
     pids = ", ".join(str(process.pid) for process in find_tree(marker, root_pid))
     raise KillTreeError(f"processes {pids} of trial {marker!r} survive SIGKILL")
+
+
+def kill_group(pid: int) -> None:
+    """Kills the group that a process leads, and itself: it may not lead one yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 # ``Popen.wait`` with a time limit looks every 50 ms, which a trial would wait in vain.
@@ -156,10 +146,9 @@ def wait_for_end(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
     return process.wait(max(0.0, deadline - time.monotonic()))
 
 
-# A trial ends with the harness, even if that is killed. Two independent mechanisms,
-# because each has a gap: the parent-death signal (lost if the parent died before the
-# request) and end-of-file on a pipe whose other end only the harness has open (works
-# only once this process runs Python code).
+# A trial ends with the harness, even if that is killed, by two mechanisms that each
+# have a gap: the parent-death signal (lost if the parent died before the request) and
+# end-of-file on a pipe of the harness (works once this process runs Python code).
 
 HEARTBEAT_SEC = 5.0
 
@@ -171,9 +160,7 @@ def watch_pipe(descriptor: int) -> None:
         # The harness writes nothing: any return is end-of-file.
         while os.read(descriptor, 1):
             pass
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_group(os.getpid())
 
     threading.Thread(target=wait, name="watch-parent", daemon=True).start()
 

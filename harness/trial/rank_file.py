@@ -1,13 +1,10 @@
 """The file ``rank_<k>.jsonl``: everything one process of a trial observed, in order.
 
-One JSON object per line, ``kind`` first; ``results/records/protocol.py`` has a
-model of each kind. Times are nanoseconds of ``CLOCK_MONOTONIC``, which all processes of
-a machine share; those of two machines cannot be compared.
-
-Lines are flushed as they are written and synced to disk at the end of a phase, so a
-killed process leaves its lines so far; only the last one can be incomplete. Steps of
-the measured window are formatted and written with the next other line, a heartbeat at
-the latest: that takes about 0.1 ms each, which would be part of the window.
+One JSON object per line, ``kind`` first; ``results/records/protocol.py`` has a model of
+each kind. Times are nanoseconds of ``CLOCK_MONOTONIC``, which all processes of a
+machine share. Lines are flushed as they are written, so a killed process leaves its
+lines so far; only the last one can be incomplete. Steps of the measured window are
+written with the next other line: 0.1 ms each would be part of the window.
 """
 
 from __future__ import annotations
@@ -35,15 +32,7 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 
-__all__ = [
-    "RankFileError",
-    "RankLog",
-    "StepTimes",
-    "one_line",
-    "rank_path",
-    "read_rank",
-]
-
+__all__ = ["rank_path"]
 
 MALFORMED = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
@@ -80,10 +69,9 @@ class StepTimes:
 class RankLog:
     """The content of a rank file, as far as it was written."""
 
-    rank: int  # The process's rank.
+    rank: int
     phase: Phase = Phase.LAUNCH  # The last phase entered.
-    # Every step, in order.
-    steps: list[StepTimes] = dataclasses.field(default_factory=list)
+    steps: list[StepTimes] = dataclasses.field(default_factory=list)  # In order.
     # The fields of all other lines, by kind.
     lines: dict[str, list[Fields]] = dataclasses.field(default_factory=dict)
 
@@ -100,7 +88,6 @@ class RankLog:
 
     @property
     def failure(self) -> Fields | None:
-        """Why it failed, as it recorded; None where it did not."""
         return next(reversed(self.all("failure")), None)
 
     @property
@@ -109,10 +96,7 @@ class RankLog:
 
 
 def read_rank(trial_dir: Path, rank: int) -> RankLog:
-    """Reads a rank file; a missing one is an empty log in phase ``launch``.
-
-    A last line without its newline was left by a killed process and is skipped.
-    """
+    """Reads a rank file; a missing one is an empty log in phase ``launch``."""
     from results.records.protocol import RANK_KINDS
 
     log = RankLog(rank=rank)
@@ -124,7 +108,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
     if text is None:
         return log
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not line.endswith("\n"):
+        if not line.endswith("\n"):  # of a killed process
             break
         try:
             _apply(log, untrusted.parsed(line), RANK_KINDS)
@@ -196,17 +180,14 @@ def cause_of(bad: Mapping[int, int]) -> int:
     return min(bad, key=lambda rank: bad[rank] >= 0)
 
 
-# Rank files say what each process observed; one that is killed observes nothing, and
-# the others may be killed after it. Without this, the cause could only be guessed.
+# A process that is killed observes nothing, and the others may be killed after it.
 
 _NAME = "first_exit.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstExit:
-    # The first rank that was killed, or else that failed; None if no process was
-    # started.
-    rank: int | None = None
+    rank: int | None = None  # That was killed first, or else failed; None: none ran.
     reason: str = ""  # Why, in one line, where it is known; otherwise empty.
 
 
@@ -225,11 +206,8 @@ def read_first_exit(trial_dir: Path) -> FirstExit:
     return FirstExit(rank=rank if isinstance(rank, int) else None, reason=reason)
 
 
-# A process of the trial writes it at each evaluation, replacing the previous one; the
-# parent removes it from a trial that completed, unless requested to keep it.
-
 DIRECTORY = "checkpoint"
-"""Relative to the directory of the trial."""
+"""In the directory of a trial: written at each evaluation, removed when it is ok."""
 
 
 class LastGood:

@@ -3,10 +3,8 @@
     python -m harness.trial.ranks <worker command...> <trial directory>
 
 All members of the cluster run the worker command; ``TF_CONFIG`` gives each its task.
-The programs of the control ``independent`` are started in the same way; the worker
-reads its rank there, and forgets the cluster before TensorFlow is imported. The trial
-is over when every rank has ended; then the members that serve are stopped. When a rank
-fails, the others get a grace period to record what they observed.
+The trial is over when every rank has ended; then the members that serve are stopped.
+When a rank fails, the others get a grace period to record what they observed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from harness import catalog
 from harness.client.scaling_client import (
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory:
-    """Probe for the memory that TensorFlow allocates on GPUs: the largest of them.
-
-    Attributes:
-      method: How the peak is measured, for the record.
-    """
+    """Probe for the memory that TensorFlow allocates on GPUs: the largest of them."""
 
     method = "TensorFlow's allocator, largest over GPUs, reset at the window's start"
 
@@ -58,7 +54,7 @@ class DeviceMemory:
             tf.config.experimental.reset_memory_stats(device)
 
     def sample(self) -> None:
-        """Does nothing: the allocator keeps the peak."""
+        """The allocator keeps the peak."""
 
     def peak_bytes(self) -> int:
         import tensorflow as tf
@@ -68,9 +64,7 @@ class DeviceMemory:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the trial whose directory is the argument; returns the exit code."""
-    (trial_dir_text,) = argv
-    trial_dir = Path(trial_dir_text)
+    (trial_dir,) = map(Path, argv)
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     rank: int | None = 0
@@ -110,10 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _choose_gpus(cluster: ClusterConfig, num_each: int) -> None:
-    """Makes only a worker's own GPUs visible; other processes compute nothing.
-
-    The GPUs are those of one host, so the index is the one on this host.
-    """
+    """Makes only a worker's own GPUs of this host visible; others compute nothing."""
     ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
     if ids != [NO_GPU]:
         first = cluster.local_index * num_each
@@ -184,8 +175,7 @@ def measure_spec(
             from workloads.controls import MatchedProgram
 
             program = MatchedProgram(program, functools.partial(writer.write, "change"))
-        made: StepProgram = program
-        return made
+        return cast("StepProgram", program)
 
     def after_first_step() -> None:
         counter.start()

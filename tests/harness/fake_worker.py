@@ -26,17 +26,15 @@ from results.records.models import Control, Environment, TrialSpec
 
 
 class ResourceExhaustedError(Exception):
-    """Named as TensorFlow's."""
+    pass
 
 
 class WorkerLostError(Exception):
-    """Named as the replicator's."""
+    pass
 
 
 @dataclasses.dataclass
 class Check:
-    """As ``workloads.spec.SanityCheck``."""
-
     name: str
     is_passed: bool
     detail: str
@@ -44,8 +42,6 @@ class Check:
 
 @dataclasses.dataclass
 class Metric:
-    """As ``workloads.spec.QualityMetric``."""
-
     name: str
     value: float
     unit: str
@@ -107,7 +103,6 @@ class Program:
         return lambda: loss
 
     def losses_of_replicas(self):
-        """Says that the last replica saw it."""
         return [2.3] * (self._num_replicas - 1) + [float("nan")]
 
     def save(self, directory):
@@ -247,8 +242,6 @@ def start_actor():
 
 
 class Memory:
-    """A fixed peak."""
-
     method = "faked"
 
     def start(self):
@@ -258,9 +251,6 @@ class Memory:
         pass
 
     def peak_bytes(self):
-        """Returns one GiB, of which an interleaved study subtracts pages that it made
-        itself.
-        """
         return 2**30
 
 

@@ -172,8 +172,6 @@ def test_each_fact_of_a_machine_has_its_finding(doctor, check, level, facts, fou
 
 
 def test_the_load_is_read_over_a_span(fake_root, monkeypatch):
-    """Names are summed and sorted; this process and idle ones are not neighbours."""
-
     def write(sleep_sec, used):
         fake_root.cores((round(sleep_sec / TICK_SEC), 0, 0, 0))
         fake_root.thread(os.getpid(), os.getpid(), sleep_sec)
@@ -220,7 +218,6 @@ class Cores:
 
 
 def test_the_ceiling_is_of_the_same_core():
-    """Each core runs alone in turn, in both orders, so that warming up cancels."""
     cores = Cores(compute=0.95, memory=0.6)
     found = checks.measure_ceilings((0, 3), cores.ask, 6)
     alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
@@ -269,7 +266,6 @@ CEILINGS = [
 
 @pytest.mark.parametrize(("cores", "level", "found", "advice"), CEILINGS)
 def test_a_ceiling_is_a_finding(cores, level, found, advice):
-    """Low is below 0.9 for compute, below 0.5 for memory."""
     ceilings = checks.measure_ceilings((0, 0), cores.ask, 6)
     findings = [checks.check_ceiling(ceiling) for ceiling in ceilings]
 
@@ -291,7 +287,6 @@ def test_a_ceiling_is_a_finding(cores, level, found, advice):
 def test_arrays_are_larger_than_the_caches(
     fake_root, monkeypatch, cache, available_mib, expected
 ):
-    """Three together four times the largest; all cores use a quarter of memory."""
     if cache is not None:
         folder = "sys/devices/system/cpu/cpu0/cache"
         fake_root.write(f"{folder}/index0/size", "32K\n")
@@ -331,7 +326,6 @@ def measure(settings):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
-    """The fake worker's steps hardly vary; what is assumed is said."""
     judge, judged = pair.judge, []
     monkeypatch.setattr(
         pair, "judge", lambda *facts: judged.append(facts) or judge(*facts)
@@ -356,7 +350,6 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_disturbed_pair_is_bad(settings):
-    """More than 30 % of the blocks are discarded: doctor then exits with 6."""
     reasons = itertools.cycle(["others were busy", ""])
     finding = measure(
         dataclasses.replace(settings, discard_reason=lambda *_: next(reasons))

@@ -61,7 +61,6 @@ def doctor(install_gpus, monkeypatch, doctor_of_gpus, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_equal_and_idle_gpus_are_fit(doctor, count):
-    """This process is no other user; an idle clock is no throttling."""
     machine = make_gpus(count, reasons=0x1, clock_mhz=345)
     machine[0].users = [os.getpid()]
     code, findings = doctor(machine)
@@ -184,7 +183,6 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
 
 @pytest.mark.processes
 def test_the_product_runs_on_any_device():
-    """Here on the CPU, twice; all rates are those of real products."""
     rates = gpu.multiply([], ["CPU:0", "CPU:0"], size=64, block_sec=0.05)
 
     assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
@@ -228,7 +226,6 @@ def compiler(tmp_path, monkeypatch, capsys):
 
 
 def test_the_driver_compiles_once_for_each_model(install_gpus, compiler):
-    """What failed is not noted, and compiled again."""
     install_gpus([*make_gpus(2), *make_gpus(1, capability=B200)])
     compiler.code = 3
     assert 1 == compiler()

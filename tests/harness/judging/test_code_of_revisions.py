@@ -118,7 +118,6 @@ def check_out(repository, temporary, monkeypatch):
 
 @pytest.mark.processes
 def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
-    """On them a revision without one would install a TensorFlow that sees none."""
     assert (sys.executable, []) == check_out("gpu", "gpu")
     assert (sys.executable, []) == check_out("same", "cpu")
     with pytest.raises(
@@ -152,7 +151,6 @@ def install(monkeypatch, folder, source):
 def test_a_package_of_the_working_tree_is_refused(
     trees, tmp_path, monkeypatch, command
 ):
-    """As pip install -e leaves it; the other side may have installed it as well."""
     tree, base = trees
     install(monkeypatch, tmp_path / "site", tree)
 
@@ -186,7 +184,6 @@ def test_a_path_to_the_working_tree_is_refused(
 
 
 def test_what_starts_the_program_has_to_be_there(tmp_path):
-    """An ignored build, or an environment in the working tree, is in no checkout."""
     message = r"base has no '\.venv/bin/python', which --command starts: git does not"
     with pytest.raises(RevisionError, match=message):
         revisions.check_start(".venv/bin/python a.py", tmp_path, "base")

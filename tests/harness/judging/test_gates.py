@@ -33,7 +33,6 @@ def written_at():
 
 
 def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
-    """The same command resumes; 'sweep --study' has not the sources of the revision."""
     statuses = written_at()
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
@@ -113,7 +112,6 @@ def test_an_interrupt_removes_the_worktree(repository, tmp_path, temporary):
 
 
 def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
-    """It stops after the first repetition: its other side alone says nothing."""
     code, out, err = gate("--baseline=fails", "--repeats=2")
 
     assert exit_codes.SOME_TRIALS_FAILED == code
@@ -261,7 +259,6 @@ def test_three_percent_more_bytes_are_shown_before_the_first_block(gate):
 
 
 def test_what_was_named_fails_on_a_busy_machine_too(gate):
-    """All blocks are discarded; one repetition is enough: the code has the count."""
     code, out, err = gate(
         *OF,
         "--count=collective_bytes",
@@ -287,7 +284,6 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate):
 
 
 def test_a_gate_ends_with_the_repetition_in_which_a_count_rose(gate):
-    """Others could not change the verdict; the same command shows it again."""
     arguments = ("--baseline=sent_less", "--rounds=1", "--count=collective_bytes")
     for is_first in (True, False):
         code, out, err = gate(*arguments, "--study=g", of=AS_LONG_AS_NEEDED)

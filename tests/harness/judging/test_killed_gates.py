@@ -78,7 +78,6 @@ def _stop(*_):
 def test_a_worktree_that_git_did_not_finish_is_removed(
     repository, tmp_path, monkeypatch
 ):
-    """It is locked, which prune and remove respect; its folder may be gone."""
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     root = tmp_path / f"{owned_folders.GATE}x" / "tree"
     git(repository, "worktree", "add", "--quiet", "--lock", "--detach", str(root))
@@ -95,7 +94,6 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
 
 
 def test_folders_that_somebody_holds_stay(temporary):
-    """Of this process, of a command that it started, and of other programs."""
     foreign = temporary / "replicator-notes"
     foreign.mkdir()
     with owned_folders.made(owned_folders.GATE) as own:
@@ -115,7 +113,6 @@ def test_folders_that_somebody_holds_stay(temporary):
 
 
 def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(temporary):
-    """After a minute: until then it may be one that is being made."""
     new, old, full = (temporary / f"{owned_folders.TRIAL}{n}" for n in "abc")
     for folder in (new, old, full):
         folder.mkdir()

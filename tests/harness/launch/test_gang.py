@@ -1,8 +1,4 @@
-"""How a gang ends: with its ranks, with its engine, in time, or not at all.
-
-Members are real processes of a Slurm whose ``srun`` is a stand-in, or threads of the
-test, so that every order can be had.
-"""
+"""How a gang ends: with its ranks, with its engine, in time, or not at all."""
 
 import contextlib
 import os
@@ -52,7 +48,6 @@ def sweep(harness, overrides, tmp_path, tmp_path_factory, monkeypatch):
 
 @pytest.mark.processes
 def test_a_trial_of_two_hosts_and_what_its_failure_says(sweep, monkeypatch):
-    """The fake worker asserts that it has its cores."""
     code, err, trial, _ = sweep("good")
 
     assert exit_codes.OK == code, err
@@ -69,23 +64,26 @@ def test_a_trial_of_two_hosts_and_what_its_failure_says(sweep, monkeypatch):
 class Members(Engine):
     """Members that send what a test says, each over a connection of its own."""
 
-    def __init__(self, made, acts, code, strangers):
-        self.code = code
-        self.num_cancels = 0
-        address, self.connections = made.variables[gang.ADDRESS_VARIABLE], []
-        self.address = f"127.0.0.1:{address.rpartition(':')[2]}"
-        for data in strangers:
-            gang.connect(self.address, "guess").sendall(data)
-        for place, act in enumerate(acts):
-            secret = made.variables[gang.SECRET_VARIABLE]
-            connection = gang.connect(self.address, secret)
+    def __init__(self, *acts, code=None, refusal="", strangers=()):
+        self.acts, self.refusal, self.strangers = acts, refusal, strangers
+        self.code = code  # of the engine
+        self.num_cancels, self.connections = 0, []
+
+    def __call__(self, made):
+        if self.refusal:
+            raise LaunchError(self.refusal)
+        address = gang.with_host(made.variables[gang.ADDRESS_VARIABLE], "127.0.0.1")
+        for data in self.strangers:
+            gang.connect(address, "guess").sendall(data)
+        for place, act in enumerate(self.acts):
+            connection = gang.connect(address, made.variables[gang.SECRET_VARIABLE])
             self.connections.append(connection)
-            own = {"member": ("worker", place)}
-            gang.send(connection, **own, place=place, host=f"n{place}")
+            gang.send(connection, place=place, host=f"n{place}")
             if act is not LOST and act is not None:
-                gang.send(connection, **own, **act)
+                gang.send(connection, **act)
             if act is LOST or act == WELL:  # who has reported may go
                 connection.close()
+        return self
 
     def poll(self):
         return self.code
@@ -104,36 +102,21 @@ def ended(code, tail="", **more):
 LOST, WELL = "lost", ended(0)
 
 
-class Launcher:
-    """Starts members whose acts are known; ``code`` is that of the engine."""
-
-    def __init__(self, *acts, code=None, refusal="", strangers=()):
-        self.acts, self.code, self.refusal = acts, code, refusal
-        self.strangers = strangers
-        self.engine = None
-
-    def __call__(self, made):
-        if self.refusal:
-            raise LaunchError(self.refusal)
-        self.engine = Members(made, self.acts, self.code, self.strangers)
-        return self.engine
-
-
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts two ranks and a server; writes their plan."""
+    """Returns a function that starts two ranks and a server."""
     core = min(os.sched_getaffinity(0))
-    Gang(
+    planned = Gang(
         trial_dir=tmp_path,
         members=(("worker", 0), ("worker", 1), ("ps", 0)),
         cpusets=((core,), (4095,), (core,)),
         num_ranks=2,
         members_per_host=1,
-        variables={"ROLES": "workers"},
-    ).write()
+        variables={},
+    )
 
-    def run(launcher):
-        made = RunningGang(launcher, tmp_path, {"A": "b"}, ("python",))
+    def run(members):
+        made = RunningGang(members, planned)
         made.start()
         return made
 
@@ -143,38 +126,32 @@ def start(tmp_path):
 BY_SIGNAL = "failed; the engine's own client ended with signal SIGTERM$"
 KILLED = r"^the connection to process 1 on host 'n1' was lost: it was killed, or its ho"
 ENDINGS = {
-    "well": (Launcher(WELL, WELL, None), 0, None),
+    "well": (Members(WELL, WELL, None), 0, None),
     "by a signal, which is the cause, and not who lost the rank": (
-        Launcher(ended(1, "lost rank 1"), ended(-signal.SIGSEGV), None),
-        -signal.SIGSEGV,
-        (1, "^$"),
+        Members(ended(1, "lost rank 1"), ended(-signal.SIGSEGV), None),
+        *(-signal.SIGSEGV, (1, "^$")),
     ),
     "by an error, and the other has a grace period": (
-        Launcher(None, ended(3), None),
-        3,
-        (1, "^$"),
+        Members(None, ended(3), None),
+        *(3, (1, "^$")),
     ),
     "by a lost connection, since the engine was killed": (
-        Launcher(ended(1), LOST, None, code=-signal.SIGTERM),
-        -signal.SIGKILL,
-        (1, f"{KILLED}st {BY_SIGNAL}"),
+        Members(ended(1), LOST, None, code=-signal.SIGTERM),
+        *(-signal.SIGKILL, (1, f"{KILLED}st {BY_SIGNAL}")),
     ),
     "before it began": (
-        Launcher(refusal="no partition 'gpu'"),
-        gang.REFUSED,
-        (None, r"^no partition 'gpu'$"),
+        Members(refusal="no partition 'gpu'"),
+        *(gang.REFUSED, (None, r"^no partition 'gpu'$")),
     ),
     "since a member is refused": (
-        Launcher(None, {"refused": "node n1 lacks core 9"}, None),
-        gang.REFUSED,
-        (None, r"^node n1 lacks"),
+        Members(None, {"refused": "node n1 lacks core 9"}, None),
+        *(gang.REFUSED, (None, r"^node n1 lacks")),
     ),
     "with its engine": (
-        Launcher(None, None, None, code=137),
-        gang.REFUSED,
-        (
-            None,
-            r"^the engine ended with exit code 137 before all ranks .*: said by the",
+        Members(None, None, None, code=137),
+        *(
+            gang.REFUSED,
+            (None, r"^the engine .* code 137 before all ranks .*: said by"),
         ),
     ),
 }
@@ -182,11 +159,11 @@ ENDINGS = {
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_gang_ends(start, tmp_path, monkeypatch, how):
-    launcher, code, cause = ENDINGS[how]
+    members, code, cause = ENDINGS[how]
     monkeypatch.setattr(gang, "GRACE_SEC", 0.3)
     monkeypatch.setattr(gang, "_SETTLE_SEC", 0.1)
     begun = time.monotonic()
-    made = start(launcher)
+    made = start(members)
     made.wait(LONGEST_SEC)
     assert ("grace" in how) <= (0.3 <= time.monotonic() - begun)
     made.end()
@@ -201,10 +178,10 @@ def test_a_gang_ends(start, tmp_path, monkeypatch, how):
         assert re.search(reason, found.reason)
     if "not who lost the rank" in how:
         assert "-- process 0 on n0:\nlost rank 1" in made.output
-    if launcher.engine is not None:
-        assert launcher.engine.num_cancels
+    if members.connections:
+        assert members.num_cancels
         with contextlib.suppress(ConnectionResetError):
-            assert b"" == launcher.engine.connections[2].recv(1)  # which ends it
+            assert b"" == members.connections[2].recv(1)  # which ends it
 
 
 STRANGERS = [
@@ -215,8 +192,7 @@ STRANGERS = [
 
 
 def test_strangers_are_not_believed(start):
-    """Anybody can connect to a port; the secret is what counts."""
-    made = start(Launcher(WELL, None, None, strangers=STRANGERS))
+    made = start(Members(WELL, None, None, strangers=STRANGERS))
     with pytest.raises(subprocess.TimeoutExpired):
         made.wait(0.3)
     made.end()
@@ -225,13 +201,11 @@ def test_strangers_are_not_believed(start):
 
 
 def test_reports_after_the_end_of_the_engine_count(start, monkeypatch):
-    """They can be on their way when its client has ended."""
     monkeypatch.setattr(gang, "_SETTLE_SEC", LONGEST_SEC)
-    launcher = Launcher(WELL, None, None, code=0)
-    made = start(launcher)
-    late = launcher.engine.connections[1]
-    report = {"member": ("worker", 1), **ended(3, oom_kills=2)}
-    threading.Timer(0.3, lambda: gang.send(late, **report)).start()
+    members = Members(WELL, None, None, code=0)
+    made = start(members)
+    late, report = members.connections[1], ended(3, oom_kills=2)
+    threading.Timer(0.3, gang.send, [late], report).start()
     made.wait(LONGEST_SEC)
     made.end()
 
@@ -246,8 +220,8 @@ def test_reports_after_the_end_of_the_engine_count(start, monkeypatch):
         (("worker", 2), "", r"started worker 2, but the trial has 3 processes"),
     ],
 )
-@pytest.mark.usefixtures("start")
-def test_a_member_that_cannot_run_says_why(tmp_path, own, folder, message):
+def test_a_member_that_cannot_run_says_why(start, tmp_path, own, folder, message):
+    start(Members()).end()
     with pytest.raises(LaunchError, match=message) as caught:
         gang._own(tmp_path / folder, own)
 
@@ -259,9 +233,7 @@ import pathlib, socket, sys
 from harness.launch import gang
 here, there = socket.socketpair()
 folder = pathlib.Path(sys.argv[1])
-cores = [int(sys.argv[2])]
-code = gang._run(sys.argv[3:], cores, folder / "log", folder, here)
-print(code)
+gang._run(sys.argv[3:], [int(sys.argv[2])], folder / "log", folder, here)
 """
 WAITS_FOR_ITS_PARENT = """
 import os, sys
@@ -271,41 +243,26 @@ print("end of input", flush=True)
 """
 
 
-def start_member(folder, *command):
-    core = str(min(os.sched_getaffinity(0)))
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder), core, *command],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_ends_with_its_member(tmp_path, number):
-    """However that ends; before, its standard input was open."""
-    started = start_member(tmp_path, sys.executable, "-c", WAITS_FOR_ITS_PARENT)
+    core, program = str(min(os.sched_getaffinity(0))), WAITS_FOR_ITS_PARENT
+    started = subprocess.Popen(
+        [
+            *(sys.executable, "-c", RUN, str(tmp_path), core),
+            *(sys.executable, "-c", program),
+        ]
+    )
     log = tmp_path / "log"
     until(lambda: log.exists() and log.read_text().endswith("\n"))
     process = psutil.Process(int(log.read_text()))
     assert psutil.STATUS_ZOMBIE != process.status()
     started.send_signal(number)
-    started.communicate(timeout=60)
+    started.wait(timeout=60)
     with contextlib.suppress(psutil.NoSuchProcess):
         process.wait(timeout=60)
 
     assert not process.is_running()
-
-
-def engine_client(trial_dir, words, **options):
-    return ClientEngine(
-        words,
-        trial_dir=trial_dir,
-        variables={},
-        log="client.log",
-        hint="install it",
-        **{"end_by_itself_sec": LONGEST_SEC, **options},
-    )
 
 
 PYTHON = (sys.executable, "-S", "-c")
@@ -318,17 +275,25 @@ STAYS = (
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("program", "options", "code"),
+    ("program", "message", "ends_sec", "code"),
     [
-        (READS, {"message": "gang\n"}, 0),
-        (STAYS.format("SIG_DFL"), {"end_by_itself_sec": 0.2}, -signal.SIGTERM),
-        (STAYS.format("SIG_IGN"), {"end_by_itself_sec": 0.2}, -signal.SIGKILL),
+        (READS, "gang\n", LONGEST_SEC, 0),
+        (STAYS.format("SIG_DFL"), None, 0.2, -signal.SIGTERM),
+        (STAYS.format("SIG_IGN"), None, 0.2, -signal.SIGKILL),
     ],
 )
 def test_the_client_of_an_engine_ends_when_it_is_to_end(
-    tmp_path, program, options, code
+    tmp_path, program, message, ends_sec, code
 ):
-    engine = engine_client(tmp_path, (*PYTHON, program), **options)
+    engine = ClientEngine(
+        (*PYTHON, program),
+        trial_dir=tmp_path,
+        variables={},
+        log="client.log",
+        hint="install it",
+        end_by_itself_sec=ends_sec,
+        message=message,
+    )
     until(engine.output)
 
     assert engine.poll() is None

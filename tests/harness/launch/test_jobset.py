@@ -68,7 +68,6 @@ def container_of(manifest):
 
 
 def test_every_worker_has_a_pod_its_gpus_and_one_start():
-    """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
     own = pod_of_one(activeDeadlineSeconds=600)
     own["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
     manifest = parsed(
@@ -97,7 +96,6 @@ def test_every_worker_has_a_pod_its_gpus_and_one_start():
 
 
 def test_pods_find_each_other():
-    """The variables of the manifest and of Kubernetes describe the same cluster."""
     manifest = parsed()
     (replicated,) = manifest["spec"]["replicatedJobs"]
     container = container_of(manifest)
@@ -129,10 +127,6 @@ def test_pods_find_each_other():
 )
 @example(["$(HOME)", "$$", "$$(HOME)", "a$", "$é", "$(", "$1 $$2", "cost: 5$"])
 def test_commands_arrive_as_they_were_given(command):
-    """Whatever is in them: quotes, colons, line separators, variables of Kubernetes.
-
-    Its own expansion would change most of the words of the example.
-    """
     container = container_of(parsed(command=command))
 
     assert list(command) == [
@@ -158,7 +152,6 @@ def all_in(part, whole):
     variables=st.dictionaries(st.text("ABC", min_size=1), st.text(), max_size=3),
 )
 def test_a_template_adds_and_takes_nothing_away(image, labels, tolerations, variables):
-    """All that is set without it is there, and all of it besides."""
     own = pod_of_one(image, tolerations=tolerations) | {"metadata": {"labels": labels}}
     env = [{"name": name, "value": value} for name, value in variables.items()]
     own["spec"]["containers"][0]["env"] = env

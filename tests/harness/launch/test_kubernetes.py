@@ -104,7 +104,6 @@ def job_of(options, **fields):
 
 
 def test_a_job_has_the_claim_the_secret_and_the_gpus():
-    """The time limit of the pod would be that of one that is replaced."""
     options = options_of(claim="studies", secret="hub", account="sweeper")
     job, pod = job_of(options, gpus_per_worker=8)
     (container,) = pod["containers"]
@@ -290,7 +289,6 @@ def gang_of(folder, *command, **variables):
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
 def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
-    """Whoever may read pods sees its name only; it ends with the pod of the sweep."""
     program = "print('said'); raise SystemExit(3)"
     gang = gang_of(tmp_path, sys.executable, "-c", program, **os.environ)
     engine = kubernetes.GangSet(gang, OPTIONS, os.environ)
@@ -314,7 +312,6 @@ def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
 @needs_kubectl
 @pytest.mark.usefixtures("in_pod")
 def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
-    """As on a cluster that has no JobSets."""
     monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
 
     with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
@@ -324,7 +321,6 @@ def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
 
 @needs_kubectl
 def test_the_documented_template_is_one(server, harness, tmp_path):
-    """Of a sweep, and of a gang, whose manifest the server accepts."""
     page = Path(__file__).resolve().parents[3] / "docs" / "clusters.md"
     (template,) = re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "pod.yaml").write_text(template)

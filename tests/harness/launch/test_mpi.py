@@ -60,7 +60,6 @@ def run_gang(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_master", [True, False])
 def test_mpirun_tells_every_process_who_it_is(run_gang, has_master):
-    """Without MASTER_ADDR as well: processes of one host."""
     done = run_gang("gang_identity.py", has_master=has_master)
     found = sorted(
         (json.loads(line) for line in done.stdout.splitlines() if "{" in line),
@@ -79,7 +78,6 @@ def test_mpirun_tells_every_process_who_it_is(run_gang, has_master):
 
 @pytest.mark.full
 def test_workers_of_mpirun_train_together(run_gang):
-    """The backend finds its cluster without TF_CONFIG; both workers have the sum."""
     done = run_gang("gang_sum.py", has_master=True)
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
 
@@ -101,10 +99,6 @@ def as_root(monkeypatch):
 
 @pytest.mark.usefixtures("as_root", "forked_trials")
 def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeypatch):
-    """Every rank is found; what it sends is counted exactly; and it computes the same.
-
-    With fewer cells, and in one mode.
-    """
     (command,) = re.findall(
         r"^ {4}python -m harness (.*mpirun.*)$",
         (EXAMPLE.parents[1] / "command.md").read_text(encoding="utf-8"),

@@ -44,7 +44,6 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
 
 
 def test_a_bundle_is_a_whole_host():
-    """So that two gangs never share one; the largest hosts are taken."""
     assert {"CPU": 8} == bundle_of(hosts_of_sizes((8, 0), (8, 0)), 2)
     assert {"CPU": 8, "GPU": 4} == bundle_of(hosts_of_sizes((2, 0), (8, 4), (16, 8)), 2)
 
@@ -126,7 +125,6 @@ def marked(trial_dir):
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
 def test_two_nodes_come_up_and_see_the_folder_of_studies(tmp_path, monkeypatch):
-    """Nothing is left where studies are, nor where temporary files are."""
     hosts = launchers.start("ray").hosts
 
     assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
@@ -167,11 +165,7 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(tmp_path):
 def test_gangs_are_spread_over_the_nodes_one_after_the_other(
     store, planned, on_ray, monkeypatch
 ):
-    """Each worker has a node of its own, a rank, and the addresses of all.
-
-    Two gangs never share a node, and none is refused. The workers of each meet at their
-    addresses; ``make series`` has trials with TensorFlow.
-    """
+    """Two gangs never share a node, and none is refused."""
     # The probe measures nothing, so no file of a rank is late.
     monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
     trials = [planned(seed=1), planned(seed=2)]
@@ -201,7 +195,6 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_that_is_killed_continues(start_harness, harness, overrides, tmp_path):
-    """Nothing is left, and the same command resumes."""
     sweep = smoke_sweep(
         "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
         "--launcher=ray --study=s"

@@ -18,7 +18,6 @@ from harness.launch.ray import RayHost
 
 
 def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
-    """Figures of both would be of the same case."""
     spec = make_spec(variables={HOSTS_VARIABLE: "2"})
 
     with pytest.raises(
@@ -141,7 +140,6 @@ def test_what_slurm_has_to_have_is_named(refuse, monkeypatch, words, message):
 def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
     tmp_path, monkeypatch
 ):
-    """It is cancelled once; then what is left of the trial is ended on every node."""
     ran = []
 
     def run(command):
@@ -160,7 +158,6 @@ def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
 
 
 def test_several_hosts_are_part_of_the_identity(harness, set_hosts):
-    """Figures of one host and of two are never of the same case; one is as any."""
     options = ("--order=sequential", "--dry-run", "--json")
     set_hosts(2)
     _, there, _ = harness(*ON_RAY, *options)

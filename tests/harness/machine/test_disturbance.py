@@ -275,7 +275,6 @@ NUM_CPUS = 64
 
 
 def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
-    """A child that was waited for is ours; one that still runs is foreign."""
     start = disturbance.read_clock()
     subprocess.run([*SPIN, str(SPIN_SEC)], check=True, timeout=60)
     own_sec = disturbance.read_clock().own_sec - start.own_sec

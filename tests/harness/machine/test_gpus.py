@@ -46,7 +46,6 @@ def test_the_kernel_says_which_node_a_gpu_is_attached_to(fake_root, text, expect
 
 
 def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus):
-    """CUDA numbers them differently, so all are named by their UUIDs."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
     install_gpus([FakeGpu(uuid="GPU-a", mig=mig), FakeGpu(uuid="GPU-b")])
     found = gpus.read_gpus()
@@ -239,7 +238,6 @@ child.wait()
 
 
 def test_a_process_of_others_is_seen_and_those_of_a_trial_are_not(install_gpus):
-    """The driver also lists what a worker has started."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdin=subprocess.PIPE,

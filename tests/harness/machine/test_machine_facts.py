@@ -43,8 +43,6 @@ def test_the_record_has_versions_and_no_host_name():
 
 
 def test_what_moves_performance_is_in_the_fingerprint():
-    """Not load, placement or commit: it is of the machine, not of the moment."""
-
     def fingerprint(place=PLACE, **fields):
         return environment.read_environment(place, {}, **fields).fingerprint
 
@@ -62,7 +60,6 @@ def test_what_moves_performance_is_in_the_fingerprint():
 
 
 def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
-    """Threads, devices and hash seed are set; what would leak in is dropped."""
     base = {
         "OMP_NUM_THREADS": "64",
         "TF_CONFIG": "{}",
@@ -109,7 +106,6 @@ def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
 def test_out_of_memory_kills_are_those_of_the_own_control_group(
     fake_root, group, name, text, expected
 ):
-    """Kills of others on the machine are none; without a counter nothing is claimed."""
     assert machine_state.read_oom_kills(fake_root.path) is None
     fake_root.write("proc/vmstat", "oom_kill 9\n")
     fake_root.write("proc/self/cgroup", f"{group}\n")
@@ -130,7 +126,6 @@ CPU = "sys/devices/system/cpu"
     ],
 )
 def test_settings_are_read(fake_root, name, text, is_enabled):
-    """Intel's driver says the opposite of the others."""
     fake_root.write(f"{CPU}/{name}", text)
     fake_root.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] x")
     for cpu, governor in enumerate(("powersave", "performance", "schedutil")):
@@ -239,7 +234,6 @@ MOVES_PERFORMANCE = (
 def test_what_moves_performance_is_identity_and_nothing_else_is_recorded(
     harness, monkeypatch, library, name
 ):
-    """Not even where its prefix is that of a listed one, or the harness sets it."""
     expected = dict.fromkeys(MOVES_PERFORMANCE, "7")
     given = expected | SECRETS | SET_BY_US | {"LD_PRELOAD": library}
     with monkeypatch.context() as patch:
@@ -270,7 +264,6 @@ def test_what_moves_performance_is_identity_and_nothing_else_is_recorded(
     ],
 )
 def test_user_folders_are_shortened(text, expected, monkeypatch, study):
-    """Wherever a path begins, but not within a longer one."""
     path = study.root / "plan.json"
 
     def stored(given):
@@ -289,7 +282,6 @@ def changed(path, **fields):
 
 
 def test_an_old_record_loses_what_may_not_be_recorded(study):
-    """It was written when variables were chosen by prefix; the rest stays."""
     (name, *_) = study.trial_ids()
     kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=/home/ada/x"}
     path = study.trial_dir(name) / "env.json"
@@ -305,7 +297,6 @@ def test_an_old_record_loses_what_may_not_be_recorded(study):
 
 
 def test_what_is_stored_has_no_user_folders(study):
-    """But for the data that a plan names, which has to be found."""
     command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
     plan = study.read_plan().model_copy(
         update={"command": command, "data_dir": "/home/ada/data"}

@@ -164,7 +164,6 @@ def test_processes_have_cores_near_their_gpus_and_threads_that_fit(
     nodes=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=9),
 )
 def test_no_core_is_lost_or_given_twice(num_nodes, per_node, num_per_gpu, nodes):
-    """Whatever the kernel says; without nodes the order stays as it was."""
     cpus = [*machine(per_node, num_nodes=num_nodes).cpus]
     ordered = allocation.near_gpus(cpus, num_per_gpu, nodes)
 
@@ -174,7 +173,6 @@ def test_no_core_is_lost_or_given_twice(num_nodes, per_node, num_per_gpu, nodes)
 
 @given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
 def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
-    """Cores per replica follow from the machine, and no thread is without a core."""
     topology = machine(num_cores, num_nodes=num_nodes, num_threads=threads)
     num_available = num_nodes * num_cores * threads
     cores = allocation.cores_per_replica(num_available, [replicas])
@@ -203,7 +201,6 @@ def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, repl
 def test_the_largest_case_that_fits_fills_the_machine(
     num_available, replicas, num_devices, expected
 ):
-    """Each stage of a pipelined replica has its cores and an intra-op share of them."""
     found = allocation.cores_per_replica(num_available, replicas, num_devices)
     place = allocation.place(
         machine(num_available),
@@ -224,7 +221,6 @@ def test_the_largest_case_that_fits_fills_the_machine(
     [(2, 2, 1), (3, 2, 2), (4, 2, 2), (1, 4, 1), (0, 2, 1), (16, 2, 8)],
 )
 def test_hosts_get_blocks_of_consecutive_members(num_members, num_hosts, block):
-    """The last host may have fewer; the first one needs GPUs for its replicas only."""
     members = tuple(("worker", index) for index in range(num_members))
     processes = allocation.Processes(members=members, num_ranks=max(1, num_members))
 
@@ -265,7 +261,6 @@ DRY_RUN = ("sweep", "--dry-run", "--json", "--workload=resnet50", "--preset=smok
 def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
     harness, install_gpus, monkeypatch, tmp_path, make_trial, device, count
 ):
-    """What the user set is kept; a plan is what runs, whatever is set afterwards."""
     install_gpus(make_gpus(2))
     for name in LAUNCHES:
         monkeypatch.delenv(name, raising=False)
@@ -304,7 +299,6 @@ V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
     ],
 )
 def test_cgroup_quotas_of_both_versions_are_read(fake_root, cgroup, files, expected):
-    """The tightest limit over all ancestors rules."""
     if cgroup:
         fake_root.write(CGROUP, cgroup)
     for name, text in files.items():
@@ -323,7 +317,6 @@ def test_available_cores_are_limited_by_the_quota(quota, expected):
 
 
 def test_topology_is_read_from_sysfs(fake_root):
-    """Within the mask; unreadable facts fall back to a core for each CPU."""
     for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
         base = f"sys/devices/system/cpu/cpu{cpu}"
         fake_root.write(f"{base}/topology/physical_package_id", f"{node}\n")

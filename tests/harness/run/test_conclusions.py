@@ -85,10 +85,7 @@ def test_numbers_of_one_rank_are_not_enough(
 
 
 def test_a_rank_file_that_appears_late_is_waited_for(tmp_path, conclude, monkeypatch):
-    """A network file system shows what another host wrote after a while.
-
-    Only so long, and not at all where the trial has failed.
-    """
+    """A network file system shows what another host wrote after a while."""
     monkeypatch.setattr(aggregate, "_LATE_PERIOD_SEC", 0.05)
     write_rank(tmp_path, 0)
     start = time.monotonic()
@@ -142,7 +139,6 @@ def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, conclude, text, r
 def test_the_first_rank_that_ended_is_named(
     tmp_path, conclude, first, exit_code, phase, reason
 ):
-    """Or, without a record of it, the one that is furthest behind."""
     phases = [{"kind": "phase", "phase": name, "ns": 1} for name in ("launch", "build")]
     write_lines(tmp_path, 0, phases[0])
     write_lines(tmp_path, 1, *phases)
@@ -179,7 +175,6 @@ NCCL = (
     ],
 )
 def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory):
-    """Also where the first line is only the one of a graph."""
     for reason in (GRAPH, message):
         failure = Failure(
             phase=Phase.FIRST_STEP,
@@ -214,7 +209,6 @@ def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory
 def test_a_process_that_was_killed_says_what_is_known(
     tmp_path, conclude, number, count, status, said
 ):
-    """A program may write more than there is memory: its log is read at its end."""
     with (tmp_path / "stderr.log").open("wb") as log:
         log.seek(2**40)
         if number == signal.SIGABRT:

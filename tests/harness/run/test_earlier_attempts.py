@@ -33,7 +33,6 @@ SWEEP = smoke_sweep(
 
 
 def interrupt(*_):
-    """Ends a sweep as Ctrl-C does."""
     raise Interrupted("SIGINT")
 
 
@@ -110,10 +109,7 @@ def test_what_observed_nothing_is_removed(trial_dir, name, text, is_measured):
 
 @pytest.mark.parametrize("name", [".", "status.json"])
 def test_one_failed_look_removes_and_mixes_nothing(name, trial_dir, monkeypatch):
-    """A trial that is not seen would run among the files of the attempt before.
-
-    And the checkpoint of a failure would be that of an attempt that was cut off.
-    """
+    """A trial that is not seen would run among the files of the attempt before."""
     (trial_dir / rank_file.DIRECTORY).mkdir(parents=True)
     (trial_dir / rank_file.DIRECTORY / "weights").write_bytes(b"1")
     (trial_dir / "status.json").write_text("{}")
@@ -204,10 +200,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
     tmp_path, monkeypatch, temporary
 ):
-    """Python looks in the current folder first; a gate would compare one tree with it.
-
-    What the killed process left was in the folder of the trial, which is gone.
-    """
+    """Python looks in the current folder first."""
     for name in ("here", "planned"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
@@ -230,7 +223,6 @@ def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
 
 
 def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
-    """What a killed run left is removed by the next one; other trials keep theirs."""
     mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
     trees = []
     for name in ("trial", "other"):
@@ -298,11 +290,7 @@ def printed(allocator, program, *arguments, has_huge_pages=False):
 @pytest.mark.processes
 @needs_glibc
 def test_a_heap_that_was_reserved_grows_without_faults():
-    """The pages of later growth are there before anything is timed.
-
-    What the heap has not grown into is no memory of the program; where the kernel gives
-    huge pages on request, a fault is for 2 MiB in place of 512.
-    """
+    """What the heap has not grown into is no memory of the program."""
     num_faults, *_ = printed(Allocator.KEEP, GROWING, "grown")
     num_reserved, unused, used = printed(Allocator.KEEP, GROWING, "reserved")
 

@@ -185,7 +185,6 @@ def found_after_a_cut(root, kept, observed, sweep, run):
 def test_a_cut_of_the_power_damages_no_finished_trial(
     order, disk, quiet, overrides, forked_trials, capsys, monkeypatch
 ):
-    """Also as another kernel sees it, which the same machine has after a cut."""
     runs = disk.folder / "runs"
     root = runs / "s"
     sweep = (*SWEEP, *ORDERS[order], f"--runs-dir={runs}")
@@ -289,7 +288,6 @@ def sweep(small_disk, harness, small, overrides, monkeypatch):
 
 @pytest.mark.parametrize("free_kib", [0, 60])  # at the plan, and within the trials
 def test_a_full_disk_is_one_line_and_loses_no_trial(small_disk, sweep, free_kib):
-    """With space again, the same command continues, and repeats nothing."""
     root = small_disk / "runs" / "s"
     filler = fill(small_disk, free_kib)
     code, _, err = sweep("--no-match")

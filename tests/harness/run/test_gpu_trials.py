@@ -80,11 +80,6 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured, tmp_path
 
 
 def test_one_gpu_is_enough(measured, tmp_path, monkeypatch):
-    """Default replica counts follow from the GPUs.
-
-    A trial counts without memory for the product, and at its power limit, at which most
-    GPUs run under full load.
-    """
     monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
     found = measured(make_gpus(1, reasons=0x4), "--backends=single")
     (rank,) = tmp_path.rglob("rank_0.jsonl")
@@ -97,7 +92,6 @@ def test_one_gpu_is_enough(measured, tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
-    """Each process of a replica has cores of its own, near its GPU where known."""
     (env,) = measured(make_gpus(2), "--backends=multi_worker", "--replicas=2").values()
 
     assert 2 == len(env.placement.cpusets)
@@ -134,10 +128,6 @@ def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
 def test_a_trial_that_others_or_heat_disturbed_is_discarded(
     sweep, harness, tmp_path, monkeypatch, change, reason
 ):
-    """GPU 1 is disturbed after the sweep has begun: trials without it are ok.
-
-    One whose GPU is in use before is not started: it would take its time.
-    """
     machine = make_gpus(2)
     started = tmp_path / "started"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(started))
@@ -169,7 +159,6 @@ def test_a_trial_that_others_or_heat_disturbed_is_discarded(
 
 
 def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
-    """The driver can list that of the trial before for a few seconds."""
     machine = make_gpus(1)
     answers = iter([[], STRANGERS, STRANGERS])  # before the sweep, before the trial
     monkeypatch.setattr(gpu_watch, "WAIT_SEC", 60.0)
@@ -190,7 +179,6 @@ def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
 def test_a_second_sweep_on_the_same_gpus_is_one_line(
     sweep, harness, gpu_overrides, tmp_path, written
 ):
-    """Also between two trials, and where the driver lists no process."""
     found = []
     machine = make_gpus(4, unsupported=without("ComputeRunningProcesses"))
 

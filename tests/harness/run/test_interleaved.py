@@ -63,10 +63,6 @@ def run(harness, overrides, tmp_path, monkeypatch):
 @forked
 @two_cores
 def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
-    """Processes start side by side, the next when one is ready, and warm up alone.
-
-    The time to the first step is then no figure, and is recorded as 0.
-    """
     cores = sorted(os.sched_getaffinity(0))[:2]
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in cores)
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
@@ -192,7 +188,6 @@ ONE = ("--backends=single", "--replicas=1")
 
 @forked
 def test_a_discarded_block_is_kept_and_repeated_up_to_twice(run):
-    """The first block of the first round is discarded, then all of one in the second"""
     calls = itertools.count()
 
     def discard_reason(_load, _retraces):
@@ -231,7 +226,6 @@ def test_a_trial_whose_blocks_are_all_discarded_gives_no_number(run):
 
 @forked
 def test_little_time_still_gives_the_fewest_rounds(run):
-    """Start-up can use up all of it; the rounds that are needed come nevertheless."""
     trials, _ = run(*ONE, "--time-budget=0.01s", "--rounds=100")
 
     assert {rounds.MIN_ROUNDS} == {len(trial.result.rates) for trial in trials.values()}
@@ -253,9 +247,6 @@ def with_order(*options):
 def test_processes_that_do_not_fit_into_memory_run_in_sequence(
     harness, overrides, tmp_path
 ):
-    """And a note says why, with numbers, where nothing of the command needs an
-    interleaved study.
-    """
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, overrides=overrides)
 
@@ -285,7 +276,6 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
 def test_what_needs_an_interleaved_study_is_an_error(
     harness, overrides, tmp_path, option, fewer
 ):
-    """The trials in sequence could not give what was requested; no process is left."""
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, option, overrides=overrides)
 
@@ -315,10 +305,6 @@ class Waiting:
 
 @pytest.fixture
 def interleave(monkeypatch, make_spec):
-    """Returns a function that takes the rounds of a repetition without processes.
-
-    It returns each block: its round, the trial, and the number of its steps.
-    """
     blocks = []
     monkeypatch.setattr(
         rounds,
@@ -367,13 +353,7 @@ def test_the_order_of_blocks_is_drawn_from_the_seed_in_every_round(interleave):
 
 
 def test_a_case_has_blocks_of_one_number_of_steps(interleave, make_spec):
-    """Its A/A control has it too, and later repetitions, however long a warm-up step
-    took.
-
-    The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
-    One that ended before its first step has no step time; its 0 s would ask the others
-    for 300,000 steps of 0.1 s.
-    """
+    """Blocks of a dead session, whose step time is 0, would have 300,000 steps."""
 
     def both(*seconds):
         return [

@@ -168,7 +168,6 @@ SMALL = smoke_sweep(
 
 
 def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
-    """Kill -9 of the parent ends the worker too, with nobody there to do it."""
     process = start_harness(*SMALL, "--no-match", FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
     until(lambda: list(trials.glob("*/rank_0.jsonl")))
@@ -183,7 +182,6 @@ def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
 def test_resume_runs_what_is_missing_and_only_that(
     harness, overrides, figures, tmp_path, monkeypatch
 ):
-    """More repetitions extend the study."""
     store = Store.open(tmp_path / "runs" / "s")
     before = figures(store.root)
     trial_id = store.trial_ids()[3]
@@ -218,7 +216,6 @@ def digests(root):
 def test_an_owner_that_was_suspended_writes_over_nothing(
     order, start_harness, overrides, forked_trials, tmp_path, capsys, monkeypatch
 ):
-    """It says in one line who has the study now; the other one's study is whole."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
     root = tmp_path / "runs" / "s"

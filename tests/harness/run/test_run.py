@@ -90,7 +90,6 @@ PAPER = "the reducer is out of paper"
 def test_each_way_to_fail_is_recorded(
     run_one, behavior, status, phase, reason, traceback
 ):
-    """Records hold finite numbers only; an failed_checks program has no quality."""
     trial = run_one(behavior)
     failure = trial.status.failure
 
@@ -207,10 +206,7 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(
 def test_an_interrupt_exits_130_and_says_how_to_resume(
     harness, overrides, study, monkeypatch, number
 ):
-    """Ctrl-C and a polite kill are the same; the page shows the kept trials.
-
-    The current trial is missing afterwards, not failed, and has no process.
-    """
+    """The current trial is missing afterwards, not failed, and has no process."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:hang")
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     measuring = '"phase": "measure"'
@@ -256,7 +252,6 @@ def sweep(harness, small, overrides, forked_trials):
 
 @pytest.fixture
 def store(tmp_path):
-    """Returns the study, which is made by the test."""
     return Store(tmp_path / "runs" / "s")
 
 
@@ -299,10 +294,6 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
 def test_what_changed_or_is_missing_of_a_comparison_is_seen(
     sweep, harness, store, overrides
 ):
-    """By ``verify``, a sketch or a loss of the raw observations that no record has.
-
-    And what an interrupt left out is run when the study is resumed, and only that.
-    """
     sweep(ONE_BACKEND)
     folders = {
         trial.spec.backend: store.equivalence.trial_dir(trial.trial_id)

@@ -163,7 +163,6 @@ def measured(tmp_path, make_spec, monkeypatch):
 
 
 def test_steps_are_timed_alone_and_by_phase(measured):
-    """Neither what is before the warm-up nor what is between steps counts."""
     program, log = measured(num_warmup=3, num_measured=4)
     phases = [step.phase for step in log.steps]
 
@@ -199,7 +198,6 @@ def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
 
 
 def test_steps_between_two_syncs_are_started_together(measured):
-    """They share their time to the nanosecond; a last block may be shorter."""
     program, log = measured(num_measured=5, steps_per_sync=3)
 
     assert program.events == [
@@ -215,7 +213,6 @@ def test_steps_between_two_syncs_are_started_together(measured):
 
 
 def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(measured):
-    """Before the next loss is read, whose replicas would be the ones that are asked."""
     program, log = measured(1, 3, steps_per_sync=3, program={"bad_step": 3})
 
     assert ["read 2", "read 3", "ask", "read 4"] == program.events[-4:]
@@ -300,7 +297,6 @@ def test_peak_memory_is_of_the_window(tmp_path, before, sizes, method):
 
 
 def test_the_real_peak_is_seen_and_forgotten():
-    """On this kernel: a large array before the window does not count."""
     probe = ResidentMemory()
     before = bytearray(200 * 2**20)
     before[::4096] = b"x" * len(before[::4096])
@@ -328,7 +324,6 @@ def write_tflops(tmp_path):
 
 
 def test_a_rate_is_recorded_for_each_device(write_tflops):
-    """Here on the CPU, twice; the random numbers of the trial stay as they were."""
     import tensorflow as tf
 
     tf.random.set_seed(7)

@@ -62,7 +62,6 @@ class FakeProgram:
 def test_evaluations_split_the_budget_evenly(
     tmp_path, make_spec, unit, amount, num_evaluations, other, expected
 ):
-    """Steps before the training count too, and the first step's time does not."""
     points, saved_after = [], []
     writer = SimpleNamespace(
         directory=tmp_path, write=lambda _, **fields: points.append(fields)
@@ -101,10 +100,6 @@ def trained(harness, overrides, tmp_path):
 
 
 def test_a_quality_run_records_its_curve(trained, tmp_path):
-    """Beside its throughput; the last point is the quality of the trial.
-
-    No checkpoint is left, which are as large as the model.
-    """
     code, trials = trained()
 
     assert exit_codes.OK == code
@@ -165,7 +160,6 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
 def test_trials_look_for_data_where_the_sweep_did(
     harness, overrides, tmp_path, monkeypatch
 ):
-    """Also those of a study that is resumed without saying it again."""
     seen = tmp_path / "seen"
     code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['TFDS_DATA_DIR'])"
     command = (sys.executable, "-S", "-c", code, str(seen))

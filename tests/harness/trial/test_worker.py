@@ -68,7 +68,6 @@ def test_a_replicator_is_made_as_the_trial_says(
 def test_an_independent_program_knows_its_rank_and_no_cluster(
     tmp_path, make_spec, monkeypatch
 ):
-    """It is started like a member of a cluster, and would wait for the others."""
     spec = make_spec(backend="single", control=Control.INDEPENDENT)
     env = synthetic_trial.environment(spec, "5f0c")
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
@@ -129,7 +128,6 @@ def test_each_process_of_a_cluster_sees_its_own_gpus(
     ],
 )
 def test_the_cause_is_the_first_kill_or_the_first_end(bad, cause):
-    """The others fail because they lost it; exit codes do not say which one it was."""
     assert cause == cause_of(bad)
 
 
@@ -167,7 +165,6 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
 def test_the_cause_is_recorded_and_not_its_consequence(
     run_cluster, monkeypatch, behavior, status, reason
 ):
-    """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure."""
     monkeypatch.setattr(trial_tree, "read_oom_kills", lambda: 7)
     trial = run_cluster(behavior)
     failure = trial.status.failure
@@ -196,8 +193,6 @@ LONG_SEC = 60.0
 
 @pytest.mark.parametrize("how", ["descriptor", "no descriptor", "refused"])
 def test_the_end_of_a_process_is_waited_for(how, monkeypatch):
-    """At once, and no longer than asked; an interrupt is not put off until then."""
-
     def refuse(_pid):
         raise OSError("not supported")
 

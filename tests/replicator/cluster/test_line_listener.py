@@ -49,13 +49,13 @@ class Gang:
         with contextlib.closing(
             gang.connect("{}:{}".format(*self.address), self.exits.secret)
         ) as member:
-            gang.send(member, member=("worker", 0), place=0, host="n0")
-            gang.send(member, member=("worker", 0), exit_code=0, tail="")
+            gang.send(member, place=0, host="n0")
+            gang.send(member, exit_code=0, tail="")
             for _ in range(50):
                 self.read()
-                if self.exits.codes:
+                if self.exits.ends:
                     break
-        return self.exits.codes == {0: 0}
+        return self.exits.ends == {0: gang.MemberEnd(code=0)}
 
 
 class Turns:
