@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
 # With what makes the import of TensorFlow quick in processes of tests.
 PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-SUM = ROOT / "tests" / "harness" / "launch" / "gang_sum.py"
+MEMBER = ROOT / "tests" / "harness" / "launch" / "gang_member.py"
 SAY = """
 import json, socket
 from replicator.cluster import environment
@@ -67,11 +67,12 @@ def test_ranks_are_on_the_nodes_that_addresses_say(tell, distribution):
 
 def test_tensorflow_sums_over_the_network(slurm):
     """Its servers find each other by the names of the nodes, as a step is started."""
-    words = ("srun", "--nodes=2", "--ntasks=2", sys.executable, SUM)
+    words = ("srun", "--nodes=2", "--ntasks=2", sys.executable, MEMBER, "sum")
     done = slurm.run(*words, env={"PYTHONPATH": PATHS})
 
     said = sorted(done.stdout.splitlines())
-    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == said, done.stderr
+    expected = [f'{{"worker_id": {rank}, "sum": 3.0}}' for rank in range(2)]
+    assert expected == said, done.stderr
 
 
 def test_a_list_of_nodes_means_what_slurm_says(slurm):

@@ -3,8 +3,8 @@
 No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
 separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
-like act on rank 1, and the others lose it. With ``FAKE_GATE_FILE`` it waits until there
-is such a file; with ``FAKE_ACTOR`` it has a child and memory that both share.
+like act on rank 1, and the others lose it. With ``FAKE_ACTOR`` it has a child and
+memory that both share.
 """
 
 from __future__ import annotations
@@ -91,11 +91,8 @@ class Program:
             misbehave(self._behavior)
         time.sleep(self._trial_sec)
         self._clock.now_ns += self._step_ns + 1_000 * self._num_steps
-        is_bad = (self._behavior, self._num_steps) in (
-            ("nan", 4),
-            ("late_nan", 9),
-            ("last_nan", 15),
-        )
+        bad_step = {"nan": 4, "late_nan": 9, "last_nan": 15}.get(self._behavior)
+        is_bad = self._num_steps == bad_step
         return float("nan") if is_bad else 2.3 / self._num_steps
 
     def dispatch(self):
@@ -149,6 +146,17 @@ class Program:
         return "no collectives"
 
 
+GRANDCHILD = """
+import os, sys, time, signal
+if os.fork():
+    sys.exit()
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
 def misbehave(what):
     """Does what the directory requests; other behaviors have no effect here."""
     if what == "fail":
@@ -160,9 +168,6 @@ def misbehave(what):
         raise ResourceExhaustedError("OOM when allocating tensor with shape[9,9]")
     if what == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "segv":
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGSEGV)
     if what == "exit0":
         os._exit(0)
     if what == "exit3":
@@ -173,14 +178,8 @@ def misbehave(what):
         time.sleep(600)
     if what == "hang_with_grandchild":
         # Leaves the session and is adopted by init: the hardest one to find.
-        code = (
-            "import os, sys, time, signal\nif os.fork(): "
-            "sys.exit()\nos.setsid()\nsignal.signal(signal.SIGTERM, "
-            "signal.SIG_IGN)\nopen(sys.argv[1], "
-            "'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-        )
         path = os.environ["FAKE_GRANDCHILD_FILE"]
-        subprocess.run([sys.executable, "-c", code, path], check=True)
+        subprocess.run([sys.executable, "-c", GRANDCHILD, path], check=True)
         time.sleep(600)
 
 
@@ -190,35 +189,23 @@ def behavior_of(spec):
         return "fail" if os.environ.get("FAKE_MATCH_FAILS") == name else "ok"
     for rule in filter(None, os.environ.get("FAKE_BEHAVIOR", "").split(",")):
         backend, num_replicas, behavior = rule.split(":")
-        if backend in ("*", spec.backend) and num_replicas in (
-            "*",
-            str(spec.num_replicas),
-        ):
+        is_size = num_replicas in ("*", str(spec.num_replicas))
+        if backend in ("*", spec.backend) and is_size:
             return behavior
     return "ok"
 
 
 def changes_of(spec):
     """Returns what the first steps change; wrong for the case ``FAKE_UNMATCHED``."""
-    is_wrong = os.environ.get("FAKE_UNMATCHED") == (
-        f"{spec.backend}:{spec.num_replicas}"
-    )
-    return [
-        {
-            "group": "model",
-            "name": "network",
-            "sketch": [0.0, 2.0] if is_wrong else [1.0, 2.0],
-        }
-    ]
+    case = f"{spec.backend}:{spec.num_replicas}"
+    sketch = [0.0 if os.environ.get("FAKE_UNMATCHED") == case else 1.0, 2.0]
+    return [{"group": "model", "name": "network", "sketch": sketch}]
 
 
 def prepare(trial_dir):
     if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
         with Path(counter).open("a", encoding="utf-8") as file:
             file.write(f"{trial_dir.name}\n")
-    if (gate := os.environ.get("FAKE_GATE_FILE")) is not None:
-        while not Path(gate).exists():
-            time.sleep(0.01)
     if os.environ.get("FAKE_ACTOR"):
         start_actor()
 
@@ -230,10 +217,7 @@ def start_actor():
 
     arrays = SharedArrays([("frames", (1024,), "float32")])
     arrays["frames"][:] = 1.0
-    code = (
-        "import mmap, sys\nmemory = mmap.mmap(int(sys.argv[1]), "
-        "4096)\nsys.stdin.read()\n"
-    )
+    code = "import mmap, sys; of = mmap.mmap(int(sys.argv[1]), 4096); sys.stdin.read()"
     subprocess.Popen(
         [sys.executable, "-c", code, str(arrays.descriptor)],
         stdin=subprocess.PIPE,

@@ -172,16 +172,18 @@ def test_each_fact_of_a_machine_has_its_finding(doctor, check, level, facts, fou
 
 
 def test_the_load_is_read_over_a_span(fake_root, monkeypatch):
+    own = os.getpid()
+
     def write(sleep_sec, used):
         fake_root.cores((round(sleep_sec / TICK_SEC), 0, 0, 0))
-        fake_root.thread(os.getpid(), os.getpid(), sleep_sec)
-        fake_root.process(os.getpid(), round(used / TICK_SEC), 0)
-        names = ["make", "make", "cc1 \x1b[31m", "idle", "own"]
-        times = [(used, 0.1), (used, 0.1), (0.0, used / 2), (0.0, 5.0), (used, used)]
+        fake_root.thread(own, own, sleep_sec)
+        fake_root.process(own, round(used / TICK_SEC), 0)
         processes = [
             SimpleNamespace(pid=pid, info={"name": name, "cpu_times": (*spent, 0, 0)})
-            for pid, name, spent in zip(
-                (11, 12, 13, 14, os.getpid()), names, times, strict=True
+            for pid, name, spent in (
+                *((11, "make", (used, 0.1)), (12, "make", (used, 0.1))),
+                *((13, "cc1 \x1b[31m", (0.0, used / 2)), (14, "idle", (0.0, 5.0))),
+                (own, "own", (used, used)),
             )
         ]
         counts = SimpleNamespace(sin=int(100 * used), sout=int(100 * used))
@@ -230,6 +232,7 @@ def test_the_ceiling_is_of_the_same_core():
     assert [1, 2, 2, 1] * 3 == sizes
 
 
+INDEPENDENT = ": compare efficiency with --controls independent, not with 1"
 CEILINGS = [
     (
         Cores(compute=0.95, memory=0.6),
@@ -244,15 +247,8 @@ CEILINGS = [
         Cores(compute=0.8, memory=0.4),
         "caution",
         (r"0\.80 .*", r"0\.40 .*"),
-        (
-            (
-                "cores share units or clock: compare efficiency with --controls"
-                " independent, not with 1"
-            ),
-            (
-                "cores share bandwidth: compare efficiency with --controls independent,"
-                " not with 1"
-            ),
+        tuple(
+            f"cores share {of}{INDEPENDENT}" for of in ("units or clock", "bandwidth")
         ),
     ),
     (
@@ -307,11 +303,10 @@ def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
 
     assert 1 < products_per_sec < 1e9
     assert bytes_per_sec > 1e6
-    message = r"^a canary process ended before it .* again$"
-    with (
-        pytest.raises(DoctorError, match=message),
-        checks.canary_processes((core,), -8),
-    ):
+    ended = pytest.raises(
+        DoctorError, match=r"^a canary process ended before .* again$"
+    )
+    with ended, checks.canary_processes((core,), -8):
         pass
 
 
@@ -326,10 +321,6 @@ def measure(settings):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
-    judge, judged = pair.judge, []
-    monkeypatch.setattr(
-        pair, "judge", lambda *facts: judged.append(facts) or judge(*facts)
-    )
     finding = measure(settings)
 
     assert ("A/A pair", "ok") == (finding.check, finding.level)
@@ -341,7 +332,7 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
     )
     wide = pair.Prediction(num_rounds=9, half_width=0.2)
     monkeypatch.setattr(pair, "predict", lambda *_: wide)
-    finding = judge(*judged[0])
+    finding = measure(settings)
 
     assert "caution" == finding.level
     assert "+-22.1 %" in finding.found
@@ -351,9 +342,8 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
 @pytest.mark.usefixtures("forked_trials")
 def test_a_disturbed_pair_is_bad(settings):
     reasons = itertools.cycle(["others were busy", ""])
-    finding = measure(
-        dataclasses.replace(settings, discard_reason=lambda *_: next(reasons))
-    )
+    changes = {"discard_reason": lambda *_: next(reasons)}
+    finding = measure(dataclasses.replace(settings, **changes))
 
     assert "bad" == finding.level
     assert re.fullmatch(

@@ -13,7 +13,7 @@ from harness.cli import exit_codes
 from harness.doctor import gpu
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
-from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
+from harness.trial.gpu_probe import TensorFlowGpus
 
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 A100, H100, B200 = (8, 0), (9, 0), (10, 0)
@@ -21,36 +21,17 @@ A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 
 @pytest.fixture
 def doctor(install_gpus, monkeypatch, doctor_of_gpus, tmp_path):
-    """Returns a function that runs the subcommand; it returns its code and its
-    findings.
-    """
+    """Returns a function that runs ``doctor``; it returns its code and findings."""
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
 
-    def run(
-        machine,
-        num_seen=None,
-        is_built_with_cuda=True,
-        installed="",
-        architectures=(),
-        environ=None,
-        says="",
-        **fields,
-    ):
+    def run(machine, seen=None, installed="", **fields):
         def probe(ids):
-            if says:
-                raise MissingGpuError(says)
-            return TensorFlowGpus(
-                num_gpus=len(ids) if num_seen is None else num_seen,
-                is_built_with_cuda=is_built_with_cuda,
-                cuda_version="12.5.1",
-                cudnn_version="9",
-                architectures=architectures,
-            )
+            usual = {"num_gpus": len(ids), "is_built_with_cuda": True}
+            usual |= {"cuda_version": "12.5.1", "cudnn_version": "9"}
+            return TensorFlowGpus(**usual | (seen or {}))
 
         packages = {"nvidia-cuda-runtime-cu12": installed}
         monkeypatch.setattr(environment, "read_packages", lambda: packages)
-        for name, value in (environ or {}).items():
-            monkeypatch.setenv(name, value)
         install_gpus(machine, **fields)
         code, out = doctor_of_gpus(probe, is_json=True)
         findings = json.loads(out)["findings"]
@@ -92,10 +73,10 @@ SILENT = without(
 )
 CAPPED = make_gpus(2, power_limit_watts=400.0)
 FAULTY = make_gpus(1, uncorrected_errors=3)
-NO_CUDA = {"num_seen": 0, "is_built_with_cuda": False}
+NO_CUDA = {"seen": {"num_gpus": 0, "is_built_with_cuda": False}}
 SEES_NONE = "TensorFlow sees 0 GPUs, but was given 2 (CUDA_VISIBLE_DEVICES=0,1)"
 CUDA = "570.86.15 for CUDA up to {}; TensorFlow was built with CUDA 12.5.1, cuDNN 9"
-CODE = {"architectures": WHEEL}
+CODE = {"seen": {"architectures": WHEEL}}
 NO_CODE = "compute_90) has none for GPUs with "
 OLD, NEW = make_gpus(1, capability=(5, 2)), make_gpus(8, capability=H100)
 
@@ -147,10 +128,11 @@ def test_what_is_wrong_with_gpus_is_found(doctor, level, machine, fields, check,
     assert is_timed is not cannot
 
 
-def test_hidden_gpus_are_not_checked(doctor):
+def test_hidden_gpus_are_not_checked(doctor, monkeypatch):
     machine = make_gpus(4)
     machine[0].users.append(1)
-    code, findings = doctor(machine, environ={"CUDA_VISIBLE_DEVICES": "1,3"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    code, findings = doctor(machine)
 
     assert exit_codes.OK == code
     assert {"GPU 1", "GPU 3"} == {of for of in findings if re.match(r"GPU \d", of)}

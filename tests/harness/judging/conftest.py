@@ -43,31 +43,27 @@ def repository(tmp_path_factory: Any) -> Path:
         )
     shutil.copy(ROOT / revisions.LOCK_NAME, folder)
     commit(folder, "same")
-    (folder / "slowdown.txt").write_text("0.909")
-    commit(folder, "faster")
-    (folder / "slowdown.txt").write_text("1.1")
-    commit(folder, "slower")
-    (folder / "slowdown.txt").write_text("1.0")
-    (folder / "counted.json").write_text(
-        '{"graph_nodes": 100, "collective_bytes": 1000}'
-    )
-    commit(folder, "sent_less")
-    (folder / "counted.json").unlink()
-    (folder / "learned.txt").write_text("1.25")
-    commit(folder, "learned_more")
-    (folder / "slowdown.txt").write_text("not a number")
-    commit(folder, "fails")
+    counted = '{"graph_nodes": 100, "collective_bytes": 1000}'
+    for name, file, content in (
+        ("faster", "slowdown.txt", "0.909"),
+        ("slower", "slowdown.txt", "1.1"),
+        ("sent_less", "counted.json", counted),
+        ("learned_more", "learned.txt", "1.25"),
+        ("fails", "slowdown.txt", "not a number"),
+    ):
+        (folder / file).write_text(content)
+        commit(folder, name)
+        git(folder, "checkout", "--quiet", "same")
     records = folder / "results" / "records" / "models.py"
-    records.write_text(
-        records.read_text().replace("    revision: Name", "    tree: Name")
-    )
-    commit(folder, "older")
-    records.write_text(
-        records.read_text().replace(
-            f"SCHEMA_VERSION = {SCHEMA_VERSION}", "SCHEMA_VERSION = 1"
-        )
-    )
-    commit(folder, "of_older_records")
+    for name, old, new in (
+        ("older", "    revision: Name", "    tree: Name"),
+        (
+            "of_older_records",
+            *(f"SCHEMA_VERSION = {SCHEMA_VERSION}", "SCHEMA_VERSION = 1"),
+        ),
+    ):
+        records.write_text(records.read_text().replace(old, new))
+        commit(folder, name)
     git(folder, "checkout", "--quiet", "same")
     return folder
 

@@ -23,17 +23,12 @@ WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
 
 
 def _wheel(folder, name, files):
-    """Writes a wheel that holds files and metadata only; returns it and its hash."""
+    """Writes a wheel that holds files and metadata only; returns its hash."""
     stem = f"{name.replace('-', '_')}-{OTHER_VERSION}"
     info = f"{stem}.dist-info"
-    files = files | {
-        f"{info}/METADATA": (
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {OTHER_VERSION}\n"
-        ),
-        f"{info}/WHEEL": (
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        ),
-    }
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {OTHER_VERSION}\n"
+    wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = files | {f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
     lines = []
     for path, text in files.items():
         digest = hashlib.sha256(text.encode()).digest()
@@ -44,14 +39,14 @@ def _wheel(folder, name, files):
     with zipfile.ZipFile(path, "w") as archive:
         for name_in, text in files.items():
             archive.writestr(name_in, text)
-    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _lock(wheels, contents):
     """Returns a lock of wheels that are made here: no index is asked."""
     lines = ["--no-index", f"--find-links {wheels}"]
     for name, files in contents.items():
-        _, digest = _wheel(wheels, name, files)
+        digest = _wheel(wheels, name, files)
         lines.append(f"{name}=={OTHER_VERSION} --hash=sha256:{digest}")
     return "\n".join([*lines, ""])
 
@@ -80,16 +75,11 @@ def other_lock(repository, tmp_path_factory):
 def test_a_gate_installs_the_other_lock_and_measures_with_it(
     gate, tmp_path, temporary, other_lock
 ):
-    code, out, err = gate(
-        f"--baseline={other_lock}", "--repeats=2", "--study=s", worker_command=WORKER
-    )
+    words = (f"--baseline={other_lock}", "--repeats=2", "--study=s")
+    code, out, err = gate(*words, worker_command=WORKER)
     assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
     trials = list(Store.open(tmp_path / "runs" / "s").trials())
-    versions = {
-        trial.spec.revision: trial.env.packages["tensorflow"]
-        for trial in trials
-        if trial.env is not None
-    }
+    versions = {of.spec.revision: of.env.packages["tensorflow"] for of in trials}
 
     assert "revision other_lock has another requirements.lock: installing" in err
     assert OTHER_VERSION != versions.pop("")
@@ -120,12 +110,11 @@ def check_out(repository, temporary, monkeypatch):
 def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
     assert (sys.executable, []) == check_out("gpu", "gpu")
     assert (sys.executable, []) == check_out("same", "cpu")
-    with pytest.raises(
-        RevisionError,
-        match=r"^revision 'same' has no requirements-gpu.lock, which says what to "
-        r"install for these devices; choose a later revision, or use a stored "
-        r"study as baseline$",
-    ):
+    message = (
+        r"^revision 'same' has no requirements-gpu.lock, which says what to install for"
+        r" these devices; choose a later revision, or use a stored study as baseline$"
+    )
+    with pytest.raises(RevisionError, match=message):
         check_out("same", "gpu")
 
 

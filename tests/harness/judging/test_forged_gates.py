@@ -127,11 +127,7 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness):
 
 
 @pytest.mark.parametrize(
-    ("metric", "order"),
-    [
-        ("peak_memory", "sequential"),
-        ("efficiency", "relay"),
-    ],
+    ("metric", "order"), [("peak_memory", "sequential"), ("efficiency", "relay")]
 )
 def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypatch):
     monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)

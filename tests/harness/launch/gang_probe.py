@@ -45,21 +45,19 @@ def main():
     (directory,) = sys.argv[1:]
     config = json.loads(os.environ["TF_CONFIG"])
     start_sec = time.monotonic()
-    index = config["task"]["index"]
-    total = met(config["cluster"]["worker"], index)
+    index, workers = config["task"]["index"], config["cluster"]["worker"]
+    total = met(workers, index)
     time.sleep(_HOLDS_SEC)
     answer = {
-        "index": config["task"]["index"],
-        "workers": config["cluster"]["worker"],
+        "index": index,
+        "workers": workers,
         "node_id": os.environ["RAY_NODE_ID"],
         "sum": total,
         "start_sec": start_sec,
         "end_sec": time.monotonic(),
     }
-    path = Path(directory) / f"probe_{answer['index']}"
-    path.write_text(json.dumps(answer))
-    return 0
+    (Path(directory) / f"probe_{index}").write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

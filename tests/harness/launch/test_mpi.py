@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import pathlib
 import re
 import shlex
 import shutil
@@ -26,7 +25,7 @@ pytestmark = [
         reason="needs mpirun of OpenMPI: apt-get install openmpi-bin",
     ),
 ]
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = Path(__file__).parent
 OF_OTHERS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TF_CONFIG")
 
 
@@ -36,16 +35,17 @@ def run_gang(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
 
-    def run(program, *, has_master):
+    def run(*words, has_master):
+        """Returns what both processes say, in the order of their ranks."""
         master = {}
         if has_master:
             (port,) = local_cluster.free_ports(1)
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         names = [word for name in master for word in ("-x", name)]
-        return subprocess.run(
+        done = subprocess.run(
             [
                 *("mpirun", *as_root, "--oversubscribe", "-np", "2", *names),
-                *(sys.executable, str(FOLDER / program)),
+                *(sys.executable, str(FOLDER / "gang_member.py"), *words),
             ],
             env={**os.environ, **master},
             cwd=tmp_path,
@@ -54,19 +54,17 @@ def run_gang(tmp_path, monkeypatch):
             timeout=120,
             check=False,
         )
+        said = [json.loads(line) for line in done.stdout.splitlines() if "{" in line]
+        assert (0, 2) == (done.returncode, len(said)), done.stderr
+        return sorted(said, key=lambda one: one["worker_id"])
 
     return run
 
 
 @pytest.mark.parametrize("has_master", [True, False])
 def test_mpirun_tells_every_process_who_it_is(run_gang, has_master):
-    done = run_gang("gang_identity.py", has_master=has_master)
-    found = sorted(
-        (json.loads(line) for line in done.stdout.splitlines() if "{" in line),
-        key=lambda one: one["worker_id"],
-    )
+    found = run_gang(has_master=has_master)
 
-    assert (0, 2) == (done.returncode, len(found)), done.stderr
     assert [0, 1] == [one["worker_id"] for one in found]
     assert [(0, 2), (1, 2)] == [
         (one["local_worker_id"], one["num_workers_on_host"]) for one in found
@@ -78,14 +76,13 @@ def test_mpirun_tells_every_process_who_it_is(run_gang, has_master):
 
 @pytest.mark.full
 def test_workers_of_mpirun_train_together(run_gang):
-    done = run_gang("gang_sum.py", has_master=True)
-    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
+    found = run_gang("sum", has_master=True)
 
-    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == lines, done.stderr
+    assert [(0, 3.0), (1, 3.0)] == [(one["worker_id"], one["sum"]) for one in found]
 
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "heat_mpi.py"
-BINDINGS = Path(__file__).parent / "mpi_without_bindings"
+EXAMPLE = FOLDER.resolve().parents[2] / "docs" / "examples" / "heat_mpi.py"
+BINDINGS = FOLDER / "mpi_without_bindings"
 
 
 @pytest.fixture
@@ -113,8 +110,7 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
     command = command.replace(" 200000", " 2000")  # which takes seconds
     words = shlex.split(command.replace("weak,strong", "strong"))
-    short = ("--repeats=2", "--study=heat")
-    code, out, err = harness(*words, *short)
+    code, out, err = harness(*words, "--repeats=2", "--study=heat")
 
     assert exit_codes.OK == code, err
     assert "cells/s" in out
@@ -126,16 +122,15 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
     assert 4 == len(said)
     assert float(heat) > 1
     for trial in trials:
-        number = trial.spec.num_replicas
+        number, readings = trial.spec.num_replicas, trial.result.readings
+        assert 10 == readings.num_readings
+        assert number + 1 <= readings.num_processes
         # Lines of ranks that start late reach mpirun together, and are counted as such.
-        is_apart = trial.result.readings.evidence is Evidence.WINDOW
-        assert is_apart or trial.result.readings.evidence is Evidence.ROWS
-        assert 10 == trial.result.readings.num_readings
-        assert number + 1 <= trial.result.readings.num_processes
-        if is_apart:
-            assert () == trial.result.readings.remarks
+        if readings.evidence is Evidence.WINDOW:
+            assert () == readings.remarks
         else:
-            assert "came in one piece" in trial.result.readings.remarks[0]
+            assert Evidence.ROWS is readings.evidence
+            assert "came in one piece" in readings.remarks[0]
         (count,) = trial.result.window_metrics
         assert 32000 * (number - 1) == count.value
         folder = store.trial_dir(trial.trial_id).resolve()

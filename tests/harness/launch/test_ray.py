@@ -27,13 +27,6 @@ from harness.trial import process_tree
 from results.store.study_store import Store
 
 
-def hosts_of_sizes(*sizes):
-    return [
-        RayHost(node_id=str(i), address="10.0.0.1", num_cores=cores, num_gpus=gpus)
-        for i, (cores, gpus) in enumerate(sizes)
-    ]
-
-
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
@@ -44,25 +37,21 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
 
 
 def test_a_bundle_is_a_whole_host():
-    assert {"CPU": 8} == bundle_of(hosts_of_sizes((8, 0), (8, 0)), 2)
-    assert {"CPU": 8, "GPU": 4} == bundle_of(hosts_of_sizes((2, 0), (8, 4), (16, 8)), 2)
+    small, wide, large, plain = (
+        RayHost(node_id=f"{cores}", address="a", num_cores=cores, num_gpus=gpus)
+        for cores, gpus in ((2, 0), (8, 4), (16, 8), (8, 0))
+    )
+    assert {"CPU": 8} == bundle_of([plain, plain], 2)
+    assert {"CPU": 8, "GPU": 4} == bundle_of([small, wide, large], 2)
 
 
 def test_only_living_nodes_count():
+    resources = {"Resources": {"CPU": 2.0, "GPU": 1.0}}
     nodes = [
-        {
-            "NodeID": name,
-            "NodeManagerAddress": address,
-            "Alive": is_alive,
-            "Resources": {"CPU": 2.0, "GPU": 1.0},
-        }
-        for name, address, is_alive in (
-            ("b", "10.0.0.2", True),
-            ("c", "10.0.0.3", False),
-            ("a", "10.0.0.1", True),
-        )
+        {"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": name != "c"}
+        for name in "bca"
     ]
-    found = ray_launcher.hosts_of(nodes)
+    found = ray_launcher.hosts_of([node | resources for node in nodes])
 
     assert ["a", "b"] == [host.node_id for host in found]
     assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
@@ -185,10 +174,9 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
         assert 2 == len({one["node_id"] for one in found})
         assert [] == marked(trial_dir)
     first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
+    last = max(one["end_sec"] for one in first)
 
-    assert max(one["end_sec"] for one in first) < min(
-        one["start_sec"] for one in second
-    )
+    assert last < min(one["start_sec"] for one in second)
 
 
 @needs_ray

@@ -74,12 +74,8 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
     ):
         assert re.search(pattern, text)
     batch_file = text.rpartition("main,big")[0]
-    assert (
-        ""
-        == subprocess.run(
-            ["bash", "-n"], input=batch_file, capture_output=True, text=True, check=True
-        ).stderr
-    )
+    options = {"input": batch_file, "capture_output": True, "text": True}
+    assert "" == subprocess.run(["bash", "-n"], check=True, **options).stderr
 
 
 NOT_SUBMITTED = [
@@ -253,20 +249,19 @@ def test_what_is_no_template_or_contradicts_is_refused(
     assert ["pod.yaml"] * (content is not None) == written()
 
 
-ON_NODES = ('nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"')
-ANYWHERE = ('ntasks="4"', 'gpus-per-task="2"')
-
-
 @pytest.mark.parametrize(
-    ("options", "lines"), [(["--nodes=2"], ON_NODES), ([], ANYWHERE)]
+    ("options", "lines"),
+    [
+        (["--nodes=2"], ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"']),
+        ([], ['ntasks="4"', 'gpus-per-task="2"']),
+    ],
 )
 def test_a_batch_file_of_a_gang_is_one_step(harness, tmp_path, options, lines):
     size = ("--workers=4", "--gpus-per-worker=2", *options)
     render(harness, "slurm", *size, command=("sweep",))
     text = (tmp_path / "replicator.sbatch").read_text()
 
-    for line in lines:
-        assert f"#SBATCH --{line}\n" in text
+    assert all(f"#SBATCH --{line}\n" in text for line in lines)
     assert text.endswith("sweep\n")
 
 

@@ -1,6 +1,4 @@
-"""What the kernel counts for cores, what others did to them, and what it makes
-discarded.
-"""
+"""What others did to the cores of a trial, and which blocks it makes discarded."""
 
 import dataclasses
 import random
@@ -209,12 +207,10 @@ DISCARDED = [
 
 @pytest.mark.parametrize(("fields", "reason"), DISCARDED)
 def test_a_block_is_discarded_beyond_a_limit_and_what_can_be_rounding(fields, reason):
-    num_retraces = fields.get("num_retraces", 0)
     exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0} | fields
-    exact.pop("num_retraces", None)
-    found = disturbance.discard_reason(
-        dataclasses.replace(QUIET, **exact), num_retraces
-    )
+    num_retraces = exact.pop("num_retraces", 0)
+    load = dataclasses.replace(QUIET, **exact)
+    found = disturbance.discard_reason(load, num_retraces)
 
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
@@ -225,12 +221,8 @@ def test_a_block_is_discarded_beyond_a_limit_and_what_can_be_rounding(fields, re
 def test_an_endless_process_on_one_core_discards_blocks_and_services_do_not(
     num_cores, *, is_exact
 ):
-    """It gets half of that core beside the trial's thread; 40 blocks at any tick.
-
-    The mean over 16 cores is 3.1 %, which ticks could be. With 48 cores half a core is
-    within the rounding of ticks at 0.3 s, and no longer at 1 s. Services take 0.2 % of
-    every core, and 2 % of one.
-    """
+    # It gets half of that core. Services take 0.2 % of every core, and 2 % of one. With
+    # 48 cores half a core is within the rounding of ticks at 0.3 s, not at 1 s.
     block_sec = 1.0 if num_cores == 48 and not is_exact else 0.3
     endless = _blocks(num_cores, 0.5, is_exact=is_exact, block_sec=block_sec)
     services = _blocks(num_cores, 0.02 + 0.002 * num_cores, is_exact=is_exact)
@@ -252,8 +244,8 @@ def _blocks(num_cores, load, *, is_exact, block_sec=0.3):
             before_sec = generator.random()
             starts += int(before_sec / TICK_SEC)
             ends += int((before_sec + idle_sec) / TICK_SEC)
-        own_sec = num_cores * (block_sec - idle_sec) - block_sec * load
-        run_sec = own_sec + block_sec * load if is_exact else None
+        run_sec = num_cores * (block_sec - idle_sec)
+        own_sec = run_sec - block_sec * load
         start = _clock(0, num_cores=num_cores, idle=starts * TICK_SEC)
         end = _clock(block_sec, num_cores=num_cores, idle=ends * TICK_SEC, own=own_sec)
         if is_exact:

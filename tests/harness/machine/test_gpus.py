@@ -11,13 +11,7 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.errors import PlanError, UnfitMachineError
 from harness.machine import gpu_watch, gpus
-from harness.machine.gpu_watch import (
-    GpuReading,
-    GpuWatch,
-    num_foreign,
-    summarize,
-    within,
-)
+from harness.machine.gpu_watch import GpuReading, GpuWatch
 from results.records.machine_record import GpuSettings, GpuUse, discard_reason
 
 
@@ -99,10 +93,8 @@ def test_a_lost_gpu_is_no_free_one(install_gpus):
     install_gpus(machine)
 
     assert ["", "GPU is lost", ""] == [gpu.fault for gpu in gpus.read_gpus()]
-    with pytest.raises(
-        PlanError,
-        match=r"GPU 1 cannot be read \(GPU is lost\), .*CUDA_VISIBLE_DEVICES=0,2",
-    ):
+    message = r"GPU 1 cannot be read \(GPU is lost\), .*CUDA_VISIBLE_DEVICES=0,2"
+    with pytest.raises(PlanError, match=message):
         _visible(None)
     assert ["0", "2"] == _visible("0,2")
     assert 3 == len(gpus.listed_gpus({}))
@@ -215,12 +207,8 @@ def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus):
 
     assert (2, 3) == (first.index, second.index)
     assert first.num_samples >= 3
-    assert (1980, 120.0, 31, ()) == (
-        first.clock_mhz,
-        first.power_watts,
-        first.temperature_celsius,
-        first.slowed_by,
-    )
+    assert (1980, 120.0) == (first.clock_mhz, first.power_watts)
+    assert (31, ()) == (first.temperature_celsius, first.slowed_by)
     # Each reading of the stand-in adds 5 J.
     assert 5.0 * (first.num_samples - 1) == first.energy_joules
     assert first.watched_sec >= 0.1
@@ -271,26 +259,25 @@ def test_a_process_of_others_is_seen_and_those_of_a_trial_are_not(install_gpus):
     ],
 )
 def test_ids_of_another_name_space_can_be_ours(users, own, expected):
-    assert expected == num_foreign(users, own, lambda pid: pid < STRANGER)
+    assert expected == gpu_watch.num_foreign(users, own, lambda pid: pid < STRANGER)
 
 
 def test_readings_of_a_window_are_chosen_by_time():
     readings = [_reading(ns) for ns in (0, 100, 200, 300)]
 
-    assert readings == within(readings, None, None)
-    assert readings[1:3] == within(readings, 100, 250)
-    assert readings[3:] == within(readings, 260, 290)
+    assert readings == gpu_watch.within(readings, None, None)
+    assert readings[1:3] == gpu_watch.within(readings, 100, 250)
+    assert readings[3:] == gpu_watch.within(readings, 260, 290)
 
 
 def test_a_hot_gpu_is_discarded_and_one_at_its_power_limit_is_not():
-    capped = summarize(4, [_reading(), _reading(reasons=0x4, clock_mhz=1700)])
-    hot = summarize(5, [_reading(reasons=0x1), _reading(reasons=0x20 | 0x8)])
+    low = [_reading(), _reading(reasons=0x4, clock_mhz=1700)]
+    capped = gpu_watch.summarize(4, low)
+    high = [_reading(reasons=0x1), _reading(reasons=0x20 | 0x8)]
+    hot = gpu_watch.summarize(5, high)
 
-    assert (1840.0, 1700.0, ("power limit",)) == (
-        capped.clock_mhz,
-        capped.lowest_clock_mhz,
-        capped.slowed_by,
-    )
+    assert (1840.0, 1700.0) == (capped.clock_mhz, capped.lowest_clock_mhz)
+    assert ("power limit",) == capped.slowed_by
     assert "" == discard_reason([capped])
     expected = "the clock of GPU 5 was lowered by hardware slowdown and heat"
     assert expected == discard_reason([capped, hot])
@@ -346,11 +333,9 @@ def test_errors_of_the_memory_that_appear_discard_a_trial(install_gpus):
 def test_an_attempt_that_fails_holds_no_lock(install_gpus):
     install_gpus(make_gpus(2))
     first, second = gpus.read_gpus()
+    refused = pytest.raises(UnfitMachineError, match=r"another sweep \(study 'theirs'")
     with gpu_watch.hold_gpus([first], study="theirs"):
-        with (
-            pytest.raises(UnfitMachineError, match=r"another sweep \(study 'theirs'"),
-            gpu_watch.hold_gpus([second, first], study="ours"),
-        ):
+        with refused, gpu_watch.hold_gpus([second, first], study="ours"):
             pass
         with gpu_watch.hold_gpus([second], study="ours"):
             pass
@@ -365,12 +350,9 @@ def test_a_link_in_place_of_a_lock_is_not_followed(install_gpus, tmp_path):
     target = tmp_path / "precious"
     target.write_text("kept")
     lock.symlink_to(target)
-    with (
-        pytest.raises(
-            UnfitMachineError, match=r"cannot lock GPU 0 .*; remove that file"
-        ),
-        gpu_watch.hold_gpus([gpu], study="ours"),
-    ):
+    message = r"cannot lock GPU 0 .*; remove that file"
+    refused = pytest.raises(UnfitMachineError, match=message)
+    with refused, gpu_watch.hold_gpus([gpu], study="ours"):
         pass
 
     assert "kept" == target.read_text()

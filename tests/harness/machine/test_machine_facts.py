@@ -35,11 +35,9 @@ def test_the_record_has_versions_and_no_host_name():
     assert kept == record.environment_variables
     assert "tensorflow" in record.packages
     assert record.memory_bytes > 2**28
-    host = socket.gethostname()
+    host, text = socket.gethostname(), record.model_dump_json()
     # A short name may be a word of the record.
-    assert len(host) < 6 or not re.search(
-        rf"\b{re.escape(host)}\b", record.model_dump_json()
-    )
+    assert len(host) < 6 or not re.search(rf"\b{re.escape(host)}\b", text)
 
 
 def test_what_moves_performance_is_in_the_fingerprint():
@@ -60,35 +58,24 @@ def test_what_moves_performance_is_in_the_fingerprint():
 
 
 def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
-    base = {
-        "OMP_NUM_THREADS": "64",
-        "TF_CONFIG": "{}",
-        "KMP_AFFINITY": "compact",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "PYTHONPATH": "elsewhere",
-        "PATH": "bin",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-    }
-    variables = trial_tree.trial_variables(
-        make_spec(seed=9), PLACE, tmp_path, base=base
-    )
+    def variables(base, **given):
+        spec = make_spec(seed=9)
+        return trial_tree.trial_variables(spec, PLACE, tmp_path, base=base, **given)
 
     # A deliberate choice of the user stays, and is in the environment record.
-    assert {
-        "OMP_NUM_THREADS": "2",
-        "OPENBLAS_NUM_THREADS": "2",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "PYTHONHASHSEED": "9",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "PATH": "bin",
-    }.items() <= variables.items()
+    kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "PATH": "bin"}
+    dropped = {"TF_CONFIG": "{}", "KMP_AFFINITY": "compact"}
+    replaced = {"OMP_NUM_THREADS": "64", "CUDA_VISIBLE_DEVICES": "0,1"}
+    found = variables({**kept, **dropped, **replaced, "PYTHONPATH": "elsewhere"})
+
+    ours = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONHASHSEED": "9"}
+    threads = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"], "2")
+    assert (kept | ours | threads).items() <= found.items()
     # Made absolute: the trial runs in a folder of its own.
     inherited = str(Path("elsewhere").absolute())
-    assert inherited == variables["PYTHONPATH"].split(os.pathsep)[-1]
-    assert variables.keys().isdisjoint({"TF_CONFIG", "KMP_AFFINITY"})
-    on_gpus = trial_tree.trial_variables(
-        make_spec(), PLACE, tmp_path, gpu_ids=("3", "5"), base={}
-    )
+    assert inherited == found["PYTHONPATH"].split(os.pathsep)[-1]
+    assert found.keys().isdisjoint(dropped)
+    on_gpus = variables({}, gpu_ids=("3", "5"))
     assert "3,5" == on_gpus["CUDA_VISIBLE_DEVICES"]
     assert "PCI_BUS_ID" == on_gpus["CUDA_DEVICE_ORDER"]
 
@@ -144,26 +131,28 @@ def test_settings_are_read(fake_root, name, text, is_enabled):
 
 
 def test_the_commit_is_recorded_and_whether_code_differs(tmp_path, monkeypatch):
+    def state():
+        return machine_state.read_source_state(tmp_path)
+
     (tmp_path / "harness").mkdir()
-    module = tmp_path / "harness/__init__.py"
+    module, new = (tmp_path / "harness" / name for name in ("__init__.py", "new.py"))
     module.write_text("")
-    assert (None, None) == machine_state.read_source_state(tmp_path)
+    assert (None, None) == state()
     git(tmp_path, "init", "-q")
-    # A repository around an installed copy is not that of the code.
-    assert (None, None) == machine_state.read_source_state(tmp_path)
+    assert (None, None) == state()  # of a repository around an installed copy
     commit(tmp_path, "first")
     found = git(tmp_path, "rev-parse", "HEAD").strip()
 
-    assert (found, False) == machine_state.read_source_state(tmp_path)
+    assert (found, False) == state()
     (tmp_path / "note.txt").write_text("x")
-    assert (found, False) == machine_state.read_source_state(tmp_path)
-    (tmp_path / "harness/new.py").write_text("x = 1")
-    assert (found, True) == machine_state.read_source_state(tmp_path)
-    (tmp_path / "harness/new.py").unlink()
+    assert (found, False) == state()
+    new.write_text("x = 1")
+    assert (found, True) == state()
+    new.unlink()
     module.write_text("x = 1")
-    assert (found, True) == machine_state.read_source_state(tmp_path)
+    assert (found, True) == state()
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no git
-    assert (None, None) == machine_state.read_source_state(tmp_path)
+    assert (None, None) == state()
 
 
 IMAGE = "0123456789abcdef" * 4
@@ -298,10 +287,9 @@ def test_an_old_record_loses_what_may_not_be_recorded(study):
 
 def test_what_is_stored_has_no_user_folders(study):
     command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
-    plan = study.read_plan().model_copy(
-        update={"command": command, "data_dir": "/home/ada/data"}
-    )
-    study.write_plan(plan)
+    # The data that a plan names has to be found.
+    fields = {"command": command, "data_dir": "/home/ada/data"}
+    study.write_plan(study.read_plan().model_copy(update=fields))
     path = study.root / "plan.json"
     assert "~/runs" in path.read_text()
     changed(path, command=command)  # as an old one

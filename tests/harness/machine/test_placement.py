@@ -39,7 +39,7 @@ def make_trial(make_spec):
     return make
 
 
-W0, W1, W2, W3 = (("worker", index) for index in range(4))
+W0, W1, W2 = (("worker", index) for index in range(3))
 CHIEF, SERVER = ("chief", 0), ("ps", 0)
 INDEPENDENT = {"control": Control.INDEPENDENT}
 
@@ -56,14 +56,7 @@ INDEPENDENT = {"control": Control.INDEPENDENT}
         ("multi_worker_in_graph", 3, {}, (W0, W1, W2), (0, None, None), 0),
         ("async", 2, {}, (CHIEF, W0, W1, SERVER), (0, None, None, None), 0),
         ("in_graph", 3, INDEPENDENT, (W0, W1, W2), (0, 1, 2), 1),
-        (
-            "multi_worker",
-            4,
-            INDEPENDENT | {"share": 2},
-            (W0, W1, W2, W3),
-            (0, 1, 2, 3),
-            1,
-        ),
+        ("multi_worker", 3, INDEPENDENT | {"share": 3}, (W0, W1, W2), (0, 1, 2), 1),
     ],
 )
 def test_a_trial_has_the_processes_of_its_backend_and_measures_some(
@@ -176,9 +169,8 @@ def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, repl
     topology = machine(num_cores, num_nodes=num_nodes, num_threads=threads)
     num_available = num_nodes * num_cores * threads
     cores = allocation.cores_per_replica(num_available, [replicas])
-    place = allocation.place(
-        topology, num_replicas=replicas, cores_per_replica=cores, device="cpu"
-    )
+    each = {"num_replicas": replicas, "cores_per_replica": cores, "device": "cpu"}
+    place = allocation.place(topology, **each)
 
     assert (replicas > num_available) == place.is_oversubscribed
     assert min(replicas * cores, num_available) == len(set(place.cpusets[0]))
@@ -302,10 +294,9 @@ def test_cgroup_quotas_of_both_versions_are_read(fake_root, cgroup, files, expec
     if cgroup:
         fake_root.write(CGROUP, cgroup)
     for name, text in files.items():
-        if name.endswith("cpu.max"):
-            fake_root.write(f"{FILES}/{name}", f"{text}\n")
-        else:
-            fake_root.write(f"{FILES}/{name}/{V1[0]}", f"{text}\n")
+        is_v2 = name.endswith("cpu.max")
+        fake_root.write(f"{FILES}/{name}" + f"/{V1[0]}" * (not is_v2), f"{text}\n")
+        if not is_v2:
             fake_root.write(f"{FILES}/{name}/{V1[1]}", "100000\n")
 
     assert expected == machine_state.read_quota_cores(fake_root.path)

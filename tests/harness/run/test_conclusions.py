@@ -27,9 +27,8 @@ def write_rank(folder, rank, *, start=0, step=1, num_steps=6):
         phase = ("first_step", "warmup", "measure")[min(index, 2)]
         begin = (start + index * step) * SECOND
         times = {"start_ns": begin, "end_ns": begin + step * SECOND}
-        steps.append(
-            {"kind": "step", "phase": phase, "index": index, "loss": 1} | times
-        )
+        said = {"kind": "step", "phase": phase, "index": index, "loss": 1}
+        steps.append(said | times)
     facts = {"num_parameters": 5, "example_unit": "images", "global_batch_size": 8}
     write_lines(
         *(folder, rank, {"kind": "facts"} | facts),
@@ -195,12 +194,7 @@ def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory
             "out_of_memory",
             "the kernel counted 2 out-of-memory kills",
         ),
-        (
-            signal.SIGKILL,
-            0,
-            "failed",
-            "unknown: the kernel counted no out-of-memory ki",
-        ),
+        (signal.SIGKILL, 0, "failed", "unknown: the kernel counted no out-of-memory k"),
         (signal.SIGKILL, None, "failed", "unknown: its control group does not count"),
         # Some libraries abort where they cannot allocate; the log has their last words.
         (signal.SIGABRT, 0, "out_of_memory", "SIGABRT"),

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -66,10 +65,8 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
         path.name for path in (root / "earlier").iterdir()
     }
     assert exit_codes.OK == harness("verify", "s")[0]
-    assert (
-        "  3 earlier attempts at trials that were measured again: "
-        in (harness("status", "s")[1])
-    )
+    said = "  3 earlier attempts at trials that were measured again: "
+    assert said in harness("status", "s")[1]
     assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
 
 
@@ -237,12 +234,10 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
     assert not mine.exists()
     assert (other / "file").exists()
     mine.touch()
-    expected = (
-        rf"cannot make '{re.escape(str(mine))}' for temporary files of a trial: File"
-        r" exists; remove it, or set TMPDIR to another folder"
-    )
-    with pytest.raises(StudyError, match=expected):
+    expected = r"cannot make .* for temporary files of a trial: File exists; remove it"
+    with pytest.raises(StudyError, match=expected) as caught:
         trees[0].start()
+    assert f"'{mine}'" in str(caught.value)
     for tree in trees:
         tree.kill()
 
@@ -271,14 +266,14 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
-def printed(allocator, program, *arguments, has_huge_pages=False):
-    """Returns what a program prints under the variables of an allocator."""
+def printed(how, *, has_huge_pages=False):
+    """Returns what the program prints, with the allocator that keeps what is freed."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    variables = trial_tree.allocator_variables(allocator, {})
+    variables = trial_tree.allocator_variables(Allocator.KEEP, {})
     if not has_huge_pages:
         variables.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", GROWING, how],
         env={**plain, **variables},
         capture_output=True,
         text=True,
@@ -291,13 +286,13 @@ def printed(allocator, program, *arguments, has_huge_pages=False):
 @needs_glibc
 def test_a_heap_that_was_reserved_grows_without_faults():
     """What the heap has not grown into is no memory of the program."""
-    num_faults, *_ = printed(Allocator.KEEP, GROWING, "grown")
-    num_reserved, unused, used = printed(Allocator.KEEP, GROWING, "reserved")
+    num_faults, *_ = printed("grown")
+    num_reserved, unused, used = printed("reserved")
 
     assert num_faults > NUM_PAGES_OF_GROWTH * 0.9
     assert num_reserved < NUM_PAGES_OF_GROWTH / 20
     assert pytest.approx(0, abs=1 << 20) == unused
     assert pytest.approx(40 << 20, abs=1 << 20) == used
     if read_huge_pages() == "madvise" and platform.libc_ver() >= ("glibc", "2.35"):
-        with_huge, *_ = printed(Allocator.KEEP, GROWING, "grown", has_huge_pages=True)
+        with_huge, *_ = printed("grown", has_huge_pages=True)
         assert with_huge < num_faults / 4

@@ -67,25 +67,20 @@ def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in cores)
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
     events = []
-    send, start, poll = Session.send, Session.start, Session.poll
 
-    def note_sent(session, command, **fields):
-        events.append(command)
-        send(session, command, **fields)
+    def note(name, said):
+        method = getattr(Session, name)
 
-    def note_start(session):
-        events.append("start")
-        start(session)
+        def noted(session, *args, **fields):
+            found = method(session, *args, **fields)
+            events.extend(said(session, found, *args))
+            return found
 
-    def note_built(session):
-        answers = poll(session)
-        if answers is not None and session.awaited == "built":
-            events.append("built")
-        return answers
+        monkeypatch.setattr(Session, name, noted)
 
-    monkeypatch.setattr(Session, "send", note_sent)
-    monkeypatch.setattr(Session, "start", note_start)
-    monkeypatch.setattr(Session, "poll", note_built)
+    note("send", lambda _session, _found, command: [command])
+    note("start", lambda *_: ["start"])
+    note("poll", lambda of, found: ["built"] * bool(found and of.awaited == "built"))
     trials, _ = run()
 
     assert 5 == len(trials)
@@ -142,32 +137,24 @@ def test_an_independent_program_that_is_killed_fails_the_control_only(run):
 
 @forked
 def test_failures_do_not_end_the_repetition(run):
-    behavior = {
-        ("in_graph", 2): "build_fail",
-        ("tf_mirrored", 1): "failed_checks",
-        ("tf_mirrored", 2): "sigkill",
-        ("single", 1): "exit0",
-    }
-    trials, _ = run(
-        "--backends=in_graph,tf_mirrored,single",
-        behavior=",".join(f"{b}:{n}:{how}" for (b, n), how in behavior.items()),
-    )
     ended = {
-        "build_fail": (TrialStatus.FAILED, "build"),
-        "failed_checks": (TrialStatus.FAILED_CHECKS, "sanity"),
-        "sigkill": (TrialStatus.FAILED, "measure"),
-        "exit0": (TrialStatus.FAILED, "measure"),
+        "in_graph:2:build_fail": (TrialStatus.FAILED, "build"),
+        "tf_mirrored:1:failed_checks": (TrialStatus.FAILED_CHECKS, "sanity"),
+        "tf_mirrored:2:sigkill": (TrialStatus.FAILED, "measure"),
+        "single:1:exit0": (TrialStatus.FAILED, "measure"),
     }
+    trials, _ = run("--backends=in_graph,tf_mirrored,single", behavior=",".join(ended))
+    by_case = {how.rpartition(":")[0]: end for how, end in ended.items()}
 
     for (backend, num_replicas, _), trial in trials.items():
-        how = behavior.get((backend, num_replicas))
-        if how is None:
+        end, status = by_case.pop(f"{backend}:{num_replicas}", None), trial.status
+        if end is None:
             assert (backend, num_replicas) == ("in_graph", 1)
-            assert TrialStatus.OK is trial.status.status
+            assert TrialStatus.OK is status.status
             assert ROUNDS == len(trial.result.rates)
         else:
-            failure = trial.status.failure
-            assert ended[how] == (trial.status.status, failure.phase.value)
+            assert end == (status.status, status.failure.phase.value)
+    assert {} == by_case
 
 
 @forked

@@ -109,13 +109,11 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         while True:
             begin = time.monotonic()
             process = start_harness(
-                *SWEEP,
-                f"--order={order}",
-                *(["--rounds=3"] if order == "relay" else []),
-                f"--runs-dir={runs}",
+                *(*SWEEP, f"--order={order}", f"--runs-dir={runs}"),
+                *["--rounds=3"] * (order == "relay"),
                 FAKE_STEP_SEC="0.01",
-                FAKE_COUNT_FILE=count,
                 FAKE_ACTOR="1",
+                FAKE_COUNT_FILE=count,
             )
             is_due = num_kills < NUM_KILLS and num_kills_here < MOST_KILLS
             if is_due:
@@ -239,10 +237,8 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
 
     assert before == digests(root)
     assert exit_codes.USAGE == first.returncode, err
-    assert (
-        f"error: study {str(root)!r} was taken over by a process"
-        " of another machine, since this one gave no sign of life"
-    ) in err
+    said = "was taken over by a process of another machine, since this one gave no sign"
+    assert f"error: study {str(root)!r} {said} of life" in err
     assert exit_codes.OK == cli.main(("status", "s"))
     trials = list(Store.open(root).trials())
     assert {TrialStatus.OK} == {trial.status.status for trial in trials}

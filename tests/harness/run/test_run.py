@@ -78,11 +78,8 @@ PAPER = "the reducer is out of paper"
         # A process that cannot say why it ended may have said it before.
         ("exit3", "failed", "measure", "exit code 3", "libfoo"),
         (
-            "failed_checks",
-            "failed_checks",
-            "sanity",
-            "in_sync: variables of replica 1 differ",
-            "",
+            *("failed_checks", "failed_checks", "sanity"),
+            *("in_sync: variables of replica 1 differ", ""),
         ),
         ("nan", "failed_checks", "sanity", "every_loss_is_finite: nan in step 3", ""),
     ],
@@ -98,9 +95,8 @@ def test_each_way_to_fail_is_recorded(
     assert reason in failure.reason
     assert "\n" not in failure.reason
     assert traceback in (failure.traceback or "")
-    assert (behavior in ("fail", "build_fail")) == (
-        failure.exception_type == "RuntimeError"
-    )
+    is_raised = behavior in ("fail", "build_fail")
+    assert is_raised == (failure.exception_type == "RuntimeError")
     assert (status == "failed_checks") == (trial.result is not None)
     if behavior == "nan":
         assert 3 == len(trial.result.ranks[0].losses)
@@ -211,16 +207,12 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     measuring = '"phase": "measure"'
 
+    def is_second_measured():
+        paths = study.glob("trials/*/rank_0.jsonl")
+        return 2 == sum(measuring in path.read_text() for path in paths)
+
     def interrupt():
-        until(
-            lambda: (
-                sum(
-                    measuring in path.read_text()
-                    for path in study.glob("trials/*/rank_0.jsonl")
-                )
-                == 2
-            )
-        )
+        until(is_second_measured)
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
@@ -279,8 +271,7 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
         if (row["quantity"], row["kind"]) == ("throughput", "crossed_out")
     }
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    assert {("in_graph", 2)} == missing
+    assert (exit_codes.SOME_TRIALS_FAILED, {("in_graph", 2)}) == (code, missing)
     assert re.search(
         r"in_graph x2 differs from one replica: what 2 steps change in network"
         r" differs by \d+% .*; none of its numbers is used",

@@ -262,9 +262,8 @@ def test_a_program_with_another_batch_is_refused(measured):
 def test_a_broken_line_is_named(tmp_path, line):
     text = f'{{"kind": "done", "ns": 1}}\n{line}\n'
     rank_file.rank_path(tmp_path, 0).write_text(text)
-    with pytest.raises(
-        rank_file.RankFileError, match=r"rank_0.jsonl line 2 is malformed"
-    ):
+    message = r"rank_0.jsonl line 2 is malformed"
+    with pytest.raises(rank_file.RankFileError, match=message):
         rank_file.read_rank(tmp_path, 0)
 
 

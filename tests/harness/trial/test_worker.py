@@ -22,20 +22,19 @@ from harness.trial.rank_file import cause_of
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, TrialStatus
 
+NEVER = {"external_writes": "never"}
+
 
 @pytest.mark.parametrize(
     ("backend", "control", "options"),
     [
-        ("in_graph", Control.NONE, {"external_writes": "never"}),
-        ("multi_worker_in_graph", Control.NONE, {"external_writes": "never"}),
+        ("in_graph", Control.NONE, NEVER),
+        ("multi_worker_in_graph", Control.NONE, NEVER),
         # Others have nothing to look for, and no such option.
         ("tf_mirrored", Control.NONE, {}),
         ("dtensor", Control.NONE, {"mesh": {"batch": 2, "model": 2}, "layout": {}}),
-        (
-            *("in_graph", Control.NOSYNC),
-            {"external_writes": "never", "without_communication": True},
-        ),
-        ("in_graph", Control.SYNTHETIC, {"external_writes": "never"}),
+        ("in_graph", Control.NOSYNC, NEVER | {"without_communication": True}),
+        ("in_graph", Control.SYNTHETIC, NEVER),
         # The number of replicas of the trial is that of its programs.
         ("single", Control.INDEPENDENT, {"num_replicas": 1}),
     ],
@@ -50,7 +49,7 @@ def test_a_replicator_is_made_as_the_trial_says(
         return "a replicator"
 
     monkeypatch.setitem(sys.modules, "replicator", types.SimpleNamespace(create=create))
-    wanted = {"external_writes": "never", "mesh": "1x2"}
+    wanted = NEVER | {"mesh": "1x2"}
     spec = make_spec(backend=backend, control=control, options=wanted)
     made = worker._create(spec)
     if control is Control.SYNTHETIC:  # repeats its first batch
@@ -73,9 +72,8 @@ def test_an_independent_program_knows_its_rank_and_no_cluster(
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     (tmp_path / "env.json").write_text(env.model_dump_json())
     addresses = {"worker": ["localhost:20001", "localhost:20002"]}
-    task = {"type": "worker", "index": 1}
-    config = json.dumps({"cluster": addresses, "task": task})
-    monkeypatch.setenv("TF_CONFIG", config)
+    config = {"cluster": addresses, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     seen = []
     monkeypatch.setattr(
         worker, "measure_spec", lambda *_, **__: seen.append("TF_CONFIG" in os.environ)
