@@ -380,7 +380,7 @@ class RunningGang:
                 return None
         if not bad:
             return 0
-        rank, code = cause_of(bad), engine.poll()
+        rank, code = cause_of(bad, self._gang.trial_dir), engine.poll()
         self.num_oom_kills, reason = exits.ends[rank].oom_kills, exits.ends[rank].lost
         if reason and code is not None and code < 0:  # its tasks end with it
             name = signal_name(-code)

@@ -64,11 +64,6 @@ class Prepared:
     gpus: tuple[Gpu, ...] = ()
     is_client: bool = False  # Whether it is a program that connects by the client.
 
-    @property
-    def core(self) -> int:
-        """The first core of the trial, on which the canary runs."""
-        return self.env.placement.cpusets[0][0]
-
 
 COMMAND_WORKER = (sys.executable, "-m", "harness.command.worker")
 """What starts a program of the user's; its folder and the trial's are appended."""
@@ -203,7 +198,7 @@ def record(
     after: dict[str, object] = {
         **disturbance,
         "load_average_after": os.getloadavg()[0],
-        "canary_after_sec": settings.canary(prepared.core),
+        "canary_after_sec": settings.canary(prepared.env.placement.cpusets[0][0]),
     }
     conclusion = aggregate.conclude(
         trial_id,

@@ -175,9 +175,21 @@ def signal_name(number: int) -> str:
         return str(number)
 
 
-def cause_of(bad: Mapping[int, int]) -> int:
-    """Returns the rank whose end explains the others."""
-    return min(bad, key=lambda rank: bad[rank] >= 0)
+def cause_of(bad: Mapping[int, int], trial_dir: Path) -> int:
+    """Returns the rank whose end explains the others; codes are in order of the ends.
+
+    A rank that was killed does, or else one that could not say why it ended: under
+    load, the end of a rank that lost it can be seen first.
+    """
+
+    def order(rank: int) -> tuple[bool, bool]:
+        try:
+            is_known = read_rank(trial_dir, rank).failure is not None
+        except RankFileError:
+            is_known = False
+        return bad[rank] >= 0, is_known
+
+    return min(bad, key=order)
 
 
 # A process that is killed observes nothing, and the others may be killed after it.

@@ -68,7 +68,7 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> in
             time.sleep(_POLL_SEC)
     if not bad:
         return 0
-    rank = cause_of(bad)
+    rank = cause_of(bad, trial_dir)
     rank_file.write_first_exit(trial_dir, FirstExit(rank=rank))
     return bad[rank]
 

@@ -21,11 +21,9 @@ from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.doctor import checks, gpu
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
-from harness.trial import gpu_probe
 from harness.trial.gpu_probe import TensorFlowGpus
 from results.records.models import Plan, PlannedTrial, TrialSpec
 from results.store.study_store import Store
@@ -161,27 +159,6 @@ def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
         return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
 
     return overrides | {"probe": probe}
-
-
-@pytest.fixture
-def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    """Returns a function that runs ``doctor`` on GPUs only; nothing is timed."""
-
-    def multiply(ids: Any, _devices: Any) -> dict[str, list[float]]:
-        return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
-
-    def diagnosed(measures: Any) -> list[Any]:
-        return [*gpu.check_gpus(), *measures[-1]([0])]
-
-    monkeypatch.setattr(gpu, "multiply", multiply)
-    monkeypatch.setattr(checks, "diagnose", diagnosed)
-
-    def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
-        monkeypatch.setattr(gpu_probe, "probe", probe)
-        words = ("doctor", "--device=gpu", "--aa-pair=0", *["--json"] * is_json)
-        return cli.main(words), capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture

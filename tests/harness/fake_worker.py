@@ -33,24 +33,14 @@ class WorkerLostError(Exception):
     pass
 
 
-@dataclasses.dataclass
-class Check:
-    name: str
-    is_passed: bool
-    detail: str
-
-
-@dataclasses.dataclass
-class Metric:
-    name: str
-    value: float
-    unit: str
-    num_examples: int
-    low: float
-    high: float
-    confidence: float
-    method: str
-    protocol: str = ""
+Check = dataclasses.make_dataclass("Check", ["name", "is_passed", "detail"])
+Metric = dataclasses.make_dataclass(
+    "Metric",
+    [
+        *("name", "value", "unit", "num_examples", "low", "high", "confidence"),
+        *("method", ("protocol", str, "")),
+    ],
+)
 
 
 class Clock:

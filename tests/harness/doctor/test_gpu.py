@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.doctor import gpu
+from harness.doctor import checks, gpu
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
 from harness.trial.gpu_probe import TensorFlowGpus
@@ -20,9 +20,18 @@ A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 
 
 @pytest.fixture
-def doctor(install_gpus, monkeypatch, doctor_of_gpus, tmp_path):
-    """Returns a function that runs ``doctor``; it returns its code and findings."""
+def doctor(install_gpus, monkeypatch, harness, tmp_path):
+    """Returns a function that runs ``doctor`` on GPUs only; nothing is timed."""
+
+    def multiply(ids, _devices):
+        return dict.fromkeys(["alone", "together"], [9.0] * len(ids))
+
+    def diagnosed(measures):
+        return [*gpu.check_gpus(), *measures[-1]([0])]
+
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpu, "multiply", multiply)
+    monkeypatch.setattr(checks, "diagnose", diagnosed)
 
     def run(machine, seen=None, installed="", **fields):
         def probe(ids):
@@ -32,8 +41,9 @@ def doctor(install_gpus, monkeypatch, doctor_of_gpus, tmp_path):
 
         packages = {"nvidia-cuda-runtime-cu12": installed}
         monkeypatch.setattr(environment, "read_packages", lambda: packages)
+        monkeypatch.setattr(gpu_probe, "probe", probe)
         install_gpus(machine, **fields)
-        code, out = doctor_of_gpus(probe, is_json=True)
+        code, out, _ = harness("doctor", "--device=gpu", "--aa-pair=0", "--json")
         findings = json.loads(out)["findings"]
         return code, {of.pop("check"): of for of in findings}
 

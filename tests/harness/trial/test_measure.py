@@ -25,17 +25,8 @@ from results.records.models import Phase
 SECOND = 1_000_000_000
 
 
-@dataclasses.dataclass
-class Check:
-    name: str
-    is_passed: bool
-    detail: str
-
-
-@dataclasses.dataclass
-class Count:
-    name: str
-    value: int
+Check = dataclasses.make_dataclass("Check", ["name", "is_passed", "detail"])
+Count = dataclasses.make_dataclass("Count", ["name", "value"])
 
 
 class FakeProgram:

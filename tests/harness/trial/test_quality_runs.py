@@ -17,10 +17,7 @@ from results.store.study_store import Store
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
 
-@dataclasses.dataclass
-class Metric:
-    name: str
-    value: float
+Metric = dataclasses.make_dataclass("Metric", ["name", "value"])
 
 
 @dataclasses.dataclass

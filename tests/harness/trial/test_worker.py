@@ -117,16 +117,24 @@ def test_each_process_of_a_cluster_sees_its_own_gpus(
 
 
 @pytest.mark.parametrize(
-    ("bad", "cause"),
+    ("bad", "said", "cause"),
     [
-        ({2: 1, 0: 1}, 2),  # the first that ended
-        ({1: 3, 0: 1}, 1),  # whatever its number
-        ({0: 1, 1: -9}, 1),  # a kill explains the others
-        ({0: 1, 2: -11, 1: -9}, 2),  # the first of them
+        ({2: 1, 0: 1}, (), 2),  # the first that ended
+        ({1: 3, 0: 1}, (0, 1), 1),  # whatever its number
+        ({0: 1, 1: -9}, (), 1),  # a kill explains the others
+        ({0: 1, 2: -11, 1: -9}, (1, 2), 2),  # the first of them
+        ({0: 1, 1: 3}, (0,), 1),  # the other one only lost it
+        ({0: 1, 1: 3, 2: -9}, (0,), 2),
     ],
 )
-def test_the_cause_is_the_first_kill_or_the_first_end(bad, cause):
-    assert cause == cause_of(bad)
+def test_the_cause_is_the_first_kill_or_the_first_end_without_a_word(
+    tmp_path, bad, said, cause
+):
+    for rank in said:
+        line = '{"kind": "failure", "exception_type": "WorkerLostError"}\n'
+        (tmp_path / f"rank_{rank}.jsonl").write_text(line)
+
+    assert cause == cause_of(bad, tmp_path)
 
 
 @pytest.fixture
