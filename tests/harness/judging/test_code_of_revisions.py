@@ -1,6 +1,5 @@
 """What a revision runs: its own code, with the packages of its own lock."""
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -28,13 +27,8 @@ def _wheel(folder, name, files):
     info = f"{stem}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {OTHER_VERSION}\n"
     wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files = files | {f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
-    lines = []
-    for path, text in files.items():
-        digest = hashlib.sha256(text.encode()).digest()
-        encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={encoded},{len(text.encode())}")
-    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""])
+    facts = {"METADATA": metadata, "WHEEL": wheel, "RECORD": f"{info}/RECORD,,\n"}
+    files = files | {f"{info}/{name_in}": text for name_in, text in facts.items()}
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name_in, text in files.items():
@@ -51,10 +45,9 @@ def _lock(wheels, contents):
     return "\n".join([*lines, ""])
 
 
-def _commit(repository, files, tag):
+def _commit(repository, name, text, tag):
     git(repository, "checkout", "--quiet", "same")
-    for name, text in files.items():
-        (repository / name).write_text(text)
+    (repository / name).write_text(text)
     commit(repository, tag)
     git(repository, "checkout", "--quiet", "same")
 
@@ -67,7 +60,7 @@ def other_lock(repository, tmp_path_factory):
     modules = "".join(f"{folder}\n" for folder in folders)
     contents = {name: dict[str, str]() for name in code_digest.DISTRIBUTIONS}
     contents["modules-of-tests"] = {"modules_of_tests.pth": modules}
-    _commit(repository, {revisions.LOCK_NAME: _lock(wheels, contents)}, "other_lock")
+    _commit(repository, revisions.LOCK_NAME, _lock(wheels, contents), "other_lock")
     return "other_lock"
 
 
@@ -91,7 +84,7 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
 @pytest.fixture
 def check_out(repository, temporary, monkeypatch):
     """Returns a function that checks a revision out; this tree has a lock for GPUs."""
-    _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
+    _commit(repository, revisions.GPU_LOCK_NAME, "# one\n", "gpu")
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
 
