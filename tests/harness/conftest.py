@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-# Without ``site`` and as a module: a quarter of the time of a fake trial.
-_PATHS = [
-    *(path for path in sys.path if path.endswith("-packages")),
-    str(Path(__file__).parent),
-]
-_START = f"import sys; sys.path += {_PATHS!r}; from fake_worker import main"
-FAKE_WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
+FAKE_WORKER = forked_trials.command_of("fake_worker", Path(__file__).parent)
 
 SMALL = (
     "--workload=resnet50",

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -20,6 +21,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULE, GATES = "fake_worker", "gate_worker"
 PROGRAMS = "harness.command.worker"
+
+
+def command_of(module, folder):
+    """Starts without ``site``: a quarter of the time of a trial."""
+    paths = [*(path for path in sys.path if path.endswith("-packages")), str(folder)]
+    code = f"import sys; sys.path += {paths!r}; import {module}; "
+    return (sys.executable, "-S", "-c", f"{code}sys.exit({module}.main())")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,7 @@ from harness.machine import disturbance
 from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-# Without ``site`` and as a module: a quarter of the time of a trial.
-_PATHS = [
-    *(path for path in sys.path if path.endswith("-packages")),
-    str(Path(__file__).parent),
-]
-_START = f"import sys; sys.path += {_PATHS!r}; from gate_worker import main"
-WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
+WORKER = forked_trials.command_of("gate_worker", Path(__file__).parent)
 GATE = (*gate_process.GATE, "--rounds=3")
 
 
