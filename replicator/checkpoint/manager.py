@@ -261,17 +261,15 @@ class CheckpointManager:
     ) -> RestoredCheckpoint | None:
         """Restores everything that a checkpoint contains.
 
-        Weights, optimizer state and other variables get their saved values. If the
-        number of replicas is the same, each replica gets its own replica-local state
-        (batch-norm statistics, random generators) back. Otherwise all replicas start
-        from the mean of the saved ones (or as ``aggregation`` of the variable says),
-        and random states are derived again from that of replica 0. Inputs continue
-        exactly at the saved position if the numbers of pipelines, replicas and workers
-        are the same; otherwise the steps that were read before are read again and
-        dropped, which takes as long as reading them. No example of the epoch is then
-        repeated or lost, provided that the pipelines yield the same order in every
-        process (seeded shuffles); what shuffles or filters after sharding or batching
-        is refused.
+        With the same number of replicas, each gets its own replica-local state
+        (batch-norm statistics, random generators) back. Otherwise all start from the
+        mean of the saved ones (or as ``aggregation`` of the variable says), and random
+        states are derived again from that of replica 0. Inputs continue exactly at the
+        saved position if the numbers of pipelines, replicas and workers are the same;
+        otherwise the steps that were read before are read again and dropped. No example
+        of the epoch is then repeated or lost, provided that the pipelines yield the
+        same order in every process (seeded shuffles); what shuffles or filters after
+        sharding or batching is refused.
 
         Args:
           path: Prefix of a checkpoint's files; None takes the latest.

@@ -2,10 +2,10 @@
 
 A restore on other replicas has to know which examples were read. After S steps of G
 examples those are the first S G, if every pipeline reads its share of them in order:
-shards (``shard``, which deals examples to pipelines), then batches. This is read off
-the transformations of ``tf.data``, before anything is changed or read. A transformation
-after the examples were dealt or joined, such as ``shuffle``, makes other examples the
-first ones, unless who deals and joins them is the same.
+shards (``shard``, which deals examples to pipelines), then batches. That is read off
+the transformations of ``tf.data``, before anything is changed. One that follows after
+the examples were dealt or joined, such as ``shuffle``, makes other examples the first
+ones, unless who deals and joins them is the same.
 """
 
 from __future__ import annotations
@@ -464,10 +464,9 @@ def _refused(saved: Position, why: str) -> CheckpointMismatchError:
 
 
 class Job:
-    """What a ``Replicator`` says of its job, and which part this process has.
+    """The job of a ``Replicator``, and its state in addition to the users' variables.
 
-    And of its state in addition to the users' variables, for checkpoints. By default
-    there is none: every variable exists once, and contains all state to save.
+    By default there is none: every variable exists once, with all state to save.
     """
 
     num_replicas: int
@@ -514,10 +513,7 @@ class Job:
             """The scope for creating variables, which every replicator has."""
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Gathers one byte string from every worker on all workers, by worker id.
-
-        Also a barrier: no worker returns before all have called it.
-        """
+        """Gathers a byte string of every worker on all, by worker id; a barrier."""
         return [payload]
 
     def local_state(self) -> list[LocalState]:
@@ -525,10 +521,9 @@ class Job:
         return []
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Sets such variables to the values of all replicas of the job.
+        """Sets such variables to what the values of all replicas are outside steps.
 
-        Backends with copies set them if the number of replicas is the same. In any
-        case the user's own variable becomes the value that it has outside steps.
+        Backends with copies set those too if the number of replicas is the same.
         """
         for state in saved:
             values = [tf.constant(value) for value in state.values]
@@ -536,23 +531,16 @@ class Job:
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Inside it, variables contain the complete state that a checkpoint needs.
+        """Inside it, variables to save contain all state that a checkpoint needs.
 
         Per-replica sums are replaced by their mean; state that other workers own is
-        gathered on the chief. A collective: every worker calls it.
-
-        Args:
-          variables: The variables to save, in the same order on every worker.
+        gathered on the chief. Every worker calls it, with variables in the same order.
         """
         del variables
         yield
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Frees state that a checkpoint has restored for other workers.
-
-        Args:
-          variables: The restored variables.
-        """
+        """Frees state of restored variables that belongs to other workers."""
         del variables
 
     def check_alive(self) -> None:

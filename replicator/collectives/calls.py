@@ -2,13 +2,10 @@
 
 Reductions are in ``reductions.py``. Item i of ``map_reduce`` and ``map_gather`` runs on
 replica ``i % num_replicas`` only: each replica takes its own branch on ``replica_id``,
-and the collective that combines the results is outside the branches, so that every
-replica executes it. As in the paper, ``fn`` is single-device code; gradients flow back
-to the variables that the replica of an item has read.
-
-With a loss per replica, gradients are those of the sum of the losses. So where every
-replica computes the same loss from the results, the mean of the gradients over replicas
-is the gradient on a single device.
+and every replica executes the collective that combines the results. ``fn`` is
+single-device code; gradients flow back to the variables that the replica of an item has
+read. They are those of the sum of the losses of all replicas: where these compute the
+same loss from the results, their mean over replicas is that of a single device.
 """
 
 from __future__ import annotations
@@ -219,8 +216,7 @@ def all_to_all(value: Any) -> Any:
 def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") -> Any:
     """Applies a function to work items, each on one replica, and reduces the results.
 
-    Call it in replica context. A replica reduces the results of its own items first, so
-    one value per replica is sent, however many items there are.
+    A replica reduces its own results first, so one value per replica is sent.
 
     Args:
       fn: Takes an item, returns a nest of dense tensors: the same structure, types and
@@ -275,8 +271,7 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
 def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
     """Applies a function to work items, each on one replica, and gathers the results.
 
-    Call it in replica context. Results of different items may differ in structure, type
-    and shape (such as inverses of matrices of several sizes).
+    Results may differ in structure, type and shape (inverses of matrices of any size).
 
     Args:
       items: A list or tuple of anything that ``fn`` takes: tensors, indices, layers,

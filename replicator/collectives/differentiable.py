@@ -1,10 +1,9 @@
 """Communicate: collectives over flat lists of tensors, with gradients of every order.
 
-The gradient of a collective uses ``communicate``, never the raw collectives of a
-context, so it can be differentiated again: second derivatives, gradient penalties,
-forward mode and Jacobians communicate wherever the first gradient does. All gradients
-are linear in the incoming gradient, which forward mode relies on: TensorFlow transposes
-the gradient to get it.
+The gradient of a collective uses ``communicate``, so it can be differentiated again:
+second derivatives, gradient penalties, forward mode and Jacobians communicate wherever
+the first gradient does. All gradients are linear in the incoming one, which forward
+mode relies on: TensorFlow transposes the gradient to get it.
 
 On replica r, the gradient of a target t is d(sum over replicas s of t_s) / d(x_r)
 (Buchlovsky et al. 2019 and ``tf.distribute``). Where the losses of replicas count by

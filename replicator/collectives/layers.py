@@ -20,31 +20,23 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
 
     Buchlovsky et al. 2019, section on primitives; Ioffe & Szegedy 2015. Training on R
     replicas gives the outputs, gradients and moving statistics of
-    ``keras.layers.BatchNormalization`` on one replica with the concatenated batch: the
-    gradient flows back through the collective. Moving statistics are identical on all
-    replicas. Outside steps, and with ``training=False``, it behaves like Keras' layer.
+    ``keras.layers.BatchNormalization`` on one replica with the concatenated batch.
+    Outside of steps, and with ``training=False``, nothing is communicated.
 
-    With n values per channel on each of R replicas and s a shift, the ``shifted`` form
-    takes d = x - s, and computes with one all-reduce of both
+    With a shift s and d = x - s, the ``shifted`` form computes with one all-reduce
 
         m1 = mean(d),  m2 = mean(d^2),  mean = s + m1,  variance = max(m2 - m1^2, 0).
 
-    s is the moving mean, which is identical on all replicas and constant for gradients.
-    The subtraction cancels bits if |mean - s| is large: with float32 (u = 2^-24) the
-    error of the variance is about u * (variance + 2 * m1^2) times a small constant. So
-    after the first steps, when the moving mean is close, the variance is as accurate
-    as that of the ``two_pass`` form,
+    s is the moving mean: identical on all replicas, and constant for gradients. Its
+    error in the variance is about u * (variance + 2 * m1^2) times a small constant (u =
+    2^-24 for float32), so once the moving mean is close, it is as accurate as the
+    ``two_pass`` form, which has no cancellation and costs a second all-reduce:
 
-        mean = all_mean(mean(x)),  variance = all_mean(mean((x - mean)^2)),
+        mean = all_mean(mean(x)),  variance = all_mean(mean((x - mean)^2)).
 
-    which has no cancellation and costs a second all-reduce. Statistics of float16 and
-    bfloat16 inputs are computed in float32.
-
-    Every value of the global batch counts equally, also where replicas have different
-    numbers of them or none, as in the last step of ``split_global_batches``. Where the
-    trace does not know the numbers, one more all-reduce adds them up.
-
-    It communicates in replica context only.
+    Statistics of float16 and bfloat16 are computed in float32. Every value of the
+    global batch counts equally, also where replicas have different numbers of them or
+    none; where the trace does not know the numbers, one more all-reduce adds them up.
 
     Attributes:
       variance_form: ``shifted`` or ``two_pass``.

@@ -379,14 +379,13 @@ def split_global_batches(
 ) -> tf.data.Dataset:
     """Batches examples so that an epoch feeds each exactly once, on all replicas.
 
-    Every step takes the next ``global_batch_size`` examples of ``dataset`` and splits
-    them equally over the replicas. The remainder of the epoch becomes one smaller step:
-    its parts differ by at most one example and may be empty, so every replica has the
-    same number of steps. Compute the loss with ``mean_over_examples``, which weights
-    the parts and is zero for an empty one.
+    Every step divides the next ``global_batch_size`` examples equally among the
+    replicas. The rest of the epoch is one smaller step, whose parts differ by at most
+    one example and may be empty: compute the loss with ``mean_over_examples``, which
+    weights the parts.
 
-    Each pipeline reads the whole dataset and keeps its part, as ``shard`` does; the
-    dataset must yield the same order in all pipelines (give ``shuffle`` a seed).
+    Each pipeline reads the whole dataset and keeps its part, so the dataset must yield
+    the same order in all pipelines (give ``shuffle`` a seed).
 
     Args:
       dataset: Single examples, the same for every pipeline: do not ``shard`` it.

@@ -46,8 +46,7 @@ class InputAudit:
       num_batches: Batches that each pipeline yielded.
       num_steps: Steps that ``run`` takes: those for which every replica had a batch,
         and all others where what is left for a step is divided.
-      num_examples: Distinct examples: as passed by the caller, or as yielded by the
-        pipelines.
+      num_examples: Distinct examples, as passed or as yielded by the pipelines.
       num_fed: Distinct examples that a step consumed.
       num_missing: Examples that no step consumed, including ``unfed``.
       repeated: Key and pipelines of the examples that were fed more than once.

@@ -140,26 +140,19 @@ def default_data_options(
     """Returns the ``tf.data`` options that this package recommends.
 
     Write ``dataset.with_options(default_data_options())`` at the end of an input
-    function: by default, the library sets ``autotune`` only. The options and reasons:
-
-    - ``deterministic``: elements are in order even after parallel maps, so that an
-      epoch can be repeated, audited and continued from a checkpoint.
-    - ``autotune.enabled``: off, also if an input function does not set it. With
-      autotuning, parallelism marked ``tf.data.AUTOTUNE`` adapts at run time; without,
-      it is the number of threads. Freeing an autotuned iterator that has run for long
-      blocks the whole process for up to a minute (TensorFlow 2.21).
-    - ``experimental_distribute.auto_shard_policy`` OFF: the input function shards by
-      ``ctx``; a stock strategy must not shard a second time.
-    - ``threading.private_threadpool_size`` (``num_threads``): with replicas on CPUs,
-      the pipeline's threads otherwise compete with those of the step. None leaves the
-      shared pool.
-    - ``threading.max_intra_op_parallelism`` 1: pipelines are parallel over examples;
-      threads inside one small op are overhead only.
+    function: by default, the library sets ``autotune`` only. A stock strategy shards no
+    second time (``auto_shard_policy`` OFF), and pipelines are parallel over examples
+    (``max_intra_op_parallelism`` 1): threads inside one small op are overhead.
 
     Args:
-      deterministic: Whether the order of elements must not depend on timing.
-      autotune: Whether parallelism and buffers are tuned while the pipeline runs.
-      num_threads: Threads of the pipeline's own pool; None shares TensorFlow's.
+      deterministic: Whether elements are in order even after parallel maps, so that an
+        epoch can be repeated, audited and continued from a checkpoint.
+      autotune: Whether parallelism marked ``tf.data.AUTOTUNE`` and buffers are tuned
+        while the pipeline runs; without, parallelism is the number of threads. Freeing
+        an autotuned iterator that has run for long blocks the whole process for up to a
+        minute (TensorFlow 2.21).
+      num_threads: Threads of the pipeline's own pool, which otherwise compete with
+        those of a step on CPUs; None shares TensorFlow's.
 
     Returns:
       New options.
@@ -194,15 +187,13 @@ _LIMIT = 1 << 32
 def set_determinism(seed: int | None) -> None:
     """Makes training bitwise reproducible, in this process and in new ones.
 
-    Call it first, before models, datasets and replicators are created, on every worker
-    with the same seed. It seeds Python, NumPy, TensorFlow and Keras, and makes
-    TensorFlow choose deterministic kernels (``enable_op_determinism``). They can be
-    slower, and an op without a deterministic kernel raises an error. ``tf.data`` then
-    keeps the order of elements and runs maps with random ops one element at a time.
-    Replicas still draw different streams: each folds its id into the seed.
-
-    The same bits need the same backend, devices, versions, and numbers of replicas and
-    threads; a different number of replicas sums in a different order.
+    Call it first, on every worker with the same seed. It seeds Python, NumPy,
+    TensorFlow and Keras, and makes TensorFlow choose deterministic kernels
+    (``enable_op_determinism``): they can be slower, an op without one raises an error,
+    and ``tf.data`` keeps the order of elements and runs maps with random ops one by
+    one. Replicas still draw different streams: each folds its id into the seed. The
+    same bits need the same backend, devices, versions, and numbers of replicas and
+    threads.
 
     Args:
       seed: An integer in [0, 2**32); None switches deterministic kernels off again and

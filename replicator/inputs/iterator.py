@@ -176,10 +176,9 @@ class InputIterator:
     """The pipelines of one job and their position, ready for ``run``.
 
     Made by ``Replicator.make_input_iterator``; use it in cross-replica context. It is
-    also a Python iterator: ``for batch in inputs`` and ``next(inputs)`` return one
-    step's batches as a nest of ``PerReplica``. They share their position with ``run``
-    and checkpoints, and stop at the end of the data; ``reinitialize`` starts over.
-    A step that fails has consumed its batches and counts, like one that succeeds.
+    also a Python iterator, of one step's batches as a nest of ``PerReplica``, which
+    shares its position with ``run`` and checkpoints, and stops at the end of the data;
+    ``reinitialize`` starts over. A step that fails has consumed its batches and counts.
 
     Attributes:
       pipelines: The datasets that the input function returned; each element is the

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
     from replicator.variables.ownership import Ownership
 
 
-# Sparse gradients have the rows of a table that a batch has touched, with their
-# indices. Duplicate rows mean the sum of their values. Updates that are linear in the
-# gradient can add them one by one; all others (a square of the gradient, a norm, a
-# sign) need the sum first, or the result would differ from that of the dense gradient.
-# Keras does not sum them, so ``wrap_optimizer`` does.
+# Duplicate rows of a sparse gradient mean the sum of their values. Updates that are not
+# linear (a square of the gradient, a norm, a sign) need it first, or the result would
+# differ from that of the dense gradient; Keras does not sum them.
 
 
 def sum_duplicates(grad: Any) -> Any:
@@ -108,12 +106,10 @@ class OptionsState(SidecarState):
             entry.variable.assign(store[name] if name in saved else start)
 
 
-# Gradient accumulation: one update per k calls of ``apply_gradients``, with the result
-# of one batch k times as large. Replicas with separate memories each sum their own
-# gradients, and only the call that updates averages the sums: 1/k of the communication.
-# Of such sums, state of the Keras optimizer, only the mean counts, by which
-# ``CheckpointManager.save`` replaces them. Where replicas share one memory, gradients
-# are averaged in every call, and there is one sum.
+# One update per k calls of ``apply_gradients`` has the result of one batch k times as
+# large. Replicas with separate memories each sum their own gradients, and only the call
+# that updates averages the sums; only their mean counts, by which checkpoints replace
+# them. Where replicas share one memory, each call averages, and there is one sum.
 
 
 class Accumulation:

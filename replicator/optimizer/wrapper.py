@@ -118,12 +118,11 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
 class ReplicatedOptimizer(OptimizerProxy):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
-    Every method that updates averages over replicas first, or raises an error.
-    Gradients are averaged over replicas exactly once (sum / R), before the wrapped
-    optimizer clips or scales them. Everything else (its class, ``learning_rate``,
-    ``iterations``, ``variables``...) is that of the wrapped optimizer. Keras' files and
-    checkpoints save it as that one, wherever it is: in ``compile``, an attribute of a
-    ``tf.Module``, in a list, or by itself.
+    Every method that updates averages gradients over replicas exactly once (sum / R),
+    before the wrapped optimizer clips or scales them, or raises an error. Everything
+    else (its class, ``learning_rate``, ``variables``...) is that of the wrapped
+    optimizer, and Keras' files and checkpoints save it as that one, wherever it is: in
+    ``compile``, an attribute of a ``tf.Module``, in a list, or by itself.
 
     Attributes:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
@@ -331,8 +330,7 @@ class ReplicatedOptimizer(OptimizerProxy):
           The wrapped optimizer's iteration counter.
 
         Raises:
-          CollectiveContextError: Called outside a step function.
-          OptimizerOptionError: ``loss_scale`` is set, but the loss was not scaled.
+          CollectiveContextError, OptimizerOptionError: As by ``apply_gradients``.
           TypeError: Pairs, as ``apply_gradients`` takes them.
           ValueError: There is no gradient, or not one per variable.
         """

@@ -1,14 +1,10 @@
 """Coherence: the user's own variables and the replicas' copies agree between steps.
 
-Users read and write ordinary variables: they restore checkpoints, set weights, print
-statistics. Before a run, ``refresh`` detects changes of variables that others can write
-and resets the replicas' copies from them; after it, ``publish`` updates
-the user's variables from the replicas' results. Both are part of the graph of the run,
-so there is no call that a user could forget. After a run that failed, ``repair`` does
-what is left of both. Variables that replicas share need none of them.
-
-The user's own variable is authoritative, although replicas compute with
-the copies: that is what makes ``tf.Variable``, Keras and checkpoints work unchanged.
+The user's own variable is authoritative, although replicas compute with copies: so
+``tf.Variable``, Keras and checkpoints work unchanged. Before a run, ``refresh`` resets
+the copies of variables that others have written; after it, ``publish`` gives the
+user's variables the results. Both are part of the graph of the run, so there is no call
+that a user could forget. After a run that failed, ``repair`` does what is left of both.
 """
 
 from __future__ import annotations
@@ -37,11 +33,10 @@ if TYPE_CHECKING:
 
 
 # What the methods of a variable write reaches the copies at once (``VariableTable``).
-# What raw ops and graphs write leaves nothing behind but the value. So a variable that
-# has copies, and that others can write (``VariableTable.is_checked``), has a state with
-# which the copies agree (``Entry.last_synced``), compared before a dispatch and
-# recorded after it. On GPUs this is one compiled function per device, and not 12
-# kernels for each variable; CPUs hash each by one op, and XLA would be slower there.
+# Raw ops and graphs leave nothing behind but the value: so the state with which copies
+# agree (``Entry.last_synced``) of variables that others can write is compared before a
+# dispatch and recorded after it. On GPUs that is one compiled function per device, and
+# not 12 kernels for each variable; CPUs hash each by one op, which XLA would slow down.
 
 _POLICIES = ("detect", "never")
 # Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
@@ -332,11 +327,8 @@ class Coherence:
                 self._only_if(switch, check)
 
     def reset(self) -> None:
-        """Resets copies that differ from what the user has written, unchecked.
-
-        Partial variables stay: nobody but a restored checkpoint writes those, and it
-        sets their copies (``VariableTable.restore``).
-        """
+        """Resets copies that differ from what the user has written, unchecked."""
+        # But of partial ones, which only a restored checkpoint writes, copies included.
         written = (entry for entry in self.entries if entry.kind is not Kind.PARTIAL)
         self._resets.apply(written, is_certain=False)
 
@@ -360,9 +352,8 @@ class Coherence:
     def repair(self) -> None:
         """Emits the ops that make variables coherent after a run that failed.
 
-        Some replicas may have written and others not. Copies that are to be equal
-        become that of replica 0; what each replica has of its own stays its own, and
-        the user's variable reads as if the run had ended there.
+        Copies that are to be equal become replica 0's; what each replica has of its own
+        stays, and the user's variable reads as if the run had ended there.
         """
         with _tf_handles.own():
             # It is unknown whether that run came to its refresh; if it did, this is the

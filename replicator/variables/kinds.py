@@ -1,13 +1,12 @@
 """Kinds of variables, by how the copies of the replicas relate.
 
 *Mirrored* variables have the same value on every replica. *Local* variables
-(batch-norm statistics) have a copy per replica that may differ; outside steps, the
-user's own variable has their mean. *Random* variables are the state of random
-generators; each replica's copy is the user's state with the replica id folded in, and
-outside steps the user's own variable has that of replica 0. *Partial* variables
-(gradients that are not averaged yet) have a copy per replica of which only the mean has
-a meaning: it is not published after every run, because that would communicate;
-``coherence.consolidate`` sets all copies to their mean.
+(batch-norm statistics) have a copy per replica that may differ; outside steps they read
+as the mean. *Random* variables are the state of random generators; each replica's copy
+is the user's state with the replica id folded in, and outside it is that of replica 0.
+*Partial* variables (gradients that are not averaged yet) have a copy per replica of
+which only the mean has a meaning; it is not published after every run, because that
+would communicate: ``coherence.consolidate`` sets all copies to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Values of variables: what users read between steps, and what workers exchange.
 
-A replica-local variable reads as the mean, the sum or replica 0's of its copies, as its
-``aggregation`` says (``kinds``). The copies of a replica are sent as one vector per
-type, so that R replicas need R - 1 transfers per type, whatever the number of
-variables; between the processes of one graph it is one per process, which adds those of
-its replicas first, and between workers one reduction per type. All are ops for
+A replica-local variable reads as the mean, the sum or replica 0's of its copies
+(``kinds``). The copies of a replica are sent as one vector per type, however many they
+are; between the processes of one graph it is one per process, which adds those of its
+replicas first, and between workers one reduction per type. All are ops for
 ``tf.function``s around the linked step, in which ``Chain`` emits nodes.
 """
 
