@@ -8,6 +8,7 @@ made, and never the answer of another kind.
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
@@ -260,54 +261,38 @@ def fill(
     sizes: Sequence[int],
     *,
     limit: int,
+    least: int | None = None,
     alone_from: int | None = None,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors of one key into buckets of a limited size."""
+    """Puts tensors of one key into buckets of a limited size.
+
+    With a least size, buckets become smaller towards the end. A reduction that starts
+    as soon as its operands are computed hides behind what is computed after them; the
+    last one hides behind nothing. So a bucket is full at half of what is left of its
+    key, within bounds.
+    """
+    left: collections.Counter[Hashable] = collections.Counter()
+    for key, size in zip(keys, sizes, strict=True):
+        left[key] += size if size < limit else 0
     buckets: list[tuple[int, ...]] = []
-    is_open: dict[Hashable, tuple[list[int], int]] = {}
+    is_open: dict[Hashable, tuple[list[int], int, int]] = {}
     for position, (key, size) in enumerate(zip(keys, sizes, strict=True)):
         if alone_from is not None and not 0 < size < alone_from:
             buckets.append((position,))
             continue
-        members, total = is_open.pop(key, ([], 0))
-        if members and total + size > limit:
+        full_at = limit if least is None else min(max(left[key] // 2, least), limit)
+        members, total, most = is_open.pop(key, ([], 0, full_at))
+        if members and total >= (least or 0) and total + size > most:
             buckets.append(tuple(members))
-            members, total = [], 0
-        is_open[key] = ([*members, position], total + size)
-    return buckets + [tuple(members) for members, _ in is_open.values()]
-
-
-def fill_towards_end(
-    keys: Sequence[Hashable], sizes: Sequence[int], *, least: int, most: int
-) -> list[tuple[int, ...]]:
-    """Puts tensors of one key into buckets that become smaller towards the end.
-
-    A reduction that starts as soon as its operands are computed hides behind what is
-    computed after them; the last one hides behind nothing. So a bucket is full at half
-    of what is left of its key, within bounds.
-    """
-    left: dict[Hashable, int] = {}
-    for key, size in zip(keys, sizes, strict=True):
-        left[key] = left.get(key, 0) + (size if size < most else 0)
-    buckets: list[tuple[int, ...]] = []
-    is_open: dict[Hashable, tuple[list[int], int, int]] = {}
-    for position, (key, size) in enumerate(zip(keys, sizes, strict=True)):
-        if not 0 < size < most:
-            buckets.append((position,))
-            continue
-        full_at = min(max(left[key] // 2, least), most)
-        members, total, limit = is_open.pop(key, ([], 0, full_at))
-        if total >= least and total + size > limit:
-            buckets.append(tuple(members))
-            members, total, limit = [], 0, full_at
+            members, total, most = [], 0, full_at
         left[key] -= size
         members, total = [*members, position], total + size
-        if total >= limit:
+        if least is not None and total >= most:
             buckets.append(tuple(members))
         else:
-            is_open[key] = members, total, limit
+            is_open[key] = members, total, most
     buckets += [tuple(members) for members, _, _ in is_open.values()]
-    return sorted(buckets, key=max)
+    return buckets if least is None else sorted(buckets, key=max)
 
 
 def pack(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -10,7 +10,7 @@ Between workers, processes and GPUs, transfers are ordered as a backward pass pr
 their operands: by distance from the inputs of the step. All workers then have the same
 order, and the first transfers overlap with the rest of the computation. Between GPUs,
 where a copy into a bucket costs less than the start of a reduction, large tensors share
-buckets too, and buckets become smaller towards the end (``kind.fill_towards_end``).
+buckets too, and buckets become smaller towards the end (``kind.fill``).
 """
 
 from __future__ import annotations
@@ -235,9 +235,10 @@ def _filling(topology: Topology) -> Fill:
         return _alone
     if topology.has_own_gpus:
         return functools.partial(
-            kind_lib.fill_towards_end,
+            kind_lib.fill,
+            limit=MOST_GPU_BUCKET_BYTES,
             least=LEAST_GPU_BUCKET_BYTES,
-            most=MOST_GPU_BUCKET_BYTES,
+            alone_from=MOST_GPU_BUCKET_BYTES,
         )
     limit, alone_from = BUCKET_BYTES, FUSE_BELOW_BYTES
     if topology.num_programs > 1:
