@@ -183,7 +183,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
         if request.order is Order.INTERLEAVED:
             raise PlanError(
                 f"--order interleaved on {launcher.num_hosts} hosts: blocks are judged "
-                "by the load of one machine; use --order sequential, or --nodes 1"
+                "by the load of one machine; use --order sequential, or nodes=1"
             )
         request = request.model_copy(update={"order": Order.SEQUENTIAL})
     # All hosts together, which are like this one.
@@ -442,13 +442,10 @@ def _existing(root: Path, axis: Axis) -> Varied | None:
 
 def combined(codes: Sequence[int]) -> int:
     """Returns the exit code of several studies: of the worst, or that some are."""
-    distinct = set(codes)
-    if len(distinct) == 1:
+    if len({*codes}) == 1:
         return codes[0]
-    for code in (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT):
-        if code in distinct:
-            return code
-    return exit_codes.SOME_TRIALS_FAILED
+    worst = (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT)
+    return next((of for of in worst if of in codes), exit_codes.SOME_TRIALS_FAILED)
 
 
 def write_page(root: Path) -> int:
@@ -476,11 +473,8 @@ def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
     """Returns the names of studies, each varied one replaced by its own."""
     names = []
     for text in texts:
-        found = names_of(text, runs_dir)
-        own = [text]
-        if found is not None:
-            own = [str((found[0] / name).absolute()) for name in found[1]]
-        names += own
+        root, own = names_of(text, runs_dir) or (None, (text,))
+        names += [str((root / name).absolute()) if root else name for name in own]
     return names
 
 

@@ -14,14 +14,12 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import itertools
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from harness.cli.arguments import check_arguments
 from harness.errors import ParseError, PlanError
@@ -32,8 +30,9 @@ if TYPE_CHECKING:
 
     from harness.options.option import Option, Options
 
-_GIVEN: Final = "harness.cli.subcommand.given"
-"""Key of what was given for each option, as it was written, by parameter."""
+_COMMAND: Final = "harness.cli.subcommand.command"
+"""Key of the words of the command, with all that a study file says."""
+MOST_BYTES: Final = 2**20  # Of a study file.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,24 +51,19 @@ class _Declared(click.Parameter):
     """A parameter whose declaration reads and completes its value."""
 
     declared: Option
-    owners: list[str]  # Such as ``--launcher slurm``; empty for all.
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the value, or raises ``ParseError``; ``value`` may be TOML."""
+        """Returns the value, or raises ``ParseError``."""
         del ctx
         kind, name = self.declared.kind, self.declared.spelling
         if kind.is_multiple and value:
             return kind.read(list(value), name)
         if kind.is_multiple:
             return () if self.required else None
-        if value is None or (self.owners and not kind.is_flag):
-            return value  # the owner that is chosen reads it
-        if isinstance(value, list):
-            value = ",".join(map(str, value))
-        return kind.read(value if kind.is_flag else str(value), name)
+        return None if value is None else kind.read(value, name)
 
 
-def _settings(of: Option) -> dict[str, Any]:
+def _common(of: Option) -> dict[str, Any]:
     """Returns what click has of an option or argument."""
 
     def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
@@ -82,50 +76,32 @@ def _settings(of: Option) -> dict[str, Any]:
 
 class DeclaredArgument(_Declared, click.Argument):
     def __init__(self, of: Option) -> None:
-        self.declared, self.owners = of, []
+        self.declared = of
         super().__init__(
             [of.field],
             metavar=None if of.metavar == of.kind.metavar else of.metavar,
             nargs=-1 if of.kind.is_multiple else 1,
-            **_settings(of),
+            **_common(of),
         )
 
 
 class DeclaredOption(_Declared, click.Option):
     def __init__(self, of: Option) -> None:
-        self.declared, self.owners = of, []
-        kind, names = of.kind, [of.spelling]
-        if kind.is_flag and of.value is not False:
-            names = [f"{of.spelling}/--no-{of.name}"]
-        default = f"  [default: {of.default_text}]" if of.default_text else ""
-        short = [name for name in of.also if not name.startswith("--")]
-        long = [name for name in of.also if name.startswith("--")]
-        settings = _settings(of)
+        self.declared, kind = of, of.kind
+        has_opposite = kind.is_flag and of.value is not False
+        name = of.spelling + f"/--no-{of.name}" * has_opposite
+        common = _common(of)
         if not of.is_required:  # what is not given is neither False nor empty
-            settings["default"] = None
+            common["default"] = None
         super().__init__(
-            [*short, *names, *long, of.field],
-            help=of.plain_help + default,
+            [*filter(None, [of.short]), name, of.field],
+            help=_help(of),
             # Not False: click would take a last option without a value as given.
             is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,
             metavar=of.metavar or None,
-            **settings,
+            **common,
         )
-
-    def consume_value(
-        self, ctx: click.Context, opts: Mapping[str, Any]
-    ) -> tuple[Any, ParameterSource]:
-        """Notes what was given, as it was written."""
-        value, source = super().consume_value(ctx, opts)
-        if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
-            of_file = (ctx.default_map or {}).get(str(self.name))
-            if self.multiple and source is ParameterSource.COMMANDLINE and of_file:
-                overridden = {text.partition("=")[0] for text in value}
-                kept = [t for t in of_file if t.partition("=")[0] not in overridden]
-                value = (*kept, *value)
-            ctx.meta.setdefault(_GIVEN, {})[self.name] = value
-        return value, source
 
 
 class Subcommand(click.Command):
@@ -164,109 +140,117 @@ class Subcommand(click.Command):
         found += [
             DeclaredArgument(of) if of.is_argument else DeclaredOption(of)
             for of in option.declared(self.request)
+            if not of.is_setting
         ]
-        owned: dict[str, DeclaredOption] = {}
-        for mark in option.contributed(self.request).values():
-            for owner, model in mark.models().items():
-                for of in option.declared(model):
-                    own = owned.setdefault(of.name, DeclaredOption(of))
-                    own.owners.append(f"--{mark.by} {owner}")
-        return [*found, *owned.values()]
+        if keys := option.settings(self.request):
+            found.append(DeclaredOption(option.set_option(keys)))
+        return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the options; what a plugin contributes is known before."""
-        from harness.options import option
-
-        args = list(_renamed(args, self.request.renamed))
-        if not ctx.resilient_parsing:
-            for mark in option.contributed(self.request).values():
-                if mark.choose(_values_of(f"--{mark.by}", args)):
-                    self.__dict__.pop("_params", None)
-            try:
-                self._check_repeated(ctx, args)
-            except click.NoSuchOption as error:
-                name = error.option_name
-                instead = self._instead_of(name)
-                if instead is None:
-                    raise
-                raise PlanError(f"{name} is no longer an option: {instead}") from error
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        args = [*_renamed(args, self.request.renamed)]
+        ctx.meta[_COMMAND] = sys.argv[1:]
+        try:
+            given, rest, order = self.make_parser(ctx).parse_args(args=[*args])
+        except click.NoSuchOption as error:
+            name = error.option_name
+            instead = self._instead_of(name.removeprefix("--"))
+            if not instead:
+                raise
+            raise PlanError(f"{name} is no longer an option: {instead}") from error
+        options = [of for of in order if isinstance(of, click.Option)]
+        _check_repeated(options)
+        if isinstance(file := given.get(str(STUDY_FILE.name)), str):
+            words = file_words(Path(file), self.request, given)
+            words += _words(options, given)
+            ctx.meta[_COMMAND] = [str(ctx.info_name), *words]
+            args = [*words, "--", file, *rest]
         return super().parse_args(ctx, args)
 
-    def _instead_of(self, name: str) -> str | None:
+    def _instead_of(self, name: str) -> str:
         """Returns what is used in place of an option of earlier versions."""
-        return self.request.former.get(name.removeprefix("--").removeprefix("no-"))
+        from harness.options import option
 
-    def _check_repeated(self, ctx: click.Context, args: Sequence[str]) -> None:
-        """Raises if an option is given twice of which only one would count."""
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        counts = collections.Counter(
-            param
-            for param in order
-            if isinstance(param, click.Option)
-            and not (param.multiple or param.opts[-1] == "--help")
-        )
-        for param, number in counts.items():
-            if number > 1:
-                name = next(name for name in param.opts if name.startswith("--"))
-                raise PlanError(
-                    f"{name} is given {number} times, and only one would count; give it"
-                    " once"
-                )
+        if name in option.settings(self.request):
+            return f"use --set {name}=VALUE"
+        return self.request.former.get(name.removeprefix("no-"), "")
 
     def invoke(self, ctx: click.Context) -> Any:
         from harness.options import option
 
-        call = Call(command=command_of(ctx), overrides=ctx.obj or {})
+        command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
+        call = Call(command=command, overrides=ctx.obj or {})
         # What was not given has the default of its field.
         given = {name: v for name, v in ctx.params.items() if v is not None}
-        fields = self.request.model_fields
-        for field, mark in option.contributed(self.request).items():
-            chosen = given.get(mark.by, fields[mark.by].default)
-            given[field] = self._contributed(mark, chosen, given)
-        request = self.request(**{k: v for k, v in given.items() if k in fields})
+        marks, fields = option.contributed(self.request), self.request.model_fields
+        chosen = {
+            field: str(given.get(mark.by, fields[mark.by].default))
+            for field, mark in marks.items()
+        }
+        owners = {field: f"--{marks[field].by} {of}" for field, of in chosen.items()}
+        values = self._set(given.pop(option.SET, ()), ["", *owners.values()])
+        for field, mark in marks.items():
+            model = mark.models().get(chosen[field], option.Options)
+            given[field] = model(**values[owners[field]])
+        request = self.request(**given, **values[""])
         return importlib.import_module(self._module).run(request, call)
 
-    def _contributed(self, mark: Any, chosen: str, given: Mapping[str, Any]) -> Options:
-        """Returns the options of what was chosen."""
+    def _set(
+        self, texts: Sequence[str], owners: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Returns what ``--set`` gives each owner, by fields."""
+        from harness.catalog import look_up
         from harness.options import option
 
-        model = mark.models().get(chosen)
-        own = {} if model is None else {of.field: of for of in option.declared(model)}
-        values = {}
-        for param in self.params:
-            if not isinstance(param, DeclaredOption) or not param.owners:
-                continue
-            name, spelling = str(param.name), param.declared.spelling
-            if name not in given:
-                continue
-            if name not in own:
-                owners = " or ".join(param.owners)
-                value = "" if param.is_flag else f" {given[name]}"
-                instead = self._instead_of(spelling)
+        found: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+        known = option.settings(self.request)
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise PlanError(f"--set {text!r} is not KEY=VALUE; see --help for keys")
+            named = look_up(known, name, what="key of --set")
+            of = next((of for of in named if of.owner in owners), None)
+            if of is None:
+                others = " or ".join(of.owner for of in named)
+                instead = self.request.former.get(name)
                 raise PlanError(
-                    f"{spelling}{value} has no effect with --{mark.by} {chosen}; "
-                    + (instead or f"add {owners}, or leave {spelling} out")
+                    f"--set {text} has no effect with {owners[-1]}; "
+                    + (instead or f"add {others}, or leave {name} out")
                 )
-            kind, value = own[name].kind, given[name]
-            values[name] = value if kind.is_flag else kind.read(value, spelling)
-        return option.NO_OPTIONS if model is None else model(**values)
+            if of.field in found[of.owner]:
+                raise PlanError(
+                    f"--set {name} is given twice, and only one would count; give it"
+                    " once"
+                )
+            found[of.owner][of.field] = of.kind.read(value, of.spelling)
+        return found
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
+        from harness.options import option
+
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            group, record = _OTHER, param.get_help_record(ctx)
+            group = _OTHER
             if isinstance(param, DeclaredOption):
                 group = param.declared.group
-                if param.owners:
-                    group = f"Options of {' or '.join(param.owners)}"
-            if record is not None:
+            if (record := param.get_help_record(ctx)) is not None:
                 rows.setdefault(group, []).append(record)
+        for name, own in option.settings(self.request).items():
+            owners = " or ".join(of.owner for of in own if of.owner)
+            text = _help(own[0]) + f"  [with {owners}]" * bool(owners)
+            rows[option.SETTINGS].append((f"{name}={own[0].metavar}", text))
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
         for group, records in rows.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+def _help(of: Option) -> str:
+    default = f"  [default: {of.default_text}]" if of.default_text else ""
+    return of.plain_help + default
 
 
 def _renamed(
@@ -286,85 +270,88 @@ def _renamed(
             yield from words
 
 
-def _values_of(name: str, args: Sequence[str]) -> list[str]:
-    """Returns what an option is given, without reading the others."""
-    own = args[: args.index("--")] if "--" in args else args
-    joined = [word.partition("=")[2] for word in own if word.startswith(f"{name}=")]
-    return joined + [value for word, value in itertools.pairwise(own) if word == name]
+def _check_repeated(options: Iterable[click.Option]) -> None:
+    """Raises if an option is given twice of which only one would count."""
+    counts = collections.Counter(
+        of for of in options if not (of.multiple or of.opts[-1] == "--help")
+    )
+    for param, number in counts.items():
+        if number > 1:
+            raise PlanError(
+                f"{param.opts[-1]} is given {number} times, and only one would count;"
+                " give it once"
+            )
 
 
-def command_of(ctx: click.Context) -> tuple[str, ...]:
-    """Returns the command as options only; what a study file set is written out."""
-    if ctx.default_map is None:  # no study file
-        return ("python", "-m", "harness", *sys.argv[1:])
-    words = ["python", "-m", "harness", str(ctx.info_name)]
-    given = ctx.meta.get(_GIVEN, {})
-    for param in ctx.command.params:
-        if not isinstance(param, DeclaredOption) or param.name not in given:
-            continue
-        name, value = param.declared.spelling, given[param.name]
-        if param.is_flag:
-            words += [name] if value else param.secondary_opts
-            continue
-        for of in value if param.multiple else [value]:
-            words += [name, ",".join(map(str, of)) if isinstance(of, list) else str(of)]
-    return tuple(words)
+def _words(options: Iterable[click.Option], given: Mapping[str, Any]) -> Iterator[str]:
+    """Yields options as they were given, by their long names."""
+    values = {
+        name: iter(value if isinstance(value, list) else [value])
+        for name, value in given.items()
+    }
+    for of in options:
+        value = next(values[str(of.name)])
+        if of.is_flag:
+            yield of.opts[-1] if value else of.secondary_opts[-1]
+        else:
+            yield from (of.opts[-1], value)
 
 
-# The argument of ``sweep``: a study as a TOML file, which options override. It replaces
-# the defaults of the options, so that everything behind the command line is the same
-# with and without a file. The recorded command is the one of flags only: whoever
-# repeats it needs no file.
+# The argument of ``sweep``: a study as a TOML file. It becomes options, but for those
+# that are given beside it, so that everything behind the command line is the same with
+# and without a file. The recorded command has options only: whoever repeats it needs no
+# file.
 
-MOST_BYTES: Final = 2**20
-
-
-def _read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is None or ctx.resilient_parsing:
-        return
-    assert isinstance(ctx.command, Subcommand)
-    ctx.default_map = read_file(path, ctx.command.request)
+STUDY_FILE: Final = click.Argument(["file"], required=False, expose_value=False)
 
 
-STUDY_FILE: Final = click.Argument(
-    ["file"],
-    required=False,
-    type=click.Path(path_type=Path),
-    is_eager=True,
-    expose_value=False,
-    callback=_read_file,
-)
-
-
-def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
-    """Returns the settings of a study file, by the fields of a model."""
-    from harness.options.option import contributed, keys_of
+def file_words(path: Path, model: type[Options], given: Mapping[str, Any]) -> list[str]:
+    """Returns a study file as options, without those that are given."""
+    from harness.options import option
 
     data = _parse(path)
-    for mark in contributed(model).values():
-        chosen = data.get(mark.by)
-        mark.choose([chosen] if isinstance(chosen, str) else [])
-    keys = keys_of(model)
-    former = dict(model.former)
-    for name, (now, unit) in model.renamed.items():
-        former[name[2:]] = f"use {now[2:]}, a text with a unit such as {unit}"
-    for name in data:
-        if name in former and name not in keys:
-            raise ParseError(
-                f"study file {str(path)!r}: {name} is no longer a key: {former[name]}"
-            )
-    settings = _checked(path, data, keys)
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            settings[name] = tuple(
-                f"{key}={str(of).lower() if isinstance(of, bool) else of}"
-                for key, of in value.items()
-            )
+    for mark in option.contributed(model).values():
+        if isinstance(chosen := data.get(mark.by), str):
+            mark.use(chosen)
+    keys = option.keys_of(model)
+    _check(path, data, keys, model)
+    words: list[str] = []
+    for name, value in data.items():
+        of = keys[name]
+        if of.is_setting:
+            pair = f"{name}={_text(value)}"
+            words += _repeated("--set", [pair], given.get(option.SET, ()))
+        elif of.kind.is_multiple:
+            pairs = value
+            if isinstance(value, dict):
+                pairs = [f"{key}={_text(one)}" for key, one in value.items()]
+            words += _repeated(of.spelling, pairs, given.get(of.field, ()))
+        elif of.field in given:
+            continue
+        elif of.kind.is_flag:
+            words += [of.spelling] if value else [f"--no-{name}"] * bool(of.value)
+        else:
+            words += [of.spelling, _text(value)]
     # A shell's arguments are checked before; these come from a file.
-    for value in settings.values():
-        flat = value if isinstance(value, (tuple, list)) else [value]
-        check_arguments([*map(str, flat)])
-    return settings
+    check_arguments(words)
+    return words
+
+
+def _repeated(
+    spelling: str, texts: Iterable[str], given: Sequence[str]
+) -> Iterator[str]:
+    """Yields an option for each text, without those whose key is given."""
+    keys = {text.partition("=")[0] for text in given}
+    for text in texts:
+        if text.partition("=")[0] not in keys:
+            yield from (spelling, text)
+
+
+def _text(value: object) -> str:
+    """Returns a value of TOML as an option has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -373,7 +360,7 @@ def _parse(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    text = _text(path)
+    text = _content(path)
     try:
         return tomllib.loads(text)
     except ValueError as error:
@@ -388,7 +375,7 @@ def _parse(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> str:
     try:
         # A link of the user's own is followed.
         real = Path(os.path.realpath(path))
@@ -409,15 +396,25 @@ def _text(path: Path) -> str:
     raise ParseError(f"study file {str(path)!r} does not exist{hint}")
 
 
-def _checked(
-    path: Path, data: Mapping[str, Any], keys: Mapping[str, Option]
-) -> dict[str, Any]:
+def _check(
+    path: Path,
+    data: Mapping[str, Any],
+    keys: Mapping[str, Option],
+    model: type[Options],
+) -> None:
     import pydantic
 
     from harness.options.kinds import shown
     from harness.options.option import make_model
 
+    former = dict(model.former)
+    for name, (now, unit) in model.renamed.items():
+        former[name[2:]] = f"use {now[2:]}, a text with a unit such as {unit}"
     for name in (name for name in data if name not in keys):
+        if name in former:
+            raise ParseError(
+                f"study file {str(path)!r}: {name} is no longer a key: {former[name]}"
+            )
         is_table = isinstance(data[name], dict)
         what = f"table [{name}]" if is_table else f"key {name!r}"
         wanted = name.replace("_", "-").lower()
@@ -429,18 +426,16 @@ def _checked(
             " docs/schema/study.schema.json"
         )
     try:
-        checked = make_model(keys).model_validate(data)
+        make_model(keys).model_validate(data)
     except pydantic.ValidationError as error:
         name = str(error.errors(include_url=False)[0]["loc"][0])
         raise ParseError(
             f"study file {str(path)!r}: {name} is {shown(data[name])}, but must be"
             f" {keys[name].kind.must_be}"
         ) from error
-    settings: dict[str, Any] = checked.model_dump(exclude_unset=True)
-    for key in settings.get("options", {}):
+    for key in data.get("option", {}):
         if not key or "=" in key:
             raise ParseError(
                 f"study file {str(path)!r}: [option] has the key {key!r}; use the name"
                 " of an option of the workload"
             )
-    return settings

@@ -6,7 +6,8 @@
     model.fit(data, callbacks=[scaling_callbacks.keras_callback(run, 32)])
 
 Copy this file beside ``scaling_client.py``. Each function imports its framework when it
-is called. ``examples`` are those of a step of all processes together. A study ends the
+is called, and takes what ``scaling_client.connect`` returned, and the examples of a
+step (of an update, for Hugging Face) of all processes together. A study ends the
 training when it has seen enough, so give data that does not end, or enough epochs;
 outside of one, the training goes on after its rate was printed.
 """
@@ -51,10 +52,6 @@ def keras_callback(run: ClientRun, examples: int | None = None) -> Any:
 
     With ``steps_per_execution`` k, ``examples`` are those of k batches. The loss is the
     one that Keras logs: a mean since the epoch began.
-
-    Args:
-      run: What ``scaling_client.connect`` returned.
-      examples: Of a step, all processes together.
     """
     import keras
 
@@ -87,10 +84,6 @@ def lightning_callback(run: ClientRun, examples: int | None = None) -> Any:
     """Returns a callback for the ``Trainer`` of Lightning: each batch is a step.
 
     The loss is what ``training_step`` returned; reading it waits for the device.
-
-    Args:
-      run: What ``scaling_client.connect`` returned.
-      examples: Of a step, all processes together.
     """
     try:
         from lightning.pytorch import callbacks
@@ -121,10 +114,6 @@ def trainer_callback(run: ClientRun, examples: int | None = None) -> Any:
 
     Its loss is in the logs only, so the record has none. On GPUs it waits for the
     device.
-
-    Args:
-      run: What ``scaling_client.connect`` returned.
-      examples: Of an update, all processes together.
     """
     import torch
     import transformers
@@ -150,11 +139,7 @@ def trainer_callback(run: ClientRun, examples: int | None = None) -> Any:
 
 
 class JaxStep:
-    """A step of a JAX loop, which waits for the device.
-
-    Attributes:
-      index: Counted from 0.
-    """
+    """A step of a JAX loop, which waits for the device; ``index`` counts from 0."""
 
     def __init__(self, step: TimedStep) -> None:
         self.index = step.index

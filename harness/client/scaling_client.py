@@ -29,7 +29,6 @@ import sys
 import threading
 import time
 import traceback
-import typing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ def native_address(address: str) -> str:
 
 
 def rank_path(trial_dir: pathlib.Path, rank: int) -> pathlib.Path:
-    """Returns the file of one rank."""
     return trial_dir / f"rank_{rank}.jsonl"
 
 
@@ -84,8 +82,7 @@ def clock_host() -> str:
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Returns the rank of this process, and how many there are, as its launcher says.
 
-    Raises:
-      ClientError: A variable of a launcher is not a number.
+    Raises ``ClientError`` if a variable of a launcher is not a number.
     """
     pairs = [
         ("RANK", "WORLD_SIZE"),  # torchrun, and many others
@@ -142,7 +139,6 @@ class Channel:
 
     @classmethod
     def from_environment(cls, rank: int, num_ranks: int = 1) -> Channel | None:
-        """Connects if this trial is part of an interleaved study."""
         address = os.environ.get(ADDRESS_VARIABLE)
         return None if address is None else cls(address, rank, num_ranks)
 
@@ -199,24 +195,19 @@ def quiet_collector() -> Iterator[bool]:
 
 
 class Block:
-    """A block that the harness has given, and what this process uses in it.
-
-    Attributes:
-      num_steps: How many there are to run, between ``begin`` and ``end``.
-      facts: For the record, and the answer to the harness.
-    """
+    """A block that the harness has given, and what this process uses in it."""
 
     def __init__(self, command: Mapping[str, Any], clock: Callable[[], int]) -> None:
         import resource  # not on Windows, where there are no studies
 
         self._usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
         self._clock = clock
-        self.num_steps = command["num_steps"]
+        self.num_steps = command["num_steps"]  # to run, between ``begin`` and ``end``
         names = ("round_index", "attempt", "num_steps")
+        # For the record, and the answer to the harness.
         self.facts: dict[str, Any] = {name: command[name] for name in names}
 
     def begin(self) -> None:
-        """Begins the first step."""
         self._before = self._usage()
         self.facts["start_ns"] = self._clock()
 
@@ -265,12 +256,7 @@ def shortened(line: str) -> str:
 
 
 class RankFile:
-    """Appends to the file of a rank; safe to use from several threads.
-
-    Attributes:
-      phase: The current phase.
-      has_failed: Whether it says why its process failed.
-    """
+    """Appends to the file of a rank; safe to use from several threads."""
 
     def __init__(self, path: pathlib.Path, clock: Callable[[], int]) -> None:
         self._path = path
@@ -278,18 +264,16 @@ class RankFile:
         self._lock = threading.Lock()
         self._clock = clock
         self._held: list[tuple[str, int, int, int, float | None]] = []
-        self.has_failed = False
+        self.has_failed = False  # whether it says why its process failed
         self.phase = "launch"
         self.write("trial", trial_id=path.parent.name, nonce=os.urandom(16).hex())
         self.write("phase", phase=self.phase, ns=clock())
 
     @property
     def directory(self) -> pathlib.Path:
-        """The directory of the trial."""
         return self._path.parent
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Appends one line."""
         line = json.dumps({"kind": kind, **fields}, allow_nan=False)
         with self._lock:
             self._flush(line + "\n")
@@ -360,27 +344,22 @@ class ResidentMemory:
     Where the kernel allows it, the high-water mark is reset when the window starts, and
     read when it ends: exact, without overhead in the window. Elsewhere the resident
     size is read between steps, which can miss a peak within a step.
-
-    Attributes:
-      method: How the peak is measured, for the record.
     """
 
     def __init__(self, proc: pathlib.Path = pathlib.Path("/proc/self")) -> None:
         self._proc = proc
         self._sampled_peak = 0
-        self.method = SAMPLED_METHOD
+        self.method = SAMPLED_METHOD  # for the record
 
     def start(self) -> None:
         """Starts the window."""
-        try:
+        self.method = SAMPLED_METHOD
+        with contextlib.suppress(OSError):
             (self._proc / "clear_refs").write_text(_RESET_PEAK, encoding="ascii")
-        except OSError:
-            self.method = SAMPLED_METHOD
-        else:
             # Some kernels accept the write and reset nothing: the mark then stays
             # above the current size.
-            is_reset = self._status("VmHWM") <= self._status("VmRSS") * 1.01
-            self.method = RESET_METHOD if is_reset else SAMPLED_METHOD
+            if self._status("VmHWM") <= self._status("VmRSS") * 1.01:
+                self.method = RESET_METHOD
         self._sampled_peak = self._status("VmRSS")
 
     def sample(self) -> None:
@@ -389,7 +368,6 @@ class ResidentMemory:
             self._sampled_peak = max(self._sampled_peak, self._status("VmRSS"))
 
     def peak_bytes(self) -> int:
-        """Returns the peak since ``start``."""
         if self.method == RESET_METHOD:
             return self._status("VmHWM")
         return max(self._sampled_peak, self._status("VmRSS"))
@@ -432,44 +410,27 @@ class Controls:
             )
 
 
-class EndedStep(typing.NamedTuple):
-    """What is known of a step that has ended."""
-
-    number: int
-    start_ns: int
-    end_ns: int
-    loss: float | None
-    examples: int | None
-
-
 class TimedStep:
-    """One step of the program's loop.
+    """One step of the program's loop; ``index`` counts from 0."""
 
-    Attributes:
-      index: Counted from 0.
-    """
-
-    __slots__ = ("_run", "_start_ns", "index")
+    __slots__ = ("_run", "index", "start_ns")
 
     def __init__(self, run: ClientRun, index: int, start_ns: int) -> None:
-        self.index = index
-        self._run = run
-        self._start_ns = start_ns
+        self.index, self.start_ns, self._run = index, start_ns, run
 
     def done(self, *, loss: Any = None, examples: int | None = None) -> None:
         """Ends the step; call it once, after all work of the device is done.
 
         Args:
-          loss: Mean over the global batch, or over that of this process where batches
-            are equal; a number, or what ``float`` waits for and converts.
+          loss: Mean over the global batch, or over the batch of this process where
+            batches are equal; a number, or what ``float`` waits for and converts.
           examples: Of the global batch, all processes together.
 
         Raises:
           ClientError: The step was ended before, or has not the trial's batch.
         """
         # Converting may wait for the device: that is part of the step.
-        value = None if loss is None else float(loss)
-        self._run.end_step(self, self._start_ns, value, examples)
+        self._run.end_step(self, None if loss is None else float(loss), examples)
 
 
 class ClientRun:
@@ -514,20 +475,13 @@ class ClientRun:
           LostHarnessError: The harness has exited.
         """
         self._num_limit = num_steps
-        while True:
-            step = self.next_step()
-            if step is None:
-                return
+        while (step := self.next_step()) is not None:
             yield step
 
     def next_step(self) -> TimedStep | None:
         """Begins the next step, or returns None when there is none; may wait.
 
-        For loops that a framework drives; ``steps`` calls it.
-
-        Raises:
-          ClientError: The step before was not ended.
-          LostHarnessError: The harness has exited.
+        For loops that a framework drives; raises what ``steps`` does, which calls it.
         """
         if self._open is not None:
             raise ClientError(
@@ -537,13 +491,12 @@ class ClientRun:
         if self._schedule is None:
             self._schedule = self._steps()
         for _ in self._schedule:
-            step = TimedStep(self, self._num_steps, self._clock())
-            self._open = step
-            return step
+            self._open = TimedStep(self, self._num_steps, self._clock())
+            return self._open
         return None
 
     def end_step(
-        self, step: TimedStep, start_ns: int, loss: float | None, examples: int | None
+        self, step: TimedStep, loss: float | None, examples: int | None
     ) -> None:
         """Records a step; ``TimedStep.done`` calls it."""
         end_ns = self._clock()
@@ -552,7 +505,7 @@ class ClientRun:
         self._open = None
         self._num_steps += 1
         self._end_ns = end_ns
-        self._record(EndedStep(step.index, start_ns, end_ns, loss, examples))
+        self._record(step, end_ns, loss, examples)
 
     def quality(
         self,
@@ -613,7 +566,9 @@ class ClientRun:
         """Yields once per step, which is done when this continues."""
         raise NotImplementedError
 
-    def _record(self, step: EndedStep) -> None:
+    def _record(
+        self, step: TimedStep, end_ns: int, loss: float | None, examples: int | None
+    ) -> None:
         raise NotImplementedError
 
     def _record_quality(self, **fields: Any) -> None:
@@ -734,9 +689,11 @@ class StudyRun(ClientRun):
                 yield
             block.end(self._end_ns)
 
-    def _record(self, step: EndedStep) -> None:
-        index, _, end_ns, loss, examples = step
-        self._file.step(*step[:4])
+    def _record(
+        self, step: TimedStep, end_ns: int, loss: float | None, examples: int | None
+    ) -> None:
+        index = step.index
+        self._file.step(index, step.start_ns, end_ns, loss)
         if loss is not None and not math.isfinite(loss) and not self._bad_loss:
             self._bad_loss = f"{loss} in step {index}"
         if examples is not None and examples != self.global_batch_size:
@@ -751,7 +708,6 @@ class StudyRun(ClientRun):
             self._file.write("heartbeat", ns=end_ns)
 
     def check(self, name: str, is_passed: bool, detail: str = "") -> None:
-        """Records a check of correctness: a trial that fails one gives no number."""
         self._file.write(
             "sanity", name=name, is_passed=bool(is_passed), detail=str(detail)
         )
@@ -760,10 +716,7 @@ class StudyRun(ClientRun):
         self._file.write("quality", **fields)
 
     def close(self) -> None:
-        """Records whether the program did all that the harness asked for.
-
-        Called when the interpreter exits.
-        """
+        """Records whether the program did all that was asked for, when it exits."""
         if not self._is_done and not self._file.has_failed:
             error = ClientError(
                 f"the loop over run.steps() was left after {self._num_steps} steps,"
@@ -821,9 +774,15 @@ class AloneRun(ClientRun):
         is_short = (self._end_ns - self._start_ns) / 1e9 < self.MIN_SEC
         return count < self.MIN_STEPS or is_short
 
-    def _record(self, step: EndedStep) -> None:
-        if step.number >= self.NUM_WARMUP_STEPS:  # windows reach from end to end
-            self._measured.append((step.end_ns, step.examples))
+    def _record(
+        self,
+        step: TimedStep,
+        end_ns: int,
+        loss: float | None,  # noqa: ARG002
+        examples: int | None,
+    ) -> None:
+        if step.index >= self.NUM_WARMUP_STEPS:  # windows reach from end to end
+            self._measured.append((end_ns, examples))
 
     def close(self) -> None:
         """Prints the rate of a loop that was left before its end."""
@@ -857,7 +816,6 @@ class AloneRun(ClientRun):
         )
 
     def check(self, name: str, is_passed: bool, detail: str = "") -> None:
-        """Prints a check of correctness that failed."""
         if not is_passed:
             self._write(f"scaling_client: {name} failed: {detail}\n")
 
@@ -883,11 +841,7 @@ def interval(rates: Sequence[float]) -> tuple[float, float, float]:
 
 
 def read_trial(trial_dir: pathlib.Path) -> dict[str, Any]:
-    """Returns what a trial asks of its program.
-
-    Raises:
-      ClientError: It cannot be read, or is of another version.
-    """
+    """Returns what a trial asks of its program; raises ``ClientError``."""
     path = trial_dir / TRIAL_FILE
     try:
         trial: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -154,7 +154,7 @@ def check(
         if device != "cpu":
             reason = f"device {device!r}, but runs on CPUs only"
         if (steps_per_sync or 1) > 1:
-            reason = f"--steps-per-sync {steps_per_sync}, but reads each loss"
+            reason = f"--set steps-per-sync={steps_per_sync}, but reads each loss"
         if reason:
             raise PlanError(
                 f"backend {peer.name!r} does not have {reason}; leave it out of"

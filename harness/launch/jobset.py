@@ -140,7 +140,7 @@ def _merged(own: Any, made: Any, place: str, *, is_equal: bool = False) -> Any:
         ]
     if own != made:
         raise PlanError(
-            f"--pod-template contradicts the harness: its {place} is {own!r}, and"
+            f"pod-template contradicts the harness: its {place} is {own!r}, and"
             f" {made!r} is set; leave it out"
         )
     return made
@@ -190,9 +190,9 @@ class PodOptions(Options):
 def check(job: Job, options: PodOptions, launcher: str) -> None:
     if not options.image:
         raise PlanError(
-            f"--launcher {launcher} requires --pod-template with an image: pods run in"
-            f" a container; give the container {CONTAINER!r} in it an image that has"
-            f" this package, such as {_EXAMPLE}"
+            f"--launcher {launcher} requires --set pod-template=FILE with an image:"
+            f" pods run in a container; give the container {CONTAINER!r} in it an image"
+            f" that has this package, such as {_EXAMPLE}"
         )
     is_measuring = any(  # python -m harness sweep ...
         program.rpartition("/")[2] in {"harness", "replicator-harness"}
@@ -201,8 +201,8 @@ def check(job: Job, options: PodOptions, launcher: str) -> None:
     )
     if options.studies is None and is_measuring:
         raise PlanError(
-            f"--launcher {launcher} requires --pod-template with a volume {RUNS!r} for"
-            " a sweep, whose records would end with its pod; name a"
+            f"--launcher {launcher} requires --set pod-template=FILE with a volume"
+            f" {RUNS!r} for a sweep, whose records would end with its pod; name a"
             " PersistentVolumeClaim in it ('kubectl get pvc' lists them)"
         )
     if job.directory != "." and not posixpath.isabs(job.directory):

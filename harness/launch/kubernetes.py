@@ -57,7 +57,7 @@ def check_installed() -> None:
     if shutil.which(PROGRAM) is None:
         raise LaunchError(
             f"--launcher kubernetes: {PROGRAM!r} is not in PATH; run the command where"
-            " it is (with --nodes above 1, in the image, too), or leave --launcher out"
+            " it is (with nodes above 1, in the image, too), or leave --launcher out"
         )
 
 
@@ -348,15 +348,15 @@ class Kubernetes(RemoteLauncher):
             items = get(path).get("items", [])
             known = ", ".join(item["metadata"]["name"] for item in items) or "none"
             raise PlanError(
-                f"--pod-template: its claim {name!r} is not in namespace"
+                f"pod-template: its claim {name!r} is not in namespace"
                 f" {namespace!r}; known are {known}"
             ) from None
         modes = found.get("spec", {}).get("accessModes", [])
         if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
             raise PlanError(
-                f"--pod-template: its claim {name!r} has the access modes {modes}, but"
-                f" pods of --nodes {options.nodes} write to it together; use one with"
-                " ReadWriteMany, or --nodes 1"
+                f"pod-template: its claim {name!r} has the access modes {modes}, but"
+                f" the pods of {options.nodes} nodes write to it together; use one with"
+                " ReadWriteMany, or nodes=1"
             )
 
     def check(self, specs: Iterable[TrialSpec]) -> None:
@@ -367,7 +367,8 @@ class Kubernetes(RemoteLauncher):
             if self.num_hosts > 1 and number > self.num_hosts:
                 raise PlanError(
                     f"--launcher {self.name}: a trial has {number} processes, and a pod"
-                    f" runs one; use --nodes {number}, or --replicas-per-worker"
+                    f" runs one; use --set nodes={number}, or"
+                    " replicas-per-worker"
                 )
 
     def engine(self, gang: Gang) -> Engine:

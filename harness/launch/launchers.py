@@ -92,7 +92,7 @@ class Job:
         if self.replicas is not None and made != self.replicas:
             raise PlanError(
                 f"--workers {self.workers} x --gpus-per-worker {self.gpus_per_worker}"
-                f" makes {made} replicas, not --replicas {self.replicas}; choose"
+                f" makes {made} replicas, not replicas={self.replicas}; choose"
                 f" numbers whose product is {self.replicas} (0 GPUs per worker count as"
                 " one replica on CPUs)"
             )
@@ -100,8 +100,8 @@ class Job:
     def check_nodes(self, nodes: int) -> None:
         if nodes > self.workers:
             raise PlanError(
-                f"--nodes {nodes} is more than --workers {self.workers}: a node would"
-                f" have no worker; use at most --nodes {self.workers}"
+                f"--set nodes={nodes} is more than --workers {self.workers}: a node"
+                f" would have no worker; use at most nodes={self.workers}"
             )
 
     def workers_per_node(self, nodes: int) -> int:
@@ -109,7 +109,7 @@ class Job:
         self.check_nodes(nodes)
         if self.workers % nodes:
             raise PlanError(
-                f"--workers {self.workers} is not divisible by --nodes {nodes}; use a"
+                f"--workers {self.workers} is not divisible by nodes={nodes}; use a"
                 " multiple, so that every host has as many workers"
             )
         return self.workers // nodes

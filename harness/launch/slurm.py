@@ -163,8 +163,8 @@ def check_partitions(partitions: str | None, nodes: int) -> None:
     largest = max(chosen, key=sizes.__getitem__)
     if nodes > sizes[largest]:
         raise PlanError(
-            f"--nodes {nodes}: partition {largest!r} has {sizes[largest]}; use at most"
-            f" --nodes {sizes[largest]}, or set {PARTITION_VARIABLE} to another"
+            f"--set nodes={nodes}: partition {largest!r} has {sizes[largest]}; use at"
+            f" most nodes={sizes[largest]}, or set {PARTITION_VARIABLE} to another"
         )
 
 
@@ -212,9 +212,9 @@ class Slurm(RemoteLauncher):
         launcher = Slurm(int(os.environ.get(NODES_VARIABLE, "1")))
         if (options.nodes or 1) > launcher.num_hosts:
             raise PlanError(
-                f"--nodes {options.nodes}: the allocation of job"
+                f"--set nodes={options.nodes}: the allocation of job"
                 f" {os.environ[JOB_VARIABLE]} has {launcher.num_hosts}; ask for more"
-                " nodes, or leave --nodes out"
+                " nodes, or leave it out"
             )
         return launcher
 

@@ -127,7 +127,7 @@ def check_share(
     share = replicas_per_worker(variables)
     if share == 1:
         return
-    option = f"--replicas-per-worker {share}"
+    option = f"--set replicas-per-worker={share}"
     with_workers = [b for b in backends if b.processes != catalog.ONE_PROCESS]
     if not with_workers and not is_own:
         raise PlanError(

@@ -24,6 +24,8 @@ from results.records.schema import DIALECT
 if TYPE_CHECKING:
     from harness.options.kinds import Kind
 
+SETTINGS: Final = "Settings"
+"""The heading of what ``--set`` gives."""
 SCHEMA_NAME: Final = "study.schema.json"
 _PLAIN: Final = (bool, int, float, str)
 _OF_THE_FIELD: Final = dataclasses.replace(kinds.TEXT)
@@ -55,12 +57,14 @@ class Option:
     help: str = ""  # What it does, in Markdown: a sentence or two.
     group: str = ""  # Its heading in ``--help``; by default that of the one before.
     name: str = ""  # Without dashes, as in study files; by default that of the field.
-    also: tuple[str, ...] = ()  # Other spellings, such as ``-o``.
+    short: str = ""  # Another spelling, such as ``-o``.
     kind: Kind = _OF_THE_FIELD  # How its value is read.
     metavar: str = ""  # What stands for the value; by default that of the kind.
     default: str = ""  # Words for a default that is derived.
     is_argument: bool = False  # Whether its value has no name, as in ``report STUDY``.
     is_key: bool = True  # Whether study files have it.
+    is_setting: bool = False  # Whether it is given as ``--set NAME=VALUE``.
+    owner: str = ""  # What it is of alone, such as ``--launcher slurm``.
     # Returns the values that a shell offers for what was typed, from the other values.
     complete: Callable[[Mapping[str, Any], str], list[str]] | None = None
     field: str = ""  # Name of the field, once it is declared.
@@ -69,7 +73,11 @@ class Option:
 
     @property
     def spelling(self) -> str:
-        return f"--{self.name}"
+        return f"--set {self.name}" if self.is_setting else f"--{self.name}"
+
+    def given(self, value: object) -> str:
+        """Returns the option with a value, for messages."""
+        return f"{self.spelling}{'=' if self.is_setting else ' '}{value}"
 
     @property
     def plain_help(self) -> str:
@@ -97,27 +105,17 @@ def option(value: Any, text: str = "", group: str = "", **settings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Contributed:
-    """Marks the field with the options of what another option names.
-
-    Each of them is shown under the name that it belongs to, and refused with any other.
-    """
+    """Marks the field with the settings of what another option names."""
 
     by: str  # The field that chooses, such as ``launcher``.
-    # Returns the model of each name that has options.
+    # Returns the model of each name that has settings.
     models: Callable[[], Mapping[str, type[Options]]]
     # Makes the model of a further name known, such as that of a plugin.
     use: Callable[[str], object]
 
-    def choose(self, texts: Iterable[str]) -> bool:
-        """Makes the models of names known, before options are read."""
-        unknown = [text for text in texts if text not in self.models()]
-        for text in unknown:
-            self.use(text)
-        return bool(unknown)
-
 
 def contributed(model: type[Options]) -> dict[str, Contributed]:
-    """Returns the fields with the options of what another option names."""
+    """Returns the fields with the settings of what another option names."""
     return {
         field: mark
         for field, info in model.model_fields.items()
@@ -159,15 +157,40 @@ def declared(model: type[Options]) -> list[Option]:
 NO_OPTIONS: Final = Options()  # Of a name that has no options.
 
 
-def keys_of(model: type[Options]) -> dict[str, Option]:
-    models = [model]
+SET: Final = "settings"
+"""The field of the option that gives settings."""
+
+
+def settings(model: type[Options]) -> dict[str, list[Option]]:
+    """Returns the keys of ``--set``: of the model, or of what other options name."""
+    found: dict[str, list[Option]] = {}
+    for of in declared(model):
+        if of.is_setting:
+            found[of.name] = [of]
     for mark in contributed(model).values():
-        models += mark.models().values()
-    found: dict[str, Option] = {}
-    for option in (option for of in models for option in declared(of)):
-        if option.is_key and not option.is_argument:
-            found.setdefault(option.name, option)
+        for name, own in mark.models().items():
+            owner = f"--{mark.by} {name}"
+            for of in declared(own):
+                made = dataclasses.replace(of, is_setting=True, owner=owner)
+                found.setdefault(of.name, []).append(made)
     return found
+
+
+def set_option(keys: Iterable[str]) -> Option:
+    return Option(
+        "A setting below; can be repeated.",
+        SETTINGS,
+        name="set",
+        field=SET,
+        kind=dataclasses.replace(kinds.TEXTS, choices=tuple(f"{of}=" for of in keys)),
+        metavar="KEY=VALUE",
+    )
+
+
+def keys_of(model: type[Options]) -> dict[str, Option]:
+    found = {of.name: of for of in declared(model)}
+    found = {name: own[0] for name, own in settings(model).items()} | found
+    return {k: of for k, of in found.items() if of.is_key and not of.is_argument}
 
 
 def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:

@@ -160,7 +160,7 @@ def check_number(num_trials: int) -> None:
         raise PlanError(
             f"the sweep has {num_trials} trials, and each is a process; allowed are at"
             f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
-            " --quality-repeats"
+            " quality-repeats"
         )
 
 
@@ -240,7 +240,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     }
     if info.syncs_because and request.steps_per_sync not in (None, 1):
         raise PlanError(
-            f"--steps-per-sync {request.steps_per_sync} with workload {info.name}:"
+            f"--set steps-per-sync={request.steps_per_sync} with workload {info.name}:"
             f" {info.syncs_because}, so a step ends before the next one starts; use 1"
         )
     is_ahead = request.device == "gpu" and not info.syncs_because

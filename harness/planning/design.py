@@ -73,7 +73,7 @@ def choose_order(request: SweepRequest) -> Order:
     for name, value in _of_interleaved(request):
         if value is not None:
             raise PlanError(
-                f"{name} {value:g} has no effect with order sequential, whose trials"
+                f"{name}{value:g} has no effect with order sequential, whose trials"
                 " have a fixed number of steps; use --repeats and"
                 " --steps, or --order interleaved"
             )
@@ -88,9 +88,9 @@ def needs_interleaving(request: SweepRequest) -> bool:
 
 def _of_interleaved(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
     return (
-        ("--time-budget", request.minutes),
-        ("--rounds", request.max_rounds),
-        ("--target", request.target),
+        ("--time-budget ", request.minutes),
+        ("--set rounds=", request.max_rounds),
+        ("--target ", request.target),
     )
 
 

@@ -25,7 +25,7 @@ from harness.options.kinds import (
     parse_key_values,
     some_of,
 )
-from harness.options.option import Options, declared, option
+from harness.options.option import Option, Options, declared, option
 from harness.planning import defaults
 from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
@@ -51,6 +51,7 @@ _OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THR
 """Figures of workloads that a gate judges by their names."""
 
 
+RUNS_DIR: Final = Path(defaults.RUNS_DIR)
 NONE: Final = "none"
 WINDOW: Final = "window"  # Quality after the measured window of each trial.
 
@@ -65,6 +66,32 @@ DESIGN: Final = "Method"
 STEPS: Final = "Batches and steps"
 LEARNING: Final = "Learning"
 STUDY: Final = "Study and output"
+
+
+def complete_study(params: Mapping[str, Any], incomplete: str) -> list[str]:
+    """Returns the studies below ``--runs-dir`` whose names begin like this."""
+    try:
+        plans = sorted(Path(params.get("runs_dir") or RUNS_DIR).glob("*/plan.json"))
+    except OSError:  # nothing to complete; the subcommand itself says what is wrong
+        return []
+    names = [path.parent.name for path in plans]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+RunsDir = Annotated[Path, Option("Directory of the studies.", STUDY)]
+IsJson = Annotated[
+    bool, Option("Print data as JSON on stdout.", STUDY, name="json", is_key=False)
+]
+StudyArgument = Annotated[str, Option(is_argument=True, complete=complete_study)]
+StudyArguments = Annotated[
+    tuple[str, ...],
+    Option(
+        is_argument=True,
+        kind=kinds.TEXTS,
+        complete=complete_study,
+        metavar="STUDY...",
+    ),
+]
 
 _STEP_COUNT: Final = kinds.kind_of(Steps)
 
@@ -197,6 +224,7 @@ class SweepRequest(Options):
         "The most rounds of each interleaved run.",
         name="rounds",
         shown=f"{defaults.MAX_ROUNDS}",
+        is_setting=True,
     )
     target: float | None = option(
         None,
@@ -208,11 +236,13 @@ class SweepRequest(Options):
         0.8,
         "Parallel efficiency that the verdict tests.",
         kind=PERCENTAGE,
+        is_setting=True,
     )
     allocator: Allocator | None = option(
         None,
         "`keep`: glibc keeps freed memory; `default`: returns large blocks.",
         shown="`keep`",
+        is_setting=True,
     )
     controls: tuple[Control, ...] = option(
         (),
@@ -226,7 +256,7 @@ class SweepRequest(Options):
         name="match",
         shown="yes",
     )
-    seed: Seed = option(0, "Seed of the sweep.")
+    seed: Seed = option(0, "Seed of the sweep.", is_setting=True)
     timeout_sec: float = option(
         defaults.TIMEOUT_SEC,
         "Time limit of one trial.",
@@ -255,6 +285,7 @@ class SweepRequest(Options):
         None,
         "Steps that are queued before their losses are read; they share their time.",
         shown=f"1; {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, but for `d4pg`",
+        is_setting=True,
     )
 
     budget: str | None = option(
@@ -267,7 +298,7 @@ class SweepRequest(Options):
         shown="the preset's (`laptop`: `40s`), on the first backend only",
     )
     quality_repeats: Count = option(
-        1, "Quality runs of each case, with different seeds."
+        1, "Quality runs of each case, with different seeds.", is_setting=True
     )
 
     @property

@@ -143,7 +143,7 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
 
 def test_a_job_that_records_nothing_is_not_put_back(slurm, harness, shared):
     """It would meet the same limit for ever."""
-    job = harness(*SWEEP, "--nodes=2", FAKE_STEP_SEC="30").stdout.strip()
+    job = harness(*SWEEP, "--set=nodes=2", FAKE_STEP_SEC="30").stdout.strip()
     slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
@@ -281,8 +281,8 @@ def test_a_store_that_a_node_does_not_see_is_refused(slurm, in_job, shared):
 
 
 def test_an_allocation_smaller_than_the_trial_is_refused(in_job, shared):
-    output, _ = in_job(*SWEEP, "--nodes=3")
+    output, _ = in_job(*SWEEP, "--set=nodes=3")
 
-    assert "--nodes 3: the allocation of job" in output
+    assert "--set nodes=3: the allocation of job" in output
     assert "has 2; ask for more" in output
     assert not (shared / "runs").exists()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 NUM_TRIALS = 3
 SWEEP = smoke_sweep(
-    "--backends=multi_worker --replicas=2 --mode=weak --launcher=slurm --nodes=2 "
+    "--backends=multi_worker --replicas=2 --mode=weak --launcher=slurm --set=nodes=2 "
     "--no-match --budget=none --order=sequential --timeout=40s --study=s"
 )
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")

@@ -57,7 +57,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     """
     done = sweep(
         "--workload=resnet50 --preset=smoke --backends=in_graph "
-        "--replicas=1,2 --mode=weak,strong --repeats=1 --rounds=2 "
+        "--replicas=1,2 --mode=weak,strong --repeats=1 --set=rounds=2 "
         "--budget=window --json",
     )
     assert done.returncode in ALLOWED, done.stderr
@@ -99,7 +99,7 @@ def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
         "--workload=d4pg --preset=smoke --data=cartpole:balance "
         "--backends=in_graph --replicas=1 --mode=strong --repeats=1 "
         "--order=sequential --option=samples_per_insert=4 --budget=60steps "
-        "--quality-repeats=2",
+        "--set=quality-repeats=2",
         as_users=True,
     )
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_a_case_is_checked_and_measured_in_turns(sweep, tmp_path):
     """
     done = sweep(
         "--workload=d4pg --data=synthetic --preset=smoke --backends=in_graph "
-        "--replicas=2 --mode=weak --order=interleaved --repeats=1 --rounds=1 "
+        "--replicas=2 --mode=weak --order=interleaved --repeats=1 --set=rounds=1 "
         "--budget=none --json"
     )
     assert done.returncode in ALLOWED, done.stderr
@@ -163,7 +163,7 @@ def test_an_interleaved_study_measures_the_pipelines_without_the_step(
     done = sweep(
         f"--workload={workload} --data={data} --preset=smoke "
         "--backends=in_graph --replicas=1,2 --mode=weak --order=relay "
-        f"--repeats=1 --rounds=1 --budget=none --controls={controls} --json",
+        f"--repeats=1 --set=rounds=1 --budget=none --controls={controls} --json",
     )
     assert done.returncode in ALLOWED, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
@@ -213,7 +213,7 @@ def test_two_workers_of_two_replicas_train_as_one_replica(
     """Four replicas match one before a number counts, as with a worker for each."""
     done = sweep(
         f"--workload=d4pg --data={data} --preset=smoke --backends={backend} "
-        "--replicas=4 --replicas-per-worker=2 --mode=weak --order=sequential "
+        "--replicas=4 --set=replicas-per-worker=2 --mode=weak --order=sequential "
         "--repeats=1 --controls=none --budget=none --json",
         timeout_sec=600,
     )

@@ -269,8 +269,8 @@ def test_a_launcher_is_added(tree, monkeypatch):
 
 
 REFUSED = {
-    "--pod-template=a.yaml": "--pod-template a.yaml has no effect with --launcher lsf",
-    "--nodes=7": "this process has 2 hosts of LSF; submit the command with bsub",
+    "--set=pod-template=a.yaml": "a.yaml has no effect with --launcher lsf",
+    "--set=nodes=7": "this process has 2 hosts of LSF; submit the command with bsub",
 }
 
 
@@ -341,7 +341,7 @@ def test_a_loop_of_ones_own_takes_part(tmp_path, monkeypatch):
     alone = python(tmp_path, ["train.py", "2", "64", "0"])
     assert re.search(r"scaling_client: [\d.e+]+ examples/s \[.+\], 97 steps", alone)
     words = ["weak" if word == "weak,strong" else word for word in sweep[2:]]
-    harness(tmp_path, [*words, "--repeats=1", "--rounds=2", "--study=new"])
+    harness(tmp_path, [*words, "--repeats=1", "--set=rounds=2", "--study=new"])
     store = Store.open(tmp_path / "runs" / "new")
     trials = frame.trials_frame(store)
     assert {"ok"} == set(trials.status)

@@ -3,14 +3,17 @@
 
 def overridden(words, *more):
     """Returns words and more, without ``--name=value`` that more gives anew."""
-    given = {word.partition("=")[0].replace("--no-", "--") for word in more}
+    given = {_name_of(word) for word in more}
     repeatable = {"--option", "--count", "--vary", "--write"}
-    kept = (
-        word
-        for word in words
-        if word.partition("=")[0] not in given - repeatable or not word.startswith("--")
-    )
+    kept = (word for word in words if _name_of(word) not in given - repeatable)
     return (*kept, *more)
+
+
+def _name_of(word):
+    name, _, value = word.partition("=")
+    if name == "--set":
+        return f"--set={value.partition('=')[0]}"
+    return name.replace("--no-", "--") if word.startswith("--") else None
 
 
 def smoke_sweep(options: str) -> tuple[str, ...]:

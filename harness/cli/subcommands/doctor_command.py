@@ -11,11 +11,11 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import console
-from harness.cli.shared_options import IsJson
 from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration
 from harness.options.option import Options, option
+from harness.planning.request import IsJson
 from harness.run.sweep import stop_signals
 
 if TYPE_CHECKING:

@@ -138,6 +138,7 @@ class GateRequest(RunRequest):
         "Quality runs of each case, for a metric of quality.",
         JUDGING,
         name="quality-repeats",
+        is_setting=True,
         shown=f"{defaults.QUALITY_REPEATS_OF_GATE}",
     )
     is_different_allowed: bool = option(
@@ -179,12 +180,12 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     if request.program is None:
         learned = catalog.judged_metrics(catalog.workload(request.workload))
     for name, value in (
-        ("--budget", None if request.program else request.budget),
-        ("--quality-repeats", request.num_seeds),
+        ("--budget ", None if request.program else request.budget),
+        ("--set quality-repeats=", request.num_seeds),
     ):
         if value is not None:
             raise PlanError(
-                f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
+                f"{name}{value} has no effect with --metric {rule.metric.name}: such a"
                 " gate has no quality runs; leave it out, or use --metric"
                 f" {'|'.join(learned)}"
             )
@@ -296,15 +297,15 @@ def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
             raise PlanError(
                 f"{name} {value} has no effect with --metric {rule.metric.name}:"
                 " quality runs are not timed, and run one after the other; use"
-                " --quality-repeats for the number of seeds"
+                " --set quality-repeats=N for the number of seeds"
             )
     fewest = quality_gate.fewest_seeds(rule.alpha)
     usual = max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
     repeats = request.num_seeds or usual
     if repeats < fewest:
         raise PlanError(
-            f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
-            f" about the spread between runs; use {fewest} or more"
+            f"--set quality-repeats={repeats} gives no verdict: so few seeds say too"
+            f" little about the spread between runs; use {fewest} or more"
         )
     update = {"order": Order.SEQUENTIAL, "quality_repeats": repeats}
     return request.model_copy(update={**update, "is_quality_only": True})

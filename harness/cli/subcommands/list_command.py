@@ -12,9 +12,9 @@ from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
-from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.launch import launchers
 from harness.options.option import Options, option
+from harness.planning.request import RUNS_DIR, IsJson, RunsDir
 from results import plugins
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus

@@ -30,11 +30,11 @@ FILES: Final = "Files"
 
 class RenderRequest(Options):
     former = {  # noqa: RUF012 - of the class, as pydantic has it
-        "image": "name it in the --pod-template, as the image of the container"
-        " 'harness'",
+        "image": "name it in the pod-template, as the image of the container 'harness'",
+        "target": "use --launcher",
         "partition": "give it to sbatch, or set SBATCH_PARTITION",
         "time-limit": "give --time to sbatch, or set SBATCH_TIMELIMIT; of a JobSet,"
-        " write activeDeadlineSeconds into the spec of the --pod-template",
+        " write activeDeadlineSeconds into the spec of the pod-template",
     }
 
     command: tuple[str, ...] = option(
@@ -45,7 +45,6 @@ class RenderRequest(Options):
         f"Will start the workers. {describe_launchers('render')}.",
         GANG,
         kind=LAUNCHER,
-        also=("--target",),
     )
     name: str = option("replicator", "Of the job, and of its files.", FILES)
     workers: Replicas = option(1, "Processes of the gang.", GANG)
@@ -53,10 +52,10 @@ class RenderRequest(Options):
         0, "GPUs of each worker."
     )
     cores_per_worker: Replicas | None = option(
-        None, "Cores of each worker.", shown="the engine's"
+        None, "Cores of each worker.", shown="the engine's", is_setting=True
     )
     replicas: Replicas | None = option(
-        None, "Checks that workers times GPUs make so many."
+        None, "Checks that workers times GPUs make so many.", is_setting=True
     )
     directory: str = option(
         ".", "Current folder of the workers; all hosts must see it."
@@ -65,7 +64,7 @@ class RenderRequest(Options):
         Path(),
         "Folder for the files.",
         FILES,
-        also=("-o",),
+        short="-o",
         shown="the current folder",
     )
     file_options: Annotated[

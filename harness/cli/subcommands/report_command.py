@@ -13,12 +13,12 @@ import click
 
 from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import PIPE_WIDTH, check_comparable, console
-from harness.cli.shared_options import RUNS_DIR, RunsDir, StudyArguments
 from harness.cli.subcommands import status_command
 from harness.errors import StudyError
 from harness.options.kinds import choice
 from harness.options.option import Options, option
 from harness.planning import plan as plan_module
+from harness.planning.request import RUNS_DIR, RunsDir, StudyArguments
 from reports import output_file
 from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, ExportFormat, Output
@@ -55,7 +55,7 @@ class ReportRequest(Options):
     output: Path | None = option(
         None,
         "The file, or a directory for `index.html` or the site.",
-        also=("-o",),
+        short="-o",
         shown="in the study `report/index.html`, of two"
         " `report/compared-with-B.html`; stdout for other formats",
     )

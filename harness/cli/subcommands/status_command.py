@@ -14,9 +14,9 @@ import psutil
 
 from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import one_line
-from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
 from harness.options.option import Options, option
+from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.run import rounds
 from harness.run.progress import describe_trial
 from results.errors import CorruptRecordError, MissingRecordError

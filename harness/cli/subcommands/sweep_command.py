@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import InstanceOf
 
-from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.launch import launchers
 from harness.options.kinds import Kind
-from harness.options.option import (
-    NO_OPTIONS,
-    Contributed,
-    Options,
-    option,
-)
+from harness.options.option import NO_OPTIONS, Contributed, Options, option
 from harness.planning.request import (
     MEASURED,
+    RUNS_DIR,
     STUDY,
     Axis,
+    IsJson,
+    RunsDir,
     SweepRequest,
     parse_vary,
     resolved,
@@ -51,14 +48,14 @@ class RunRequest(SweepRequest):
         "evaluate": "use --budget window, or --budget AMOUNT,window, for --evaluate,"
         " and --budget none for --no-evaluate",
         "file": "write the name of the study file without it: sweep study.toml",
-        "image": "name it in the --pod-template, as the image of the container"
-        " 'harness'",
+        "gpus-per-worker": "use --set replicas-per-worker=N",
+        "image": "name it in the pod-template, as the image of the container 'harness'",
         "num-measured-steps": "use --steps +MEASURED, or --steps WARMUP+MEASURED",
         "num-warmup-steps": "use --steps WARMUP+, or --steps WARMUP+MEASURED",
         "partition": "set SBATCH_PARTITION, which Slurm reads",
         "time-limit": "set SBATCH_TIMELIMIT for Slurm, or activeDeadlineSeconds in"
-        " the spec of the --pod-template for Kubernetes",
-        "workers": "leave it out: there is one for each --replicas-per-worker of the"
+        " the spec of the pod-template for Kubernetes",
+        "workers": "leave it out: there is one for each replicas-per-worker of the"
         " --replicas",
         "work": "use --mode strong for fixed work, --mode weak for work per replica",
     }
@@ -73,7 +70,7 @@ class RunRequest(SweepRequest):
         1,
         "Replicas of each worker process, each on a GPU of its own with"
         " `--device gpu`.",
-        also=("--gpus-per-worker",),
+        is_setting=True,
     )
     launcher_options: Annotated[
         Options,

@@ -14,9 +14,9 @@ import click
 
 from harness.cli import commands, exit_codes
 from harness.cli.arguments import console, one_line
-from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.options.option import Options
 from harness.planning import plan as plan_module
+from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from results import errors, plugins
 from results.judging import gate as gate_module
 from results.judging import gate_metrics

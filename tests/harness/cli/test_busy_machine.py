@@ -19,7 +19,7 @@ SWEEP = smoke_sweep(
     "--backends=in_graph --replicas=1,2 --mode=weak --repeats=2 --budget=none "
     "--no-match --study=s"
 )
-INTERLEAVED = ("--order=interleaved", "--rounds=3")
+INTERLEAVED = ("--order=interleaved", "--set=rounds=3")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_sweep_beside_load_has_figures_and_says_so(beside, harness):
         is_hit = drawn.random() < 0.7
         return BUSY if is_hit else QUIET
 
-    code, out, err = beside(load, "--repeats=3", "--rounds=8", "--json")
+    code, out, err = beside(load, "--repeats=3", "--set=rounds=8", "--json")
 
     assert exit_codes.OK == code, err
     found = efficiency(out)
@@ -119,7 +119,6 @@ def quick_page(with_pages, monkeypatch):
 @pytest.mark.usefixtures("with_pages", "quick_page")
 @pytest.mark.parametrize("order", ["relay", "sequential"])
 def test_the_report_is_renewed_after_each_repetition(beside, monkeypatch, order):
-    """Its path is said before the first trial; a page that fails ends no sweep."""
     found = []
     write = build.write_report
 

@@ -42,10 +42,6 @@ def test_list_prints_names_as_text_and_json(harness):
 
 @pytest.mark.parametrize("subcommand", ["status", "sweep --study", "report"])
 def test_what_is_no_study_is_one_line(refuse, tmp_path, subcommand):
-    """Each reading subcommand says the same; a directory is not a study yet.
-
-    An unset shell variable gives an empty name.
-    """
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     for name, message in (
         ("nothing", r"no study at 'runs/nothing': .*does not exist"),
@@ -100,7 +96,6 @@ def test_without_a_verb_the_help_is_shown(harness):
 
 
 def test_the_version_is_that_of_the_package(harness, monkeypatch):
-    """It is unknown where the sources were only copied."""
     code, out, err = harness("--version")
 
     assert (exit_codes.OK, "") == (code, err)
@@ -184,9 +179,6 @@ def status(harness, interleaved):
 
 
 def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
-    """It says where the interleaved is; of one that has just started, nothing is
-    missing.
-    """
     begun = (
         interleaved.trial_dir(interleaved.read_plan().trials[-1].trial_id)
         / "blocks.jsonl"
@@ -298,7 +290,6 @@ def root(tmp_path):
 def test_a_sweep_ends_with_table_and_report(
     harness, overrides, root, small, monkeypatch
 ):
-    """The report is made anew by the same command; elsewhere, its path is data."""
     monkeypatch.setattr(build, "build_report", lambda *_: "<html>a page</html>\n")
     args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
     code, out, err = harness(*args, overrides=overrides)
@@ -384,14 +375,13 @@ def test_failures_are_finished_and_run_again_when_asked(
     "order",
     [
         ("--order=sequential", "--repeats=1"),
-        ("--order=interleaved", "--repeats=2", "--rounds=3", "--budget=none"),
+        ("--order=interleaved", "--repeats=2", "--set=rounds=3", "--budget=none"),
     ],
     ids=["sequential", "relay"],
 )
 def test_a_clock_that_is_set_back_changes_no_figure(
     order, harness, overrides, monkeypatch, tmp_path
 ):
-    """An hour at every look: durations and figures are as they would have been."""
     hours = itertools.count()
     start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
 

@@ -22,7 +22,6 @@ HIDDEN = [FakeGpu(utilization=40, unsupported=without("ComputeRunningProcesses")
 
 
 def seen(num_gpus, *, has_cuda=True, **versions):
-    """Returns a TensorFlow that sees some of its GPUs."""
     return {
         "probe": lambda _ids: TensorFlowGpus(
             num_gpus=num_gpus, is_built_with_cuda=has_cuda, **versions

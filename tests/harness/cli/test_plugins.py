@@ -92,7 +92,6 @@ def planned(near, harness):
 
 
 def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch):
-    """What it imports of the same folder too; a file that it does not use is none."""
     near.with_name("other.py").write_text("A = 1\n", encoding="utf-8")
     near.write_text(f"import other\n{WORKLOAD}", encoding="utf-8")
     before = planned()["study"]
@@ -156,19 +155,18 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
     sweep = (*sweep, "--backends=in_graph", "--mode=weak", "--no-match")
     sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
 
-    code, _, err = harness(*sweep, f"--launcher={name}", "--harbour=far",
+    code, _, err = harness(*sweep, f"--launcher={name}", "--set=harbour=far",
                            overrides=overrides)  # fmt: skip
     assert exit_codes.OK == code, err
     plan = Store.open(next(iter(Path("runs").iterdir())))
     assert "sea_pack 1.2" == plan.read_plan().plugins["launcher boat"]["package"]
-    code, _, err = harness(*sweep, "--harbour=far", overrides=overrides)
+    code, _, err = harness(*sweep, "--set=harbour=far", overrides=overrides)
     assert exit_codes.USAGE == code
-    assert "--harbour far has no effect with --launcher local; add --launcher" in err
+    assert "--set harbour=far has no effect with --launcher local; add --la" in err
 
 
 @pytest.mark.usefixtures("finished")
 def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness):
-    """A section that fails says so in its place: the study is as good as without it."""
     install(
         "shown",
         SHOWN,

@@ -64,7 +64,6 @@ def test_the_time_left_moves_between_two_events(monkeypatch):
 
 
 def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
-    """Of valid blocks, with an interval over the rounds of this run."""
     trial = small_plan.trials[0]
     blocks = [
         SimpleNamespace(

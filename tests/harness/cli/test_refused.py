@@ -52,7 +52,7 @@ sweep --workload=resnet50 --preset=smoke
   --timeout=1e3s -> '1e3s' is not a duration
   --timeout=02:00:00 -> '02:00:00' is not a duration; write 2h; allowed
   --timeout=00:00:00 -> '00:00:00' is not a duration; allowed
-  --seed=9223372036854775808 -> --seed: .* is not an integer from 0 to
+  --set=seed=9223372036854775808 -> --set seed: .* is not an integer fr
   --data=folder:~no-user -> there is no home directory of '~no-user' here; wr
   --data=folder:loop -> data 'folder:loop': 'loop' is not a folder
   --repeats=1000000 -> has \d{8} trials, .* at most 100000: use few
@@ -65,20 +65,23 @@ sweep --workload=resnet50 --preset=smoke
   --budget=1s,2s -> --budget '1s,2s' is not a budget; allowed are
   --controls=twin -> --controls: unknown control 'twin'; allowed are nosync, in
   --controls=all,independent -> --controls: 'all' stands beside other names in 'all,
+  --set=speed=2 -> unknown key of --set 'speed'; known are
+  --set=rounds -> --set 'rounds' is not KEY=VALUE; see --help
+  --set=rounds=2 --set=rounds=3 -> --set rounds is given twice, and only one wo
   --unit=cells -> --unit 'cells' has no effect wi
-  --launcher=local --nodes=2 -> --nodes 2 has no effect with --launcher local; ad
+  --launcher=local --set=nodes=2 -> --set nodes=2 has no effect with --launcher lo
   --launcher=slurm --time-limit=9 -> no longer an option: set SBATCH_TIMELIMIT
   --launcher=jobset -> --launcher jobset starts no trials, it only writes files: use
 sweep --workload=resnet50 --preset=smoke --controls=synthetic,nosync,independent
   --order=sequential -> --controls n.* with order .*use --order interleaved,
   --mode=strong -> --controls .* without weak scaling: .*add weak to
   --mode=weak --replicas=1,16 -> --controls .* on at most 8 cores
-sweep --workload=resnet50 --preset=smoke --mode=weak --replicas-per-worker=2
+sweep --workload=resnet50 --preset=smoke --mode=weak --set=replicas-per-worker=2
   --backends=in_graph,single --replicas=1,2 -> 2 has no effect on in_graph,
   --backends=multi_worker --replicas=1,3 -> 3 .* not divisible by 2; use 2
   --backends=tf_multi_worker --replicas=2 -> with --device cpu: the stock st
 sweep --workload=resnet50 --preset=smoke --mode=weak --backends=multi_worker
-  --launcher=ray --nodes=2 -> --nodes 2 has no effect with --launcher ray; add -
+  --launcher=ray --set=nodes=2 -> nodes=2 has no effect with --launcher ray; add -
   --launcher=ray --order=interleaved -> --order interleaved on 2 hosts: blocks are judg
 sweep --workload=resnet50 --preset=smoke --mode=weak --replicas=1,2 --no-match
   --vary=data -> --vary: 'data' is not KEY=A,B,...; write for example global-batc
@@ -92,7 +95,7 @@ sweep --workload=d4pg --preset=smoke --budget=none --replicas=1 --backends=in_gr
   --data=walker:fly -> 'walker' has the tasks .*; did you mean 'walker:walk' or
   --replicas=1,3 --mode=strong -> 32 is not divisible by 3 .* 30 or 33, or 2 or 4
   --option=min_replay_size=30000 -> 15327 of min_replay_size=30000 .* at least 30654 wi
-  --device=gpu --preset=gpu --steps-per-sync=2 -> 2 with workload d4pg: actors .*; use 1
+  --device=gpu --preset=gpu --set=steps-per-sync=2 -> 2 with .* d4pg: actors .*; use 1
 sweep --workload=transformer --preset=smoke --replicas=1,2
   --per-replica-batch-size=100 -> sequence_length 64; use 64 or 128 tokens per repl
   --mode=strong --global-batch-size=96 --replicas=2 -> of 48 tokens each: .*-size 128 wi
@@ -119,7 +122,7 @@ sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0
   --workload=resnet50 -> --workload has no effect with --command
   --time-budget=3min -> --time-budget has no effect with --command, .*leave
   --budget=60s -> --budget has no effect with --command
-  --replicas=4 --replicas-per-worker=3 -> 4 replicas are not divisible by 3; use 3 or
+  --replicas=4 --set=replicas-per-worker=3 -> 4 replicas are not divisible by 3; use 3
   --count=bytes -> 'bytes' is not NAME=PATTERN
   --count==([0-9]) -> is not NAME=PATTERN; write a name of letters and di
   --count=a=(x -> has no regular expression:
@@ -130,16 +133,17 @@ sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0
   --param=seed=1,2 --param=kind=a -> --param 'seed' is a placeholder already
 launch render --workers=4 --gpus-per-worker=2 -- python train.py
   --launcher=local -> --launcher local writes no files: its trials are started by
-  --launcher=slurm --replicas=3 -> makes 8 replicas, not --replicas 3; choose
-  --launcher=slurm --nodes=5 -> --nodes 5 is more than --workers 4: .*at most
+  --launcher=slurm --set=replicas=3 -> makes 8 replicas, not replicas=3; choose
+  --launcher=slurm --set=nodes=5 -> --set nodes=5 is more than --workers 4: .*at m
   --launcher=slurm "--name=A B" -> job name 'A B' is not valid; allowed are up to
   --launcher=slurm '--directory=/a"b' -> cannot stand in a batch file; leave out line
-  --launcher=slurm --pod-template=x -> template x has no effect with --launcher s
-  --launcher=slurm --time-limit=2h -> --launcher slurm; give --time to sbatch
-  --launcher=ray --time-limit=02:00:00 -> is not a duration; write 2h; allowed
-  --launcher=ray --nodes=3 -> --workers 4 is not divisible by --nodes 3
-  --launcher=jobset -> --launcher jobset requires --pod-template with an image: pods
-launch render --workers=4 --launcher=jobset --pod-template=image.yaml -- python train.py
+  --launcher=slurm --set=pod-template=x -> late=x has no effect with --launcher slu
+  --launcher=slurm --set=time-limit=2h -> --launcher slurm; give --time to sbatch
+  --launcher=ray --set=time-limit=02:00:00 -> is not a duration; write 2h; allowed
+  --launcher=ray --set=nodes=3 -> --workers 4 is not divisible by nodes=3
+  --launcher=slurm --nodes=2 -> no longer an option: use --set nodes=VALUE
+  --launcher=jobset -> jobset requires --set pod-template=FILE with an image: pods
+launch render --workers=4 --launcher=jobset --set=pod-template=image.yaml -- python t.py
   --name=1a -> job name '1a' cannot be the name of a service, which begins with a
   --name=aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeefff -> too long: .* most 63
 launch render --workers=4

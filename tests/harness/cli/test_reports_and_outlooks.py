@@ -57,7 +57,6 @@ def abc(make_study):
 
 @pytest.fixture
 def quick_page(monkeypatch):
-    """Pages of single studies have tests of their own; here they cost no time."""
     page = "<html>\n<body>\n<p>a page</p>\n</body>\n</html>\n"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
 
@@ -159,7 +158,6 @@ gate --baseline=HEAD --metric=peak_memory -> only gates on throughput are simula
 @pytest.mark.usefixtures("quick_page")
 @pytest.mark.parametrize("row", BAD.strip().splitlines())
 def test_bad_requests_are_one_line(harness, written, make_study, tmp_path, row):
-    """A gate may have printed its plan before."""
     command, _, message = row.partition(" -> ")
     command = command.replace("gate", GATE, 1)
     for name in {*SHAPES} & {*command.replace("=", " ").split()}:
@@ -203,7 +201,6 @@ def test_two_studies_never_differ(harness, make_study):
 
 
 def test_the_outlook_says_that_a_pass_needs_time_for_15_repetitions(harness):
-    """Beside a revision, at the usual spread."""
     found = {}
     for minutes in ("30min", "40min"):
         gate = (*GATE.split(), "--baseline=HEAD", f"--time-budget={minutes}")

@@ -12,7 +12,6 @@ from harness.cli import main as cli
 
 @pytest.fixture
 def refuse(capfd, tmp_path, monkeypatch):
-    """Returns what a sweep that is refused says; fails if it does more."""
     monkeypatch.chdir(tmp_path)
 
     def run(*options, preset="smoke"):

@@ -13,6 +13,8 @@ from command_words import overridden
 from fake_nvml import make_gpus
 
 from harness.cli import documents, exit_codes, main
+from harness.cli.subcommands.sweep_command import RunRequest
+from harness.options.option import settings
 from results.store.study_store import Store
 
 if sys.version_info >= (3, 11):
@@ -82,8 +84,9 @@ def test_a_list_is_an_array_a_text_or_one_integer(plan, write, value):
 def test_the_recorded_command_has_the_effective_settings_and_no_file(
     harness, plan, write, overrides, tmp_path
 ):
-    name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
-    given = (name, "--repeats=1", "--study=s")
+    own = "match = false\nseed = 1\nallocator = 'default'\n"
+    name = write(f"{SMALL_FILE}{own}[option]\nzero_gamma = false\n")
+    given = (name, "--repeats=1", "--study=s", "--set=seed=2")
     code, _, _ = harness("sweep", *given, overrides=overrides)
     recorded = Store.open(tmp_path / "runs" / "s").read_plan()
     words = recorded.command[3:]
@@ -92,6 +95,8 @@ def test_the_recorded_command_has_the_effective_settings_and_no_file(
     assert "sweep" == words[0]
     assert not any(word.endswith(".toml") for word in words)
     assert "--no-match" in words
+    settings_of = [of for option, of in itertools.pairwise(words) if option == "--set"]
+    assert ["allocator=default", "seed=2"] == settings_of
     pairs = dict(itertools.pairwise(words))
     assert ("1,2", "1", "zero_gamma=false") == tuple(
         pairs[option] for option in ("--replicas", "--repeats", "--option")
@@ -156,10 +161,14 @@ def test_an_option_of_an_earlier_version_says_what_to_use(refuse):
     for subcommand, name in (
         ("sweep", "evaluate"),
         ("sweep", "time-limit"),
+        ("sweep", "gpus-per-worker"),
         ("gate", "work"),
     ):
         for word in (f"--{name}=x", f"--no-{name}"):
             assert "is no longer an option: " in refuse(subcommand, word)
+    for subcommand, name in (("sweep", "rounds"), ("gate", "seed"), ("sweep", "nodes")):
+        said = refuse(subcommand, f"--{name}=1")
+        assert f"--{name} is no longer an option: use --set {name}=VALUE" in said
 
 
 SCHEMA_TEXT = PUBLISHED.read_text(encoding="ascii")
@@ -167,15 +176,16 @@ SCHEMA = json.loads(SCHEMA_TEXT)
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
-    """Those that say what a call prints or leaves out are the only exceptions."""
     options = {
         max(of.opts, key=len)[2:]
         for of in main.cli.commands["sweep"].params
         if of.param_type_name == "option"
     }
-    assert options - {"json", "dry-run"} == set(SCHEMA["properties"])
-    assert {"replicas", "option", "match", "seed", "runs-dir", "nodes"} <= options
-    assert 42 >= len(options)
+    keys = {*settings(RunRequest)}
+    assert (options - {"json", "dry-run", "set"}) | keys == set(SCHEMA["properties"])
+    assert {"replicas", "option", "match", "runs-dir"} <= options
+    assert {"seed", "nodes"} <= keys
+    assert 32 >= len(options)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +242,11 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
 ):
     submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
-    monkeypatch.setattr("sys.argv", ["harness", "sweep", name, "--seed=3"])
-    code, out, err = harness("sweep", name, "--seed=3")
+    monkeypatch.setattr("sys.argv", ["harness", "sweep", name, "--set=seed=3"])
+    code, out, err = harness("sweep", name, "--set=seed=3")
     script = submitted_to.read_text()
 
     assert (exit_codes.OK, "42\n") == (code, out), err
     assert name not in script
     assert "--workload resnet50" in script
-    assert "--seed 3" in script
+    assert "--set seed=3" in script

@@ -75,7 +75,6 @@ def test_the_page_has_a_row_per_value_and_case(made):
 def test_the_same_command_resumes_and_more_values_extend(
     made, harness, overrides, forked_trials
 ):
-    """A trial that was lost is measured again, and only that."""
     (lost, *kept) = made.glob("s/*/trials/*/status.json")
     lost.unlink()
     before = {path: path.stat().st_mtime_ns for path in kept}
@@ -119,7 +118,6 @@ def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_t
 
 @pytest.mark.processes
 def test_the_page_is_verified_with_its_studies(made, harness):
-    """Values come from the records: exchanged names exchange no figure."""
     path = made / "s" / "report" / "index.html"
     written = page_of(made)
     code, out, _ = harness("verify", "s")

@@ -24,8 +24,6 @@ class FakeStep:
 
 
 class FakeRun:
-    """A study that has seen enough after some steps."""
-
     is_study = True
 
     def __init__(self, num_steps):
@@ -42,7 +40,6 @@ class FakeRun:
 
 @pytest.mark.parametrize("is_study", [True, False])
 def test_fit_of_keras_takes_part(is_study):
-    """Each batch is a step; the study ends ``fit``, which else goes on to its end."""
     import keras
     import numpy as np
 
@@ -104,7 +101,6 @@ def test_a_trainer_of_lightning_takes_part():
 
 
 def test_a_trainer_of_hugging_face_takes_part(tmp_path):
-    """The study ends ``train``; its losses are not known."""
     torch, transformers = library("torch"), library("transformers")
     library("accelerate")
 

@@ -101,7 +101,6 @@ def test_a_launcher_that_says_no_number_is_named(variables, message):
 
 
 def loop(num_steps=None, *, examples=8, rank=0, num_ranks=1, last_sec=0.1):
-    """Runs steps of 0.1 s outside of a study; returns what was printed."""
     printed, clock = [], Clock()
     run = AloneRun(rank, num_ranks, clock=clock, write=printed.append)
     for step in run.steps(num_steps):
@@ -112,7 +111,6 @@ def loop(num_steps=None, *, examples=8, rank=0, num_ranks=1, last_sec=0.1):
 
 
 def test_outside_of_a_study_the_rate_is_printed():
-    """For 10 s after 3 steps of warm-up; the interval is over 10 parts."""
     (line,) = loop()
 
     assert "80 examples/s [80, 80], 100 steps after 3 of warm-up" in line

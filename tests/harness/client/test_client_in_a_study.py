@@ -43,7 +43,7 @@ def sweep(client, harness, overrides, tmp_path, monkeypatch):
             *("--unit=images", "--per-replica-batch-size=4", "--mode=weak"),
             *("--repeats=1", "--study=s", f"--replicas={replicas}"),
         )
-        blocks = () if "--order=sequential" in words else ("--rounds=2",)
+        blocks = () if "--order=sequential" in words else ("--set=rounds=2",)
         _, _, err = harness(
             *("sweep", f"--command={command}", "--metric=client"),
             *overridden((*usual, *blocks), *words),
@@ -87,7 +87,6 @@ def test_a_program_takes_turns(sweep):
 
 
 def test_ranks_take_each_block_together(sweep):
-    """They say themselves how many they are; the plan knows of one process."""
     trial, folder = sweep(replicas=2)
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
@@ -107,7 +106,6 @@ def test_a_trial_that_runs_alone_has_one_window(sweep, harness):
 
 
 def test_a_loss_that_is_not_finite_gives_no_number(sweep):
-    """The trial is failed_checks, as one of the harness's own."""
     trial, _ = sweep(BEHAVIOR="nan")
 
     assert TrialStatus.FAILED_CHECKS is trial.status.status
@@ -156,7 +154,6 @@ def test_a_program_that_never_connects_is_told_why(sweep, command):
 
 @pytest.mark.parametrize("lingers", [False, True])
 def test_a_rank_that_dies_while_others_wait_is_named(sweep, monkeypatch, lingers):
-    """Whether its launcher ends the others, or they would wait for ever."""
     monkeypatch.setattr(trial_tree, "_GRACE_SEC", 0.5)
     variables = {"LINGER": 1} if lingers else {}
     trial, folder = sweep(replicas=2, BEHAVIOR="killed", BAD_RANK=1, **variables)
@@ -198,7 +195,6 @@ for step in run.steps():
 def test_a_slower_commit_of_a_client_regresses(
     harness, tmp_path, overrides, monkeypatch
 ):
-    """A step of the last commit takes three times as long."""
     monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\n")
@@ -210,7 +206,7 @@ def test_a_slower_commit_of_a_client_regresses(
         "--command=python3 train.py {replicas}",
         "--metric=client",
         *("--per-replica-batch-size=4", "--replicas=1", "--mode=weak"),
-        *("--repeats=3", "--rounds=5", "--baseline=HEAD^", "--study=g"),
+        *("--repeats=3", "--set=rounds=5", "--baseline=HEAD^", "--study=g"),
         "--format=json",
         overrides=overrides,
     )
@@ -224,7 +220,6 @@ def test_a_slower_commit_of_a_client_regresses(
 
 
 def test_a_workload_does_not_connect(refuse):
-    """For one of this project the word is no metric."""
     err = refuse("gate", "--workload=resnet50", "--baseline=HEAD", "--metric=client")
 
     assert "unknown metric 'client'; allowed are throughput," in err

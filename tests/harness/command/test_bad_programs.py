@@ -98,8 +98,6 @@ SLEEPS = ("987", "988")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, make_spec):
-    """Runs all programs, two at a time; returns the records of each by its name."""
-
     def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
         return synthetic_trial.planned(
             make_spec(

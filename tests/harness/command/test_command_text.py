@@ -171,7 +171,6 @@ def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
 
 
 def test_numbers_of_a_run_before_are_not_read(tmp_path):
-    """A file that stays, or that is written behind; a new one may be alike."""
     path = tmp_path / "out.jsonl"
 
     def file():
@@ -227,7 +226,6 @@ def test_a_program_that_takes_more_cores_is_told():
 
 
 def test_a_program_that_takes_other_gpus_is_told(install_gpus):
-    """Those of its trial are its own; of others only its own processes count."""
     devices = make_gpus(4)
     devices[3].is_lost = True
     install_gpus(devices)

@@ -72,7 +72,6 @@ def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
 
 
 def test_the_last_number_of_either_stream_counts():
-    """And zero is one: nothing was compiled again."""
     reader = reader_lib.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
     reader.feed(0, b"traced 3\nsent 1e3\ntra", 1)
     reader.feed(1, b"traced 9", 2)

@@ -138,7 +138,6 @@ PATTERNS = (
 def test_a_number_is_read_whole_or_refused(
     kind: str, whole: int, fraction: str, delimiter: str, pattern: str
 ) -> None:
-    """Sixty spellings, each before a delimiter and by several patterns."""
     word = str(whole)
     spelled = {**READ, **UNCLEAR}[kind](word, fraction)
     line = f"took {spelled}{delimiter}"
@@ -187,7 +186,6 @@ def test_a_number_is_read_whole_or_refused(
     ],
 )
 def test_what_is_declared_or_printed_says_how_a_number_is_meant(option, line, value):
-    """Words behind the name, and units in the line."""
     assert [value] == pytest.approx(read(option, line))
 
 
@@ -225,7 +223,6 @@ def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**20), st.sampled_from(["", "_", ",", "\u202f"]))
 def test_a_count_is_exact_or_refused(value, separator):
-    """No digit is lost between what was printed and what a gate compares."""
     spelled = grouped(str(value), separator) if separator else str(value)
     reader = CountReader(["bytes=sent ([0-9]+)"])
     try:
@@ -264,7 +261,6 @@ def test_lines_without_their_number_are_failures(bad, where, number):
 
 
 def test_other_lines_are_no_failures():
-    """A word that follows, the unknown rate with which a bar begins, blank lines."""
     lines = ["rate limit on", "", "rate: improved", "rate 3", "a rate of nan"]
     assert [3.0] == read("throughput=rate ([0-9.]+)", *lines)
     bar = ["0/8 [00:00<?, ?it/s]", "1/8 [00:01<00:07, 1.00it/s]"]

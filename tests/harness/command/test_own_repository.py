@@ -266,7 +266,7 @@ def folder(tmp_path):
 @pytest.mark.usefixtures("forked_trials", "folder")
 def test_the_time_of_an_epoch_is_no_step_time(harness):
     code, out, err = harness(
-        *TRAIN_SWEEP, "--repeats=2", "--mode=weak", "--efficiency-target=50%"
+        *TRAIN_SWEEP, "--repeats=2", "--mode=weak", "--set=efficiency-target=50%"
     )
 
     assert exit_codes.OK == code, err
@@ -278,7 +278,6 @@ def test_the_time_of_an_epoch_is_no_step_time(harness):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_module_that_changes_makes_another_program(harness, folder):
-    """Its figures are not mixed into a study; data that arrived is no program."""
     model = folder / "lib" / "model.py"
     model.write_text("EPOCH, FAILS = 1.0, 2\n")
     sweep = (*TRAIN_SWEEP, "--mode=strong", "--repeats=1")
@@ -302,7 +301,6 @@ def test_a_module_that_changes_makes_another_program(harness, folder):
 def test_an_imported_module_counts_wherever_it_is(
     harness, folder, monkeypatch, tmp_path_factory, place
 ):
-    """Or two calls of a sweep would mix two versions of it in one figure."""
     model, script = folder / "lib" / "model.py", "train.py"
     if place == "among data":
         monkeypatch.setattr(identity, "_MOST_LOOKED_AT", 20)

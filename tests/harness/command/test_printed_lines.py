@@ -28,7 +28,6 @@ def read(*chunks, **options):
 
 
 def test_a_number_has_the_time_at_which_its_line_ends():
-    """By a newline or, as of progress bars, by a carriage return; colours are none."""
     chunks = (b"s: 1\ns:", b" 2\r\x1b[1ms: 3\x1b[0m\n", b"s: 4")
 
     assert [(0, 1.0), (1, 2.0), (1, 3.0), (3, 4.0)] == timed(
@@ -69,7 +68,6 @@ def test_what_is_shown_is_read(text, values):
 
 
 def test_a_tab_stays_a_tab():
-    """Patterns ask for it."""
     assert [5.0] == read(b"rate\t5\n", pattern="rate\\t([0-9.]+)")
 
 
@@ -129,7 +127,6 @@ def written(parts):
     st.integers(1, 7),
 )
 def test_a_line_is_that_of_a_terminal(parts, size):
-    """Whatever moves the cursor within it, and however it is divided."""
     parts = [("=", 0), *parts]
     data = written(parts) + b"\n"
     line = TerminalLine()
@@ -232,5 +229,4 @@ CHAIN = "\nDuring handling of the above exception, another exception occurred:\n
     ],
 )
 def test_the_first_cause_is_named(text, cause):
-    """Not a ruler, nor what a launcher says of it."""
     assert cause == first_cause(text)

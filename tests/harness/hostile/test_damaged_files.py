@@ -120,7 +120,7 @@ replicas = "1,2"
 mode = ["weak"]
 repeats = 2
 budget = "none"
-minutes = "5min"
+time-budget = "5min"
 [option]
 image_size = 32
 """
@@ -147,7 +147,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
     root.mkdir()
     with quick_sweeps(root):
         for more in (
-            ("--study=r", "--repeats=2", "--order=interleaved", "--rounds=3"),
+            ("--study=r", "--repeats=2", "--order=interleaved", "--set=rounds=3"),
             ("--study=v", "--repeats=1", "--order=sequential", "--no-match",
              "--vary=data=digits,synthetic"),
         ):  # fmt: skip
@@ -370,7 +370,6 @@ def like(value, path, chance, new):
 
 
 def change(value, path, how, new):
-    """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
     if not path:
         return new
     parent = value
@@ -466,7 +465,6 @@ def damage(root, kind, first, second, new):
 
 
 def check(root, reader):
-    """Runs subcommands over a study, and checks that what is wrong is named."""
     of_report = (("report",), ("report", "--format=json"))
     subcommands = (("status",), ("status", "--json"), *of_report)
     for words in (reader, *((*subcommand, root.name) for subcommand in subcommands)):
@@ -493,9 +491,6 @@ def check(root, reader):
 def test_damaged_studies_are_reported_in_lines(
     old_and_new_studies, version, places, reader
 ):
-    """Bytes, keys, types, values and files, of all versions, by each reading
-    subcommand.
-    """
     root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
     root.with_name("written.zip").unlink(missing_ok=True)

@@ -24,11 +24,14 @@ pytestmark = pytest.mark.processes
 
 SWEEP = "--workload=resnet50 --preset=smoke --replicas=1,2 --mode=weak --no-match"
 ORDERS = {
-    "a": "--order=interleaved --rounds=3",
-    "b": "--order=interleaved --rounds=4",
+    "a": "--order=interleaved --set=rounds=3",
+    "b": "--order=interleaved --set=rounds=4",
     "c": "--order=sequential",
 }
-GATE = f"gate {SWEEP} --backends=in_graph --repeats=2 --rounds=3 --baseline=a --study=g"
+GATE = (
+    f"gate {SWEEP} --backends=in_graph --repeats=2 --set=rounds=3 --baseline=a"
+    " --study=g"
+)
 OUTPUT = "../written"
 """Outside of what is read: its content is part of the answer."""
 SUBCOMMANDS = {
@@ -122,7 +125,6 @@ def run_subcommand(overrides, capsys):
 def test_a_failed_read_gives_no_other_answer(
     subcommand, measured, run_subcommand, monkeypatch
 ):
-    """The same output, or one line that names the file; the studies stay equal."""
     monkeypatch.chdir(measured)
     faults = FailingReads(measured)
     faults.install(monkeypatch)
@@ -159,7 +161,6 @@ def test_a_failed_read_gives_no_other_answer(
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     subcommand, measured, tmp_path, run_subcommand, monkeypatch
 ):
-    """Or one line and what was there before; then the same command finishes."""
     page = "<body>\n<p>12</p></body>"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: page)
     whole = tmp_path / "whole"

@@ -60,7 +60,6 @@ studies = st.sampled_from(("s", "s", "s", "new")) | paths
 
 
 def some(*values):
-    """Returns values that are known, or any text."""
     return st.sampled_from(values) | texts
 
 
@@ -230,7 +229,6 @@ def run(arguments):
 )
 @given(arguments=command_lines())
 def test_no_command_line_ends_in_a_traceback(place, arguments):
-    """Exit 2 is one line, at once, with nothing written; never an internal error."""
     before = listing(place)
     code, out, err, seconds = run(arguments)
     after = listing(place)

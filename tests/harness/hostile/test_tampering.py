@@ -26,8 +26,8 @@ OPTIONS = (
 INTERLEAVED = (*OPTIONS, "--order=interleaved", "--budget=none")
 SWEEPS = {
     "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),
-    "relay": (*INTERLEAVED, "--repeats=2", "--rounds=3"),
-    "one": (*INTERLEAVED, "--repeats=1", "--rounds=8"),
+    "relay": (*INTERLEAVED, "--repeats=2", "--set=rounds=3"),
+    "one": (*INTERLEAVED, "--repeats=1", "--set=rounds=8"),
 }
 NUMBER = re.compile(r"(?<=[\s:\[,])-?\d[\d.]*(?:e-?\d+)?(?=[\s,\]}\n])")
 NUM_MUTATIONS = 40 if covering.is_full() else 12
@@ -36,7 +36,6 @@ NUM_DIGITS = 11  # and the point
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory, overrides, quick_sweeps):
-    """Returns a directory with one study per design, measured by the fake worker."""
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
     real_rule = overrides | {"discard_reason": disturbance.discard_reason}
@@ -60,7 +59,6 @@ def studies(tmp_path_factory, overrides, quick_sweeps):
 
 @pytest.fixture
 def study(studies, tmp_path, request):
-    """Returns a copy of one, of the design that the test names."""
     name = getattr(request, "param", "sequential")
     shutil.copytree(studies / name, tmp_path / "runs" / "s")
     return tmp_path / "runs" / "s"
@@ -147,7 +145,6 @@ def with_another_digit(number, generator):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "blocks.jsonl"])
 def test_every_changed_digit_is_found(study, name, verified):
-    """In any number of a result, of a step or block, of the load within a block."""
     unlist(study)
     generator = random.Random(f"{study.name}/{name}")
     paths = sorted(study.glob(f"trials/*/{name}"))
@@ -237,7 +234,6 @@ def swap(root, names):
 
 
 def drop_from_plan(root, is_dropped):
-    """Removes trials, from the plan as well."""
     plan = json.loads((root / "plan.json").read_text())
     dropped = [trial for trial in plan["trials"] if is_dropped(trial)]
     kept = [trial for trial in plan["trials"] if trial not in dropped]
@@ -325,7 +321,6 @@ FILES = ("spec.json", "env.json", "status.json", "result.json", "rank_0.jsonl", 
 
 @pytest.mark.parametrize("pattern", ["plan.json", *(f"trials/*/{of}" for of in FILES)])
 def test_every_changed_file_is_found(study, verified, pattern):
-    """Machine, load, time and command too: a digit, another trial's file, or none."""
     path, *others = sorted(study.glob(pattern))
     content = path.read_bytes()
     contents = [content + b"x", None, *(other.read_bytes() for other in others[:1])]
@@ -344,7 +339,6 @@ def test_every_changed_file_is_found(study, verified, pattern):
 
 
 def with_another_rate(page):
-    """Changes the last digit before the first unit, and nothing else."""
     start = page.index("images/s") - 3
     while not page[start].isdigit():
         start -= 1
@@ -363,7 +357,6 @@ PAGES = {
 def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
     study, harness, verified, monkeypatch
 ):
-    """The page is compared byte for byte with the one that is built."""
     page = write_report(Store(study))
     code, out, _ = harness("verify", "s")
     sums = (study / manifest.MANIFEST_NAME).read_text()
@@ -424,7 +417,6 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
 
 @pytest.mark.parametrize("has_seal", [False, True])
 def test_a_study_of_an_earlier_version_is_not_listed(study, verified, has_seal):
-    """It stays readable, is verified, and the words say what that leaves out."""
     if has_seal:
         (study / manifest.MANIFEST_NAME).unlink()
         (study / "seal.jsonl").write_text("of an earlier version\n")

@@ -22,7 +22,7 @@ from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = forked_trials.command_of("gate_worker", Path(__file__).parent)
-GATE = (*gate_process.GATE, "--rounds=3")
+GATE = (*gate_process.GATE, "--set=rounds=3")
 
 
 @pytest.fixture(scope="session")

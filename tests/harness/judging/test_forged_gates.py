@@ -133,7 +133,7 @@ def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypa
     monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
     replicas = "--replicas=1,2" if metric == "efficiency" else "--replicas=1"
     options = (replicas, f"--metric={metric}", f"--order={order}", "--repeats=2")
-    rounds = ["--rounds=2"] * (order == "relay")
+    rounds = ["--set=rounds=2"] * (order == "relay")
     code, _, err = gate("--baseline=slower", "--study=m", *options, *rounds, of=GATE)
     assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE, exit_codes.REGRESSION), err
     code, out, err = harness("verify", "m", "--json")

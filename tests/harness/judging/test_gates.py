@@ -67,7 +67,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
         # Then it stops after its first repetition.
         (
             ["noise"],
-            ("--measure-equal", "--rounds=1"),
+            ("--measure-equal", "--set=rounds=1"),
             "stopped: no block of run 1 counts",
             r"^UNFIT: .* because (\d+) of \1 blocks are discarded",
         ),
@@ -138,7 +138,8 @@ def test_an_efficiency_needs_blocks(gate):
     assert re.search(r"efficiency needs cases that take .*; leave --order", err)
 
 
-LOOKING = (*(word for word in GATE if word not in FIXED), "--rounds=3", "--no-match")
+LOOKING = (*(word for word in GATE if word not in FIXED), "--set=rounds=3")
+LOOKING += ("--no-match",)
 
 
 def test_equal_code_passes_at_once(gate, written):
@@ -179,7 +180,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
 
 
 def test_a_stored_study_is_judged_as_weaker(gate, stored):
-    code, out, err = gate(f"--baseline={stored}", "--study=new", "--seed=1")
+    code, out, err = gate(f"--baseline={stored}", "--study=new", "--set=seed=1")
 
     assert exit_codes.INCONCLUSIVE == code, err
     assert "\na weaker comparison: the two were not" in out
@@ -206,7 +207,7 @@ def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
 
 
 AS_LONG_AS_NEEDED = tuple(of for of in GATE if not of.startswith("--repeats"))
-OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
+OF = ("--repeats=2", "--set=rounds=1", "--baseline=sent_less")
 
 
 @pytest.mark.usefixtures("with_pages")
@@ -269,7 +270,7 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate):
 
 
 def test_a_gate_ends_with_the_repetition_in_which_a_count_rose(gate):
-    arguments = ("--baseline=sent_less", "--rounds=1", "--count=collective_bytes")
+    arguments = ("--baseline=sent_less", "--set=rounds=1", "--count=collective_bytes")
     for is_first in (True, False):
         code, out, err = gate(*arguments, "--study=g", of=AS_LONG_AS_NEEDED)
 
@@ -290,7 +291,7 @@ OF_QUALITY = (
 
 
 def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
-    asked = ("--measure-equal", "--quality-repeats=5", "--study=q", "--format=json")
+    asked = ("--measure-equal", "--set=quality-repeats=5", "--study=q", "--format=json")
     code, out, err = gate("--baseline=learned_more", *asked, of=OF_QUALITY)
     assert out, err
     data = json.loads(out)
@@ -306,10 +307,10 @@ def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
 
 
 def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):
-    sweep = ("sweep", *OF_QUALITY[2:], "--repeats=1", "--rounds=1")
-    gate(of=(*sweep, "--study=stored", "--quality-repeats=5"))
+    sweep = ("sweep", *OF_QUALITY[2:], "--repeats=1", "--set=rounds=1")
+    gate(of=(*sweep, "--study=stored", "--set=quality-repeats=5"))
     gate("--budget=none", of=(*sweep, "--study=none"))
-    code, out, err = gate("--baseline=stored", "--quality-repeats=5", of=OF_QUALITY)
+    code, out, err = gate("--baseline=stored", "--set=quality-repeats=5", of=OF_QUALITY)
     refused, _, message = gate("--baseline=none", of=OF_QUALITY)
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NUM_KILLS = int(os.environ.get("GATE_KILLS", "2"))
 GATE_SEC = 4.0
 """About the time of a gate here, at whose moments it is killed."""
-KILLED = (*GATE, "--rounds=3", "--baseline=same")
+KILLED = (*GATE, "--set=rounds=3", "--baseline=same")
 
 
 @pytest.mark.processes

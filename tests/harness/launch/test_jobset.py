@@ -39,7 +39,7 @@ def rendered(*words, command=("python", "train.py"), pod_template=None):
             code = cli.main(
                 (
                     *("launch", "render", "--launcher=jobset", "--name=study"),
-                    *(f"--pod-template={path}", f"--output={folder}"),
+                    *(f"--set=pod-template={path}", f"--output={folder}"),
                     *overridden(("--workers=4", "--gpus-per-worker=2"), *words),
                     *("--", *command),
                 )
@@ -71,7 +71,7 @@ def test_every_worker_has_a_pod_its_gpus_and_one_start():
     own = pod_of_one(activeDeadlineSeconds=600)
     own["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
     manifest = parsed(
-        "--directory=/opt/project", "--cores-per-worker=8", pod_template=own
+        "--directory=/opt/project", "--set=cores-per-worker=8", pod_template=own
     )
     job = job_of(manifest)
     pod = job["template"]["spec"]

@@ -25,7 +25,7 @@ from harness.run.trial_runner import run_trial
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-ASKED = ("--launcher=kubernetes", "--pod-template=pod.yaml")
+ASKED = ("--launcher=kubernetes", "--set=pod-template=pod.yaml")
 PROGRAM = """
 import sys, time
 print("cells/s: 1.0", flush=True)
@@ -167,7 +167,7 @@ NOT_THERE = [
     ({"claim": "other"}, (), r"its claim 'other' is not in namespace 'team'; known"),
     (
         {"claim": "alone"},
-        ("--nodes=2",),
+        ("--set=nodes=2",),
         r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of",
     ),
     (
@@ -185,7 +185,7 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
 ):
     given = sweep
     write_template(tmp_path, **fields)
-    if "--nodes=2" in options:
+    if "--set=nodes=2" in options:
         given = [
             "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=2",
             "--backends=multi_worker", "--mode=weak", *ASKED,
@@ -199,14 +199,19 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
-        ("file", "kubernetes requires --pod-template with an image: pods run in"),
-        ("containers", "kubernetes requires --pod-template with an image: pods run"),
-        ("volumes", "requires --pod-template with a volume 'runs' for a sweep"),
+        ("file", "kubernetes requires --set pod-template=FILE with an image: "),
+        ("containers", "kubernetes requires --set pod-template=FILE with an image"),
+        (
+            "volumes",
+            "requires --set pod-template=FILE with a volume 'runs' for a sweep",
+        ),
     ],
 )
 def test_what_a_pod_needs_is_asked_for(harness, sweep, tmp_path, left_out, message):
     if left_out == "file":
-        sweep = tuple(word for word in sweep if not word.startswith("--pod-template"))
+        sweep = tuple(
+            word for word in sweep if not word.startswith("--set=pod-template")
+        )
     else:
         content = kubernetes_rules.template(claim="studies")
         del content["spec"][left_out]
@@ -324,7 +329,8 @@ def test_the_documented_template_is_one(server, harness, tmp_path):
     page = Path(__file__).resolve().parents[3] / "docs" / "clusters.md"
     (template,) = re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "pod.yaml").write_text(template)
-    gang = ("--launcher=jobset", "--pod-template=pod.yaml", "--workers=4", "--name=g")
+    gang = ("--launcher=jobset", "--set=pod-template=pod.yaml", "--workers=4")
+    gang += ("--name=g",)
     code, out, err = harness("launch", "render", *gang, "--", "python", "train.py")
     assert 0 == code, err
     made = yaml.safe_load((tmp_path / out.strip()).read_text())

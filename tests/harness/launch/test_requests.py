@@ -52,7 +52,7 @@ def set_hosts(monkeypatch):
 
 
 def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch):
-    argv = (*ON_SLURM, "--nodes=2", "--runs-dir=it's here")
+    argv = (*ON_SLURM, "--set=nodes=2", "--runs-dir=it's here")
     monkeypatch.setenv("SBATCH_PARTITION", "main,big")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "1:00:00")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
@@ -79,10 +79,10 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
 
 
 NOT_SUBMITTED = [
-    ("", "--nodes=3", r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
+    ("", "--set=nodes=3", r"nodes=3: partition 'main' has 2; use at most nodes=2"),
     ("", "--order=interleaved", r"--order interleaved on 2 hosts: blocks are judged"),
     # Of several, the largest has to have the nodes.
-    ("big,main", "--nodes=9", r"partition 'big' has 8; use at most --nodes 8, or se"),
+    ("big,main", "--set=nodes=9", r"partition 'big' has 8; use at most nodes=8, or"),
 ]
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_submitted_that_cannot_run(
 ):
     if partition:
         monkeypatch.setenv("SBATCH_PARTITION", partition)
-    words = overridden((*ON_SLURM, "--nodes=2"), option)
+    words = overridden((*ON_SLURM, "--set=nodes=2"), option)
 
     assert re.search(message, refuse(*words))
     assert not slurm.exists()
@@ -106,7 +106,7 @@ def test_a_job_on_gpus_gets_those_of_the_largest_number_of_replicas(
     assert "the GPUs of the job are unknown before it starts; give --replicas" in err
     assert not slurm.exists()
 
-    sizes = ("--replicas=2,4", "--gpus-per-worker=2", "--nodes=2")
+    sizes = ("--replicas=2,4", "--set=replicas-per-worker=2", "--set=nodes=2")
     code, _, err = harness(*without, "--device=gpu", *sizes)
 
     assert exit_codes.OK == code, err
@@ -166,7 +166,7 @@ def test_several_hosts_are_part_of_the_identity(harness, set_hosts):
 
 
 PROGRAM = ("python", "train.py", "--text", "a b")
-IMAGE = "--pod-template=../image.yaml"
+IMAGE = "--set=pod-template=../image.yaml"
 CHECK = "python -m harness.launch.ray 2"
 SIZE = "--num-cpus=16 --num-gpus=4"
 
@@ -242,7 +242,7 @@ def test_what_is_no_template_or_contradicts_is_refused(
 ):
     if content is not None:
         (tmp_path / "pod.yaml").write_text(content)
-    code, out, err = render(harness, "jobset", "--pod-template=pod.yaml")
+    code, out, err = render(harness, "jobset", "--set=pod-template=pod.yaml")
 
     assert (2, "", 1) == (code, out, err.count("\n"))
     assert message in err
@@ -252,7 +252,7 @@ def test_what_is_no_template_or_contradicts_is_refused(
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        (["--nodes=2"], ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"']),
+        (["--set=nodes=2"], ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"']),
         ([], ['ntasks="4"', 'gpus-per-task="2"']),
     ],
 )
@@ -304,7 +304,8 @@ def run(harness, tmp_path, monkeypatch):
     ],
 )
 def test_every_host_of_a_ray_cluster_has_its_part(run, words, expected):
-    size = ("--workers=4", "--gpus-per-worker=2", "--cores-per-worker=8", "--nodes=2")
+    size = ("--workers=4", "--gpus-per-worker=2")
+    size += ("--set=cores-per-worker=8", "--set=nodes=2")
     done = run("ray", *size, words=words)
 
     if expected:

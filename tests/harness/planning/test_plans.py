@@ -21,7 +21,6 @@ from harness.machine.machine_state import CpuTopology, LogicalCpu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Returns a folder in which plans are made; nobody looks for MuJoCo."""
     made = tmp_path_factory.mktemp("plans")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
@@ -56,7 +55,6 @@ def _run(options, num_cores, num_gpus, preset="smoke"):
 
 @pytest.fixture(scope="module")
 def plan(folder):
-    """Returns a function that plans a sweep: the record of it, as JSON."""
     del folder
 
     def run(options, num_cores=8, num_gpus=2, **preset):
@@ -69,7 +67,6 @@ def plan(folder):
 
 @pytest.fixture(scope="module")
 def notes(folder):
-    """Returns a function that plans a sweep: what is said of it, in lines."""
     del folder
 
     def run(options, num_cores=8, num_gpus=2):
@@ -122,13 +119,13 @@ def words(fields):
         name: ",".join(map(str, value)) if isinstance(value, list) else value
         for name, value in fields.items()
     }
-    return " ".join(f"--{name}={text}" for name, text in texts.items())
+    seed = f"--set=seed={texts.pop('seed')}"
+    return " ".join([*(f"--{name}={text}" for name, text in texts.items()), seed])
 
 
 @settings(max_examples=20, deadline=None)
 @given(requests, st.integers(0, 3))
 def test_a_plan_is_complete_balanced_and_paired(plan, fields, other_seed):
-    """Whatever is asked for, in sequence; the same request has the same plan."""
     request = f"--order=sequential --budget=none {words(fields)}"
     planned = plan(request)
     trials = planned["trials"]
@@ -288,8 +285,8 @@ def budget(amount, unit="seconds"):
     ],
 )
 def test_a_budget_says_what_measures_quality(plan, text, expected, is_evaluated):
-    """Trainings of each backend, the windows of all trials, both, or nothing."""
-    planned = plan(f"--timeout=20000s --quality-repeats=2 --budget={text}", num_cores=2)
+    options = f"--timeout=20000s --set=quality-repeats=2 --budget={text}"
+    planned = plan(options, num_cores=2)
     found = trainings(planned)
 
     assert [expected] * (8 if expected else 0) == [spec["budget"] for spec in found]
@@ -299,7 +296,6 @@ def test_a_budget_says_what_measures_quality(plan, text, expected, is_evaluated)
 
 
 def test_the_default_sweep_ends_with_trainings_of_its_first_backend(plan, notes):
-    """In strong scaling, so that all do the same updates, where it was requested."""
     default = plan("--preset=laptop", num_cores=2)
     weak = plan("--preset=laptop --mode=weak", num_cores=2)
     synthetic = plan("--preset=laptop --data=synthetic", num_cores=2)
@@ -365,7 +361,6 @@ CONTROLLED = [
 def test_controls_are_those_of_the_case_that_they_explain(
     plan, notes, options, num_cores, expected, note
 ):
-    """In one order, so that the same controls are the same plan."""
     assert expected == controls(plan(options, num_cores))
     assert [line for line in notes(options, num_cores) if note in line]
 
@@ -450,7 +445,6 @@ def test_stages_are_compared_with_one_device_and_have_cores_of_their_own(plan):
 
 
 def test_a_mesh_is_of_the_backend_that_splits_dimensions(plan, refuse):
-    """All replicas have two cores, which two devices of a mesh share."""
     options = "--workload=transformer --preset=smoke --option=mesh=1x2"
     planned = plan(f"{options} --backends=in_graph,dtensor --replicas=1,2", num_cores=4)
 

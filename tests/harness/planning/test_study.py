@@ -64,7 +64,6 @@ ALL_BACKENDS = "--backends=in_graph,tf_mirrored,single"
     ],
 )
 def test_more_of_the_same_extends(sweep, first, more):
-    """What is in the plan stays first; an added mode shares the baseline."""
     before, _ = sweep(*first)
     extended, err = sweep(*more)
     num_added = len(extended.trials) - len(before.trials)
@@ -82,7 +81,7 @@ def test_more_of_the_same_extends(sweep, first, more):
 # What both sweeps have, what the second one changes, and what is said. A control would
 # have no blocks beside the others.
 OTHER = r"""
-| --seed=1 -> study 's' was made with seed 0, this sweep has 1
+| --set=seed=1 -> study 's' was made with seed 0, this sweep has 1
 | --preset=laptop -> with preset 'smoke', this sweep has 'laptop'
 | --data=synthetic -> with data 'digits', this sweep has 'synthetic'
 | --steps=+9 -> with num_measured_steps 4, this .* has 9
@@ -105,7 +104,6 @@ def test_another_setting_is_refused_by_name(sweep, row):
 
 
 def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
-    """As where the processes of an interleaved study do not fit into memory."""
     sweep()
     words = [word for word in BASE if not word.startswith("--order")]
     _, _, err = harness("sweep", *words, "--controls=nosync,independent")
@@ -119,7 +117,6 @@ def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
 def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
     sweep, tmp_path, monkeypatch
 ):
-    """The same trials run where the sets have moved to; resuming finds them again."""
     plans = []
     for folder in (None, "here", "there"):
         if folder:
@@ -148,7 +145,6 @@ def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
 def test_a_plan_that_cannot_be_continued_here_is_one_line(
     sweep, refuse, tmp_path, fields, message
 ):
-    """Before anything starts; also one of two batches, which was not made here."""
     plan, _ = sweep()
     spec = plan.trials[1].spec.model_copy(update=fields)
     names = dict(zip(("trial_id", "case_id"), identity.ids(spec), strict=True))

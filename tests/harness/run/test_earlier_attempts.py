@@ -27,7 +27,7 @@ from results.store.study_store import Store
 
 SWEEP = smoke_sweep(
     "--replicas=1 --mode=weak --repeats=2 --no-match --budget=none --study=s "
-    "--order=interleaved --rounds=2 --backends=single,in_graph"
+    "--order=interleaved --set=rounds=2 --backends=single,in_graph"
 )
 
 

@@ -35,7 +35,7 @@ SWEEP = smoke_sweep(
 )
 ORDERS = {
     "sequential": ("--order=sequential", "--backends=in_graph"),
-    "relay": ("--order=interleaved", "--rounds=2", "--backends=single,in_graph"),
+    "relay": ("--order=interleaved", "--set=rounds=2", "--backends=single,in_graph"),
 }
 NUM_READS = int(os.environ.get("READ_FAULTS", "4"))
 NUM_WRITES = int(os.environ.get("WRITE_FAULTS", "6"))

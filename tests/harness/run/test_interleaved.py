@@ -33,8 +33,8 @@ two_cores = pytest.mark.skipif(
 ROUNDS = 3
 ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
 SWEEP = smoke_sweep(
-    "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 --rounds=3 "
-    "--order=interleaved --budget=none --no-match --study=s"
+    "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 "
+    "--set=rounds=3 --order=interleaved --budget=none --no-match --study=s"
 )
 
 
@@ -200,7 +200,7 @@ def test_a_discarded_block_is_kept_and_repeated_up_to_twice(run):
 @forked
 def test_a_trial_whose_blocks_are_all_discarded_gives_no_number(run):
     changes = {"discard_reason": lambda *_: "others were busy"}
-    trials, _ = run(*ONE, "--rounds=1", **changes)
+    trials, _ = run(*ONE, "--set=rounds=1", **changes)
 
     assert 2 == len(trials)
     for trial in trials.values():
@@ -213,7 +213,7 @@ def test_a_trial_whose_blocks_are_all_discarded_gives_no_number(run):
 
 @forked
 def test_little_time_still_gives_the_fewest_rounds(run):
-    trials, _ = run(*ONE, "--time-budget=0.01s", "--rounds=100")
+    trials, _ = run(*ONE, "--time-budget=0.01s", "--set=rounds=100")
 
     assert {rounds.MIN_ROUNDS} == {len(trial.result.rates) for trial in trials.values()}
 
@@ -226,7 +226,7 @@ def full(monkeypatch):
 
 
 def with_order(*options):
-    return [word for word in overridden(SWEEP, *options) if word != "--rounds=3"]
+    return [word for word in overridden(SWEEP, *options) if word != "--set=rounds=3"]
 
 
 @forked

@@ -110,7 +110,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
             begin = time.monotonic()
             process = start_harness(
                 *(*SWEEP, f"--order={order}", f"--runs-dir={runs}"),
-                *["--rounds=3"] * (order == "relay"),
+                *["--set=rounds=3"] * (order == "relay"),
                 FAKE_STEP_SEC="0.01",
                 FAKE_ACTOR="1",
                 FAKE_COUNT_FILE=count,
@@ -198,7 +198,7 @@ def test_resume_runs_what_is_missing_and_only_that(
     assert "study s: extended by 4 trials to 12" in err
 
 
-ORDERS = {"sequential": (), "relay": ("--order=interleaved", "--rounds=2")}
+ORDERS = {"sequential": (), "relay": ("--order=interleaved", "--set=rounds=2")}
 STOPPED_SEC = 0.5
 
 

@@ -142,7 +142,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 TWO = ("--replicas=1,2",)
 AGAIN = (*TWO, "--repeats=2")
-IN_BLOCK = ("--repeats=2", "--order=interleaved", "--budget=none", "--rounds=1")
+IN_BLOCK = ("--repeats=2", "--order=interleaved", "--budget=none", "--set=rounds=1")
 
 
 @forked

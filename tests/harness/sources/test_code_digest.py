@@ -27,7 +27,6 @@ OTHER_ROOMS = {
 
 
 def digest_of(root, **changes):
-    """The digest of a trial in a tree, read anew."""
     code_digest.read_once.cache_clear()
     tree = SourceTree(**{"revision": "r", "root": root, "versions": VERSIONS} | changes)
     return code_digest.of_trial("resnet50", "in_graph", tree)
@@ -35,7 +34,6 @@ def digest_of(root, **changes):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A tree with a file of a few rooms."""
     for name in (
         "harness/run/trial_tree.py",
         "harness/cli/main.py",
@@ -69,7 +67,6 @@ def test_a_line_of_what_is_measured_counts(tree, name, counts):
 
 
 def test_a_file_that_moves_counts_and_so_do_versions(tree):
-    """Of the packages that compute; a folder that a revision lacks is none."""
     before = digest_of(tree)
     file = tree / "replicator" / "engine" / "link.py"
     file.rename(file.with_name("linker.py"))
@@ -90,7 +87,6 @@ def test_every_room_of_the_harness_counts_or_does_not():
 
 @pytest.mark.parametrize("package", ["harness", "replicator", "workloads"])
 def test_comments_docstrings_and_formatting_change_nothing(tmp_path, package):
-    """All files of a package at once, written by another formatter."""
     before = code_digest.read(ROOT)
     for name in before:
         if not name.startswith(package) or not name.endswith(".py"):
@@ -128,7 +124,6 @@ def _with_docs(node):
     ],
 )
 def test_a_file_counts_by_what_it_does(tree, one, other, is_same):
-    """However it is written."""
     file = tree / "replicator" / "engine" / "link.py"
     digests = set()
     for text in (one, other):
@@ -149,7 +144,6 @@ def test_a_file_counts_by_what_it_does(tree, one, other, is_same):
     ],
 )
 def test_code_that_cannot_be_read_is_named(tree, change, what):
-    """In one line, with what to do."""
     change(tree / "harness" / "run" / "trial_tree.py")
 
     if not what:
@@ -165,8 +159,6 @@ def test_code_that_cannot_be_read_is_named(tree, change, what):
 def test_a_workload_without_tensorflow_says_what_to_install(
     monkeypatch,
 ):
-    """Where only what programs of the user's need is installed."""
-
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -190,7 +182,6 @@ def ours(modules):
 
 
 def test_what_starts_a_trial_is_measured():
-    """Every module of ours that is imported with what runs trials, and in a trial."""
     script = (
         "import sys, harness.run.trial_runner, harness.run.rounds;"
         "import harness.trial.worker;"
@@ -209,7 +200,6 @@ def test_what_starts_a_trial_is_measured():
 
 @pytest.mark.usefixtures("finished")
 def test_other_code_is_refused(refuse, small, monkeypatch):
-    """Numbers of different code must not mix, by a sweep that is given or continued."""
     monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
     for words in (("sweep", *small, "--study=s"), ("sweep", "--study", "s")):
         assert re.search(
@@ -222,7 +212,6 @@ def test_other_code_is_refused(refuse, small, monkeypatch):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Returns a function that watches a program in a repository: the current folder."""
     root = tmp_path / "repository"
     root.mkdir()
     monkeypatch.chdir(root)
@@ -263,7 +252,6 @@ def test_a_program_that_is_edited_has_changed(program, tmp_path):
 
 @pytest.fixture
 def own_tree(tmp_path):
-    """A tree of our packages with one file, which is watched."""
     file = tmp_path / "harness" / "run" / "trial_tree.py"
     file.parent.mkdir(parents=True)
     file.write_text("a = 1\n")
@@ -286,7 +274,6 @@ def test_our_own_code_that_is_edited_has_changed(own_tree):
 
 
 def test_our_own_code_that_is_new_or_gone_has_changed(own_tree):
-    """All files are counted."""
     own_tree.file.with_name("other.py").write_text("")
     own_tree.file.unlink()
 

@@ -74,7 +74,7 @@ def judge(root, kind, number, repeats):
             *("--command", "python3 program.py {replicas}"),
             *("--metric", "throughput=steps/s: ([0-9.]+)", "--unit", "steps"),
             *("--per-replica-batch-size", "1", "--replicas", "1", "--mode", "weak"),
-            *("--repeats", str(repeats), "--seed", str(number)),
+            *("--repeats", str(repeats), "--set", f"seed={number}"),
             *("--study", f"{kind}-{number}", "--format", "json"),
         ],
         cwd=root,

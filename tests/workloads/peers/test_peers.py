@@ -245,7 +245,7 @@ def trial(backend="jax", revision=""):
         ),
         ({"data": "cifar10"}, "'jax' does not have data 'cifar10'"),
         ({"device": "gpu"}, "'jax' does not have device 'gpu'"),
-        ({"steps_per_sync": 4}, "--steps-per-sync 4, but reads each loss"),
+        ({"steps_per_sync": 4}, "--set steps-per-sync=4, but reads each loss"),
     ],
 )
 def test_what_a_peer_lacks_is_refused(fields, message):
