@@ -72,6 +72,7 @@ DATA = some("digits", "synthetic", "folder:", "cartpole:swingup", "imagenet2012:
 BACKENDS = ("in_graph", "single", "tf_mirrored", "multi_worker", "in_graph,single", ",")
 UNITS = st.sampled_from(("", "s", "min", "h", "%", "steps", "examples", "x"))
 VALUES = {
+    "--set": both("{}={}", some("rounds", "seed", "nodes", "pod-template"), anything),
     "--workload": some("resnet50", "sngan", "d4pg", "transformer", "keras_fit"),
     "--backends": some(*BACKENDS),
     "--preset": some("smoke", "laptop", "paper", "gpu"),
