@@ -145,7 +145,6 @@ def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
 
 
 def judged_metrics(info: WorkloadInfo) -> list[str]:
-    """Returns the names of what a workload learns and a gate judges."""
     return [metric.name for metric in metrics(info) if metric.is_judged]
 
 
@@ -182,14 +181,14 @@ def check_backends(
     backends: Sequence[BackendInfo],
 ) -> None:
     """Checks that every backend can do what the workload and its options need."""
+    stages = f"option {PIPELINE_STAGES}={options.get(PIPELINE_STAGES)}"
+    asked = {
+        ("compiled_functions", "option jit='compute'"): options.get("jit") == "compute",
+        ("fit", "option loop='fit'"): options.get("loop") == "fit",
+        ("pipelines", stages): program.devices_per_replica(options) > 1,
+    }
     wanted = [(need, f"workload {info.name}") for need in info.needs]
-    if options.get("jit") == "compute":
-        wanted.append(("compiled_functions", "option jit='compute'"))
-    if options.get("loop") == "fit":
-        wanted.append(("fit", "option loop='fit'"))
-    if program.devices_per_replica(options) > 1:
-        stages = f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]}"
-        wanted.append(("pipelines", stages))
+    wanted += [pair for pair, is_asked in asked.items() if is_asked]
     if MESH in options and not any(each.name == "dtensor" for each in backends):
         raise PlanError(
             f"option {MESH}={options[MESH]} has no effect: only the backend dtensor"

@@ -96,7 +96,7 @@ class Checked:
             "port": free_port(),
             "output_dir": output_dir,
         }
-        words = program.fill_words(command, values)
+        words = program.fill(command, values)
         self.command = (sys.executable, "-c", _START, str(Path.cwd()), *words)
         self.variables = {
             **{k: v for k, v in os.environ.items() if k != ADDRESS_VARIABLE},

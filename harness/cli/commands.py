@@ -65,9 +65,6 @@ if TYPE_CHECKING:
     from harness.planning.design import CheckedSweep
 
 
-HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
-
-
 def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     """Submits a job that runs the sweep by the same command, and prints its id."""
     study, command = planned.study, planned.command
@@ -81,7 +78,7 @@ def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     arguments = _without(command[command.index("harness") + 1 :], "--study")
     job = Job(
         name=name[:53].strip("-") or "sweep",
-        command=(*HARNESS_COMMAND, *arguments, "--study", study),
+        command=(sys.executable, "-m", "harness", *arguments, "--study", study),
         workers=workers,
         gpus_per_worker=gpus_per_worker,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
@@ -155,15 +152,15 @@ def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, 
 
 
 def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
-    others = [gpu.cuda_id for gpu in chosen if gpu.index != state.index]
-    without = f", or leave it out: CUDA_VISIBLE_DEVICES={','.join(others)}"
+    others = ",".join(gpu.cuda_id for gpu in chosen if gpu.index != state.index)
+    without = f", or leave it out: CUDA_VISIBLE_DEVICES={others}" * bool(others)
     used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
     if state.num_users:
-        plural = "" if state.num_users == 1 else "es"
+        plural = "es" * (state.num_users > 1)
         used = f"used by {state.num_users} other process{plural}"
     return (
         f"GPU {state.index} ({state.name}) is {used}, but a trial needs its GPUs for"
-        f" itself; end the others ('nvidia-smi' lists them){without if others else ''}"
+        f" itself; end the others ('nvidia-smi' lists them){without}"
     )
 
 
@@ -352,15 +349,12 @@ def _print_plan(
         and catalog.workload(spec.workload).memory_module
     }
     missing = _missing(root, asked)
-    equivalence = plan.equivalence.trials if plan.equivalence is not None else ()
-    in_block = []
-    if (
-        equivalence and equivalence[0].spec.device == "gpu"
-    ):  # one after the other, untimed
-        in_block = _missing(Store(root).equivalence.root, equivalence)
-    asked_for = [*in_block, *missing]
+    untimed = []
+    checks = plan.equivalence.trials if plan.equivalence is not None else ()
+    if checks and checks[0].spec.device == "gpu":  # one after the other
+        untimed = _missing(Store(root).equivalence.root, checks)
     durations = estimate.read_durations(request.runs_dir)
-    guess = estimate.estimate(asked_for, durations, plan.measuring)
+    guess = estimate.estimate([*untimed, *missing], durations, plan.measuring)
     if request.is_json:
         data = plan.model_dump(mode="json")
         data |= {"num_missing": len(missing), "estimated_sec": guess.total_sec}
@@ -398,17 +392,16 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
     plan_module.check_name(name)
     root = request.runs_dir / name
     known = _existing(root, axis)
-    if not request.is_dry_run:
-        studies = tuple(dict.fromkeys((*(known.studies if known else ()), *asked)))
-        if known is None or studies != known.studies:
-            made = Varied(
-                key=axis.key,
-                studies=studies,
-                created_at=known.created_at if known else now_text(),
-                command=call.command,
-            )
-            root.mkdir(parents=True, exist_ok=True)
-            studies_lib.write(root, made)
+    studies = tuple(dict.fromkeys((*(known.studies if known else ()), *asked)))
+    if not request.is_dry_run and (known is None or studies != known.studies):
+        made = Varied(
+            key=axis.key,
+            studies=studies,
+            created_at=known.created_at if known else now_text(),
+            command=call.command,
+        )
+        root.mkdir(parents=True, exist_ok=True)
+        studies_lib.write(root, made)
     codes = []
     for value, (study, of) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
@@ -462,10 +455,9 @@ def write_page(root: Path) -> int:
 def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
     """Returns the folder of a varied study and its studies; None of any other study."""
     root = plan_module.find_study(text, runs_dir)
-    found = studies_lib.read(root)
-    if found is None:
+    if (found := studies_lib.read(root)) is None:
         return None
-    begun = [n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME)]
+    begun = (n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME))
     return root, tuple(begun)
 
 
@@ -562,18 +554,13 @@ def _continue(request: RunRequest, call: Call, store: Store) -> int:
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
     peers.check_environments(plan.trials, launcher.name, launchers.DEFAULT)
-    is_new = request.timeout_sec != defaults.TIMEOUT_SEC
-    update = {
-        "timeout_sec": request.timeout_sec if is_new else plan.timeout_sec,
-        "data_dir": plan_module.data_dir_here() or plan.data_dir,
-    }
+    update: dict[str, Any] = {"data_dir": plan_module.data_dir_here() or plan.data_dir}
+    if request.timeout_sec != defaults.TIMEOUT_SEC:
+        update["timeout_sec"] = request.timeout_sec
     plan = plan.model_copy(update=update)
+    trials, is_retried = plan.trials, request.retry is not None
     with lock_study(root):
-        missing = _missing(
-            root, plan.trials, is_failed_retried=request.retry is not None
-        )
+        missing = _missing(root, trials, is_failed_retried=is_retried)
         hosts = launcher.num_hosts
         with _ready(missing, call, study=plan.study, num_hosts=hosts) as replaced:
-            return _run_study(
-                store, request, launcher, None, replaced, plan, plan.trials
-            )
+            return _run_study(store, request, launcher, None, replaced, plan, trials)

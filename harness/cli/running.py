@@ -157,11 +157,8 @@ def _is_done(study: Study) -> bool:
     looks = () if measuring.gate is None else measuring.gate.looks
     if measuring.minutes is None or (measuring.target is None and not looks):
         return True
-    if looks and is_decided(study):
-        return True
-    if not looks and conditions.is_precise_enough(study):
-        return True
-    if not any(entry.is_measured for entry in study.planned):
+    is_clear = is_decided(study) if looks else conditions.is_precise_enough(study)
+    if is_clear or not any(entry.is_measured for entry in study.planned):
         return True
     used_sec = interleaved_sec(entry.trial for entry in study.planned if entry.trial)
     repetition_sec = used_sec / study.plan.repeats

@@ -182,7 +182,6 @@ _MOST_LOOKED_AT: Final = 5_000
 _MOST_OF_FILE: Final = 2**22
 """Bytes of a file outside of git; a larger one counts by its size and time."""
 _MOST_MODULES: Final = 900  # Files that a plan names; others have one digest.
-_HARNESS: Final = "replicator-harness"
 _LIST_PACKAGES: Final = """
 import hashlib, importlib.metadata, sys
 found = importlib.metadata.distributions()
@@ -223,7 +222,10 @@ def of_program(
         top = git(folder, "rev-parse", "--show-toplevel")
         root = found.root if top.returncode else Path(top.stdout.strip())
     parts |= _files_below(_places(words, folder, found), folder, left_out)
-    parts |= _locks(folder, root)
+    for where in dict.fromkeys((root, folder)):
+        beside = "" if where == root else " beside the program"
+        for path in filter(Path.is_file, (where / name for name in LOCKS)):
+            parts[path.name + beside] = digest_of_file(path)
     return parts | _interpreter(words[0], folder)
 
 
@@ -239,16 +241,11 @@ def digest(parts: Mapping[str, str]) -> str:
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Returns the parts that differ, in words; data that has come or gone is none."""
-    names = dict.fromkeys([*old, *new])
-    names = {
-        name: None
-        for name in names
-        if not name.endswith(_DATA) or (name in old and name in new)
-    }
     return [
         f"{name} {_short(old.get(name, 'none'))!r} / {_short(new.get(name, 'none'))!r}"
-        for name in names
+        for name in dict.fromkeys([*old, *new])
         if old.get(name) != new.get(name)
+        and not (name.endswith(_DATA) and (name not in old or name not in new))
     ]
 
 
@@ -259,20 +256,9 @@ def _short(text: str) -> str:
 @functools.cache
 def _harness_version() -> str:
     try:
-        return importlib.metadata.version(_HARNESS)
+        return importlib.metadata.version("replicator-harness")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _locks(folder: Path, root: Path) -> dict[str, str]:
-    found = {}
-    for where in dict.fromkeys((root, folder)):
-        for name in LOCKS:
-            path = where / name
-            if path.is_file():
-                key = name if where == root else f"{name} beside the program"
-                found[key] = digest_of_file(path)
-    return found
 
 
 def _is_code(path: Path) -> bool:
@@ -342,7 +328,7 @@ def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
 
 
 def _may_be_code(folder: Path) -> bool:
-    """Whether a folder may have code of a program: no environment, and no cache."""
+    """Whether a folder is neither an environment nor a cache."""
     return not (
         folder.name.startswith((".", "__pycache__"))
         or folder.name in {"node_modules", "site-packages"}

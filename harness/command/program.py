@@ -124,21 +124,22 @@ def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]
             f"{PARAM} makes {len(chosen)} variants; allowed are {MAX_VARIANTS}: give"
             " fewer values"
         )
-    return {_name_of_variant(one): one for one in chosen if one}
+    found = {
+        " ".join(f"{name}={value}" for name, value in one.items()): one
+        for one in chosen
+        if one
+    }
+    for words in found:
+        if len(words) > MAX_NAME // 2 or not words.isprintable():
+            raise PlanError(
+                f"{PARAM}: the variant {words[:MAX_NAME]!r} has a name of more than"
+                f" {MAX_NAME // 2} printable characters; give shorter values"
+            )
+    return found
 
 
 def params_of(variants: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(next(iter(variants.values()), ()))
-
-
-def _name_of_variant(values: Mapping[str, str]) -> str:
-    words = " ".join(f"{name}={value}" for name, value in values.items())
-    if len(words) > MAX_NAME // 2 or not words.isprintable():
-        raise PlanError(
-            f"{PARAM}: the variant {words[:MAX_NAME]!r} has a name of more than"
-            f" {MAX_NAME // 2} printable characters; give shorter values"
-        )
-    return words
 
 
 def check_command(
@@ -163,11 +164,7 @@ def check_command(
         )
 
 
-def fill(command: str, values: Mapping[str, object]) -> list[str]:
-    return fill_words(split(command), values)
-
-
-def fill_words(words: Iterable[str], values: Mapping[str, object]) -> list[str]:
+def fill(words: Iterable[str], values: Mapping[str, object]) -> list[str]:
     """Returns words with values in place of the placeholders."""
 
     def value_of(match: re.Match[str]) -> str:

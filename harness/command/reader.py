@@ -40,7 +40,7 @@ class ReadingError(ValueError):
 
 
 OWN_ERRORS: Final = (CommandError.__name__, ReadingError.__name__)
-"""By which a failure is known to be that of the command, and not of the machine."""
+"""Errors of the command, and not of the machine."""
 
 
 SHOWN: Final = 120  # Characters of a line or number that a message shows.
@@ -128,9 +128,7 @@ def counters(text: str) -> dict[str, int]:
 
 def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
     """Returns how far those counters have gone that never went back."""
-    if not lines:
-        return []
-    shared = set(lines[0]).intersection(*lines[1:])
+    shared = set(lines[0]).intersection(*lines[1:]) if lines else ()
     found = {
         lines[-1][name] - lines[0][name]
         for name in shared
@@ -196,8 +194,7 @@ class LineReader:
 def check_missed(readers: Iterable[LineReader]) -> None:
     """Checks that no line lacked its number, once the program has printed enough."""
     for reader in readers:
-        if reader.missed:
-            number_of = len(reader.missed)
+        if number_of := len(reader.missed):
             raise ReadingError(
                 f"{number_of} of {number_of + reader.num_read} lines that"
                 f" {reader.option} looks for have no number, such as"
@@ -260,11 +257,8 @@ def _near(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
         return None
     end = "" if suffix else r"(?=[\s,;|)\]}]|$)"
     empty = r"|(?=\s*$)" if literals[0] and not suffix.strip("$") else ""
-    return _replaced(
-        pattern,
-        prefix,
-        _NO_NUMBER.replace("{empty}", empty).replace("{end}", end) + suffix,
-    )
+    found = _NO_NUMBER.replace("{empty}", empty).replace("{end}", end)
+    return _replaced(pattern, prefix, found + suffix)
 
 
 def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:

@@ -181,14 +181,6 @@ def first_cause(text: str) -> str:
     return f"{last} (rank {root} failed first)" if root is not None else last
 
 
-def described(stderr: bytes, stdout: bytes) -> str:
-    """Says what a program printed last, or which error was its first; masks tokens."""
-    texts = ["\n".join(_shown(data)) for data in (stderr, stdout)]
-    cause = next(filter(None, map(first_cause, texts)), "none")
-    is_last = any(text.rstrip().endswith(cause) for text in texts) or cause == "none"
-    return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
-
-
 def _shown(data: bytes) -> Iterator[str]:
     line = TerminalLine()
     yield from line.feed(data)
@@ -237,43 +229,33 @@ TAIL_BYTES: Final = 64 * 2**10
 
 
 class KeptOutput:
-    """One stream of a program, written to a file within limits.
-
-    Attributes:
-      num_bytes: How much came.
-    """
+    """One stream of a program, written to a file within limits."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._tail = b""
-        self.num_bytes = 0
+        self.last_bytes = b""
+        self.num_bytes = 0  # how much came
 
     def add(self, chunk: bytes) -> None:
         """Writes what is of the beginning, and holds what may be of the end."""
         left = max(0, HEAD_BYTES - self.num_bytes)
         self.num_bytes += len(chunk)
         _write(self._descriptor, chunk[:left])
-        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+        self.last_bytes = (self.last_bytes + chunk)[-TAIL_BYTES:]
 
     def end(self) -> None:
         """Writes the end of a long output, and how much lies between."""
         left_out = self.num_bytes - HEAD_BYTES - TAIL_BYTES
         if left_out > 0:
             mark = f"\n[... {left_out} bytes left out ...]\n".encode()
-            _write(self._descriptor, mark + self._tail)
+            _write(self._descriptor, mark + self.last_bytes)
         elif self.num_bytes > HEAD_BYTES:
-            _write(self._descriptor, self._tail[HEAD_BYTES - self.num_bytes :])
-
-    @property
-    def last_bytes(self) -> bytes:
-        """The end of what came."""
-        return self._tail
+            _write(self._descriptor, self.last_bytes[HEAD_BYTES - self.num_bytes :])
 
     @property
     def tail(self) -> str:
-        return "\n".join(
-            self._tail.decode("utf-8", errors="replace").splitlines()[-30:]
-        )
+        lines = self.last_bytes.decode("utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-30:])
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -301,6 +283,17 @@ class Run:
         self.duration_sec = 0.0  # from start to end
         self.cpu_sec = 0.0  # of all its processes
 
+    def described(self, first: int = 2) -> str:
+        """Says what it printed last, or its first error; masks tokens.
+
+        The stream ``first`` counts before the other one.
+        """
+        order = self.kept[::-1] if first > 1 else self.kept
+        texts = ["\n".join(_shown(kept.last_bytes)) for kept in order]
+        cause = next(filter(None, map(first_cause, texts)), "none")
+        is_last = cause == "none" or any(of.rstrip().endswith(cause) for of in texts)
+        return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
+
     def output(
         self,
         words: Sequence[str],
@@ -313,7 +306,8 @@ class Run:
         Yields number, bytes and time of what a stream has; none of the bytes at its
         end. Once a period the number is None.
         """
-        become_reaper()
+        if sys.platform.startswith("linux"):  # orphans become children of this process
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         start = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -326,13 +320,12 @@ class Run:
                 preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
             )
         except OSError as error:
-            if error.errno == errno.ENOEXEC:
-                advice = "begin a script with '#!/bin/sh', or name its interpreter"
-            else:
-                advice = (
-                    "give a program that is in PATH, or its path from the folder of"
-                    " the sweep"
-                )
+            advice = (
+                "begin a script with '#!/bin/sh', or name its interpreter"
+                if error.errno == errno.ENOEXEC
+                else "give a program that is in PATH, or its path from the folder of"
+                " the sweep"
+            )
             raise CommandError(
                 f"--command cannot be started: {words[0]!r}: {error.strerror}; {advice}"
             ) from error
@@ -385,7 +378,7 @@ class Run:
                     exited_at = min(exited_at, now)
 
     def _sample(self, look: Callable[[list[int]], None]) -> None:
-        found = descendants()
+        found = _descendants()
         self.num_processes = max(self.num_processes, len(found))
         total = 0
         for process in found:
@@ -419,20 +412,14 @@ class Run:
         return number
 
 
-def become_reaper() -> None:
-    """Makes orphans below this process its children."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def descendants() -> list[psutil.Process]:
+def _descendants() -> list[psutil.Process]:
     """Returns all processes below this one, zombies included."""
     return psutil.Process().children(recursive=True)
 
 
 def _living() -> list[psutil.Process]:
     found = []
-    for process in descendants():
+    for process in _descendants():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
@@ -455,21 +442,19 @@ def run_supervised(
     except CommandError as error:
         why = str(error)
     code = running.exit_code
-    if not rank_path(trial_dir, 0).exists():
-        last = described(running.kept[1].last_bytes, running.kept[0].last_bytes)
-        file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-        file.fail(ClientError(one_line(why or _never_connected(code, last))))
-        file.close()
-        return 1
-    peers.check_losses(trial_dir)
-    return 1 if code is None else end_like(code)
-
-
-def _never_connected(code: int | None, last: str) -> str:
-    if code:
-        return f"the command exited with code {code}, before it had connected; {last}"
-    return (
-        "the command ended well, and no process of it had connected: call"
-        " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
-        f" prints; {last}"
-    )
+    if rank_path(trial_dir, 0).exists():
+        peers.check_losses(trial_dir)
+        return 1 if code is None else end_like(code)
+    if not why and code:
+        why = f"the command exited with code {code}, before it had connected; "
+        why += running.described()
+    elif not why:
+        why = (
+            "the command ended well, and no process of it had connected: call"
+            " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
+            f" prints; {running.described()}"
+        )
+    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    file.fail(ClientError(one_line(why)))
+    file.close()
+    return 1

@@ -34,7 +34,7 @@ from harness.command.reader import (
     check_missed,
     check_positive,
 )
-from harness.command.running import CommandError, Run, described
+from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
 from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
@@ -54,7 +54,6 @@ from results.records.program import FEWEST_OF_WINDOW, MAX_ADVANCES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from harness.command.numbers import Metric
     from harness.trial.rank_file import RankLog
     from results.records.models import Placement
 
@@ -73,18 +72,16 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
         raise ValueError("the command printed no number")
     of = numbers.parse_metric(spec.program.metric)
     starts_ns = [reading["ns"] for reading in readings]
+    remarks: tuple[str, ...]
     if spec.program.is_wall:
-        num_warmup, evidence = 0, Evidence.WINDOW
-        remarks: tuple[str, ...] = ()
+        num_warmup, evidence, remarks = 0, Evidence.WINDOW, ()
         starts_ns = [readings[0]["ns"] - round(readings[0]["value"] * 1e9)]
     else:
         num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)
+    sizes = spec.global_batch_size, spec.num_replicas
     warmup, measured = (
-        tuple(
-            of.seconds(reading["value"], spec.global_batch_size, spec.num_replicas)
-            for reading in part
-            if reading["value"]  # a rate of 0 is none yet
-        )
+        # A rate of 0 is none yet.
+        tuple(of.seconds(one["value"], *sizes) for one in part if one["value"])
         for part in (readings[:num_warmup], readings[num_warmup:])
     )
     if not measured:
@@ -152,9 +149,6 @@ def judge(
     return num_warmup, Evidence.WINDOW, ()
 
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-
-
 class OtherGpus:
     """Looks at the GPUs of this machine that are not those of a trial.
 
@@ -164,7 +158,6 @@ class OtherGpus:
     """
 
     def __init__(self, visible: str | None) -> None:
-        """Reads which there are."""
         self.used: set[int] = set()  # on which the program had a context
         self._others: set[int] = set()
         if visible is not None:
@@ -200,17 +193,16 @@ class Trial:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
-        self._metric: Metric = numbers.parse_metric(spec.program.metric)
+        self._metric = of = numbers.parse_metric(spec.program.metric)
         self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
-        of = self._metric
         self._lines = [
             LineReader(of.pattern, "--metric", of.quantity, of.notation)
             for _ in range(2)
             if of.pattern is not None
         ]
         self._counts = CountReader(spec.program.counts)
-        self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
+        self._other_gpus = OtherGpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._file: MetricFile | None = None
         self._run = Run(self._other_gpus.look)
         self._is_ended = False  # since it had printed enough
@@ -228,9 +220,9 @@ class Trial:
             metric=self._metric.name,
         )
         values = values_of(spec, self._placement, make_output_dir())
-        words = program.fill(self._program.command, values)
+        words = program.fill(program.split(self._program.command), values)
         if self._metric.path:
-            (path,) = program.fill_words([self._metric.path], values)
+            (path,) = program.fill([self._metric.path], values)
             self._file = MetricFile(self._metric, folder / path)
         period_sec = running.POLL_SEC if self._file is None else POLL_SEC
         output = self._run.output(words, folder, variables_of(os.environ), period_sec)
@@ -262,8 +254,7 @@ class Trial:
     def _so_far(self) -> str:
         number = len(self._readings)
         after = f" after it had printed {_count(number, 'number')}" if number else ""
-        said = described(self._run.kept[1].last_bytes, self._run.kept[0].last_bytes)
-        return f"{after}; {said}"
+        return f"{after}; {self._run.described()}"
 
     def tail(self) -> str:
         """Returns the end of what the program printed."""
@@ -302,11 +293,10 @@ class Trial:
     def _check_number(self) -> None:
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
-            said = described(self._run.kept[0].last_bytes, self._run.kept[1].last_bytes)
             check_missed(self._lines)
             raise CommandError(
                 "the command ended well, and no line that it printed matches"
-                f" --metric {self._program.metric!r}; {said}"
+                f" --metric {self._program.metric!r}; {self._run.described(1)}"
             )
         if wanted is not None and not self._is_enough(number):
             raise CommandError(
@@ -322,20 +312,14 @@ class Trial:
             peak_memory_bytes=run.peak_bytes,
             method="resident size of all processes, sampled every second",
         )
-        num_bytes = sum(kept.num_bytes for kept in self._run.kept)
+        num_bytes = sum(kept.num_bytes for kept in run.kept)
         busy_cores = run.cpu_sec / max(run.duration_sec, 1e-9)
+        window = self._readings[max(0, self._spec.num_warmup_steps - 1) :]
         self._writer.write(
             "used",
             num_processes=run.num_processes,
             busy_cores=busy_cores,
-            advances=advances(
-                [
-                    reading.counters
-                    for reading in self._readings[
-                        max(0, self._spec.num_warmup_steps - 1) :
-                    ]
-                ]
-            )[:MAX_ADVANCES],
+            advances=advances([of.counters for of in window])[:MAX_ADVANCES],
             remarks=remarks_on(
                 num_left=run.num_left,
                 bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
@@ -437,7 +421,7 @@ def main(argv: Sequence[str]) -> int:
         if not spec.is_client:
             return record(spec, env.placement, folder, trial_dir)
         values = values_of(spec, env.placement, make_output_dir())
-        words = program.fill(spec.program.command, values)
+        words = program.fill(program.split(spec.program.command), values)
         return running.run_supervised(
             words, folder, variables_of(os.environ), trial_dir
         )

@@ -111,15 +111,12 @@ def choose_replicas(
     if ScalingMode.STRONG in request.modes:
         whole = request.global_batch_size or request.per_replica_batch_size or 0
         whole = whole or preset.per_replica_batch_size
-    counts = [
-        *itertools.takewhile(
-            lambda count: count <= limit and whole % (count * unit) == 0,
-            DEFAULT_REPLICAS,
-        )
-    ]
-    name = "GPUs" if is_gpu else "cores"
-    listed = ",".join(str(n) for n in counts)
-    return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
+    counts = itertools.takewhile(
+        lambda count: count <= limit and whole % (count * unit) == 0, DEFAULT_REPLICAS
+    )
+    replicas, name = tuple(counts), "GPUs" if is_gpu else "cores"
+    listed = ",".join(map(str, replicas))
+    return replicas, [f"replicas {listed}: default for {num_devices} {name}"]
 
 
 def make_cases(

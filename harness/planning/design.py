@@ -63,15 +63,13 @@ def choose_order(request: SweepRequest) -> Order:
     """Returns the requested order, or the default one."""
     default = Order.INTERLEAVED if request.device == "cpu" else Order.SEQUENTIAL
     order = request.order or default
-    if order is Order.INTERLEAVED:
-        if request.device != "cpu":
-            raise PlanError(
-                f"--order interleaved with --device {request.device}: a device belongs "
-                "to one trial at a time; use --order sequential"
-            )
-        return order
+    if order is Order.INTERLEAVED and request.device != "cpu":
+        raise PlanError(
+            f"--order interleaved with --device {request.device}: a device belongs "
+            "to one trial at a time; use --order sequential"
+        )
     for name, value in _of_interleaved(request):
-        if value is not None:
+        if value is not None and order is not Order.INTERLEAVED:
             raise PlanError(
                 f"{name}{value:g} has no effect with order sequential, whose trials"
                 " have a fixed number of steps; use --repeats and"
@@ -115,8 +113,7 @@ def with_aa_control(
     """Returns the cases with the A/A control of one of them."""
     if order is not Order.INTERLEAVED or not cases:
         return list(cases)
-    backend = cases[0].backend
-    own = [case for case in cases if case.backend == backend]
+    own = [case for case in cases if case.backend == cases[0].backend]
     fitting = [case for case in own if case.num_replicas <= num_cores] or own[:1]
     aa_control = max(fitting, key=lambda case: case.num_replicas)
     return [*cases, dataclasses.replace(aa_control, control=Control.AA)]
@@ -193,13 +190,13 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
         fitting = [t for t in own if t.spec.num_replicas <= num_cores] or own[:1]
         first = max(fitting, key=lambda trial: trial.spec.num_replicas)
         spec = first.spec
+        case = ("backend", "num_replicas", "global_batch_size")
         (second,) = (
-            trial
-            for trial in both
-            if trial.spec.revision
-            and (trial.spec.backend, trial.spec.global_batch_size, trial.modes)
-            == (spec.backend, spec.global_batch_size, first.modes)
-            and trial.spec.num_replicas == spec.num_replicas
+            of
+            for of in both
+            if of.spec.revision
+            and of.modes == first.modes
+            and all(getattr(of.spec, name) == getattr(spec, name) for name in case)
         )
         revision = second.spec.revision
         text = f"{spec.backend} x{spec.num_replicas}: this tree / {revision}"
@@ -220,11 +217,11 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
             yield _contrast(pair[0], pair[1], text)
     for backend in backends:
-        own = [by_key[backend, size] for size in sizes if (backend, size) in by_key]
-        if len(own) > 1:
-            most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
-            text = f"{backend}, {mode.value} scaling, x{most} / x{fewest}"
-            yield _contrast(own[0], own[-1], text)
+        found = [size for size in sizes if (backend, size) in by_key]
+        if len(found) > 1:
+            text = f"{backend}, {mode.value} scaling, x{found[0]} / x{found[-1]}"
+            pair = [by_key[backend, size] for size in (found[0], found[-1])]
+            yield _contrast(pair[0], pair[1], text)
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
@@ -284,11 +281,11 @@ def choose_controls(
     added, notes = [], []
     backend = next(of for of in checked.backends if of.name == case.backend)
     of_peer = _NOT_OF_PEERS if backend.name in catalog.PEERS else ""
-    no_update = of_peer or backend.lacks.get("synchronous_training", "")
-    no_update = no_update or checked.info.no_update_because
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: no_update,
+        Control.NO_UPDATE: of_peer
+        or backend.lacks.get("synchronous_training")
+        or checked.info.no_update_because,
         Control.INPUT_ONLY: of_peer,
     }
     for control in request.controls:
@@ -385,19 +382,19 @@ def choose_equivalence(
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
     """Returns why a program of the user's cannot be matched, by its name."""
+    why = ""
     if not program.record.is_client:
         return {}  # it shows neither its losses nor its updates
     if program.variants:
         why = "variants of a program are not checked; measure one alone for that"
-        return dict.fromkeys(program.variants, why)
-    if not request.is_matched:
-        return {program.name: "--no-match was given"}
-    if "seed" not in names_in(program.record.command):
-        return {
-            program.name: "its command has no {seed}, so replicas may draw other"
-            " examples than one does"
-        }
-    return {}
+    elif not request.is_matched:
+        why = "--no-match was given"
+    elif "seed" not in names_in(program.record.command):
+        why = (
+            "its command has no {seed}, so replicas may draw other examples than one"
+            " does"
+        )
+    return dict.fromkeys(program.variants or [program.name], why) if why else {}
 
 
 def matching_remark(checked: CheckedSweep, backend: str) -> str:
@@ -426,20 +423,11 @@ def global_batch_sizes(counts: Sequence[int]) -> dict[int, int]:
 
     Every replica has two examples or more.
     """
-    if not counts:
-        return {}
-    fewest = max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * max(counts))
-    common = math.lcm(*counts)
-    if common <= _LARGEST_FACTOR * fewest:
-        return dict.fromkeys(counts, _multiple(common, fewest))
-    return {
-        count: _multiple(count, max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * count))
-        for count in counts
-    }
-
-
-def _multiple(of: int, at_least: int) -> int:
-    return of * math.ceil(at_least / of)
+    fewest = {of: max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * of) for of in counts}
+    most, common = max(fewest.values(), default=0), math.lcm(*counts)
+    if common <= _LARGEST_FACTOR * most:
+        return dict.fromkeys(counts, common * math.ceil(most / common))
+    return {of: of * math.ceil(least / of) for of, least in fewest.items()}
 
 
 def merged_equivalence(

@@ -84,9 +84,8 @@ class Durations:
         self._seconds: dict[tuple[str, ...], list[float]] = {}
         self._rates: dict[tuple[str, ...], list[float]] = {}
         self.num_trials = 0
+        # What the last repetition of this measurement took; None before the first one.
         self.repetition_sec: float | None = None
-        """What the last repetition of this measurement took; None before the first one.
-        """
 
     def add(
         self,
@@ -184,14 +183,11 @@ def estimate(
     alone = [trial for trial in trials if trial.spec.order is not Order.INTERLEAVED]
     if not alone:
         return interleaved
-    rest = _of_trials(alone, durations)
-    most = (
-        None if interleaved.most_sec is None else interleaved.most_sec + rest.total_sec
-    )
+    rest, most = _of_trials(alone, durations), interleaved.most_sec
     return Estimate(
         total_sec=interleaved.total_sec + rest.total_sec,
         basis=f"{interleaved.basis}; {len(alone)} trials alone {rest.text}",
-        most_sec=most,
+        most_sec=None if most is None else most + rest.total_sec,
     )
 
 
@@ -252,10 +248,8 @@ def format_duration(seconds: float) -> str:
     if whole < 60:  # noqa: PLR2004 - seconds per minute
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
-    if minutes < 60:  # noqa: PLR2004 - minutes per hour
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 # The memory that a program needs cannot be computed before it runs. But where the same
@@ -288,12 +282,12 @@ def check_memory(
             and of.per_replica_batch_size <= size
         ]
         for name, number, least in failed[-1:]:
-            fitting = [
+            fitting = {0} | {
                 of.per_replica_batch_size
                 for _, of, has_fitted in same
                 if has_fitted and of.num_replicas >= spec.num_replicas
-            ]
-            most = max((of for of in fitting if of < least), default=0)
+            }
+            most = max(of for of in fitting if of < least)
             known = f"{most} fits: use" if most else "use less than"
             raise PlanError(
                 f"{spec.num_replicas} x {size} examples do not fit with backend"

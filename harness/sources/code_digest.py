@@ -346,11 +346,15 @@ def check_code(
             root = SOURCE_ROOT if tree is None else tree.root
             commit, is_modified = machine_state.read_source_state(root)
             state = MachineState(git_commit=commit, is_source_modified=is_modified)
+            envs = [trial.env for trial in store.read().trials] if store else []
+            before = [of.machine_state for of in envs if of and of.machine_state]
+            measured = " and ".join(sorted({_commit(of) for of in before}))
             raise DifferentStudyError(
-                f"study {plan.study!r} was made with code of {_measured_code(store)}"
-                f" (digest {planned}); it is now the code of {_commit(state)} (digest"
-                f" {now}), and results of different code must not be mixed; go back to"
-                " the code of the study to resume it, or choose another --study"
+                f"study {plan.study!r} was made with code of"
+                f" {measured or 'an unrecorded commit'} (digest {planned}); it is now"
+                f" the code of {_commit(state)} (digest {now}), and results of"
+                " different code must not be mixed; go back to the code of the study to"
+                " resume it, or choose another --study"
             )
 
 
@@ -400,26 +404,18 @@ def _more(found: Sequence[str]) -> str:
     return f" (and {len(found) - 1} more)" if found[1:] else ""
 
 
-def _measured_code(store: Store | None) -> str:
-    envs = [trial.env for trial in store.read().trials] if store else []
-    states = [env.machine_state for env in envs if env and env.machine_state]
-    found = {_commit(state) for state in states}
-    return " and ".join(sorted(found)) or "an unrecorded commit"
-
-
 def _commit(state: MachineState) -> str:
     return f"commit {state.commit_text}" if state.commit_text else "no commit"
 
 
 def equal_digests(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     """Returns the code digests of two revisions if they are the same, else nothing."""
-    sides: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
-    for trial in trials:
-        of = trial.spec.backend, trial.spec.code_digest
-        sides[bool(trial.spec.revision)].add(of)
-    if sides[False] != sides[True]:
-        return ()
-    return tuple(sorted({digest for _, digest in sides[True]}))
+    specs = [trial.spec for trial in trials]
+    here, there = (
+        {(of.backend, of.code_digest) for of in specs if bool(of.revision) is is_other}
+        for is_other in (False, True)
+    )
+    return tuple(sorted({digest for _, digest in here})) if here == there else ()
 
 
 class CodeWatch:

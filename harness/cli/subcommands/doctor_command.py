@@ -47,17 +47,16 @@ class DoctorRequest(Options):
 def run(request: DoctorRequest, _: Call) -> int:
     """Checks the machine; returns UNFIT where timings would be unusable."""
     interleaved_sec = request.interleaved_sec
+    why = ""
     if 0 < interleaved_sec < pair.LEAST_SEC:
-        raise ParseError(
-            f"--aa-pair {interleaved_sec:g}s is too short, must be at least"
-            f" {pair.LEAST_SEC:g}s since starting its processes takes 15 s or more; 0"
-            " leaves it out"
+        why = (
+            f"is too short, must be at least {pair.LEAST_SEC:g}s since starting its"
+            " processes takes 15 s or more; 0 leaves it out"
         )
-    if interleaved_sec > MAX_INTERLEAVED_SEC:
-        raise ParseError(
-            f"--aa-pair {interleaved_sec:g}s is too long, must be at most "
-            f"{MAX_INTERLEAVED_SEC:g}s"
-        )
+    elif interleaved_sec > MAX_INTERLEAVED_SEC:
+        why = f"is too long, must be at most {MAX_INTERLEAVED_SEC:g}s"
+    if why:
+        raise ParseError(f"--aa-pair {interleaved_sec:g}s {why}")
     measures: list[Measure] = [gpu.check_gpus, checks.check_canaries]
     if interleaved_sec:
         measures.append(
@@ -91,11 +90,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         table.add_row(finding.check, level, Text(finding.found), Text(finding.advice))
     console().print(table)
     bad = [finding.check for finding in findings if finding.level == "bad"]
-    num_cautions = sum(finding.level == "caution" for finding in findings)
-    conclusion = "fit for timings"
-    if bad:
-        conclusion = f"unfit for timings: {', '.join(bad)}"
-    elif num_cautions:
-        plural = "" if num_cautions == 1 else "s"
-        conclusion += f", with {num_cautions} caution{plural}"
-    click.echo(conclusion)
+    number = sum(finding.level == "caution" for finding in findings)
+    cautions = f", with {number} caution{'s' * (number > 1)}" * bool(number)
+    unfit = f"unfit for timings: {', '.join(bad)}"
+    click.echo(unfit if bad else f"fit for timings{cautions}")

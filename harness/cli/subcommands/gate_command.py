@@ -44,17 +44,15 @@ from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from harness.cli.running import Conclude
     from harness.cli.subcommand import Call
     from results.judging.gate import Gate
     from results.study.cases import Study
 
 
-def _of_plugins() -> str:
-    """Says which metrics installed packages add; imports none."""
-    names = trial_metrics.names()
-    return f", {', '.join(f'`{name}`' for name in names)} (plugins)" if names else ""
-
-
+_PLUGINS = ", ".join(f"`{name}`" for name in trial_metrics.names())
 _LEARNABLE = "; ".join(
     f"{', '.join(f'`{of}`' for of in catalog.judged_metrics(info))} ({name})"
     for name, info in catalog.WORKLOADS.items()
@@ -112,8 +110,11 @@ class GateRequest(RunRequest):
     )
     metric: str = option(
         gate_metrics.THROUGHPUT.name,
-        f"`throughput`, `efficiency` (beside a revision),"
-        f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or quality:"
+        "`throughput`, `efficiency` (beside a revision),"
+        " `time_to_first_step`, `peak_memory`"
+        + f", {_PLUGINS} (plugins)"
+        * bool(_PLUGINS)
+        + "; or quality:"
         f" {_LEARNABLE}. With `--command`: `NAME=PATTERN`, as in"
         " `sweep`.",
         JUDGING,
@@ -312,7 +313,7 @@ def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
 
 
 class _EqualCodeError(Exception):
-    """Both sides have the same code, of these digests: nothing has to be measured."""
+    """Both sides have the same code, of these digests."""
 
 
 def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) -> int:
@@ -352,13 +353,8 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
                     f"--repeats {request.repeats} can show a regression, and cannot"
                     f" pass: that takes {fewest} at --alpha {rule.alpha:.1%}"
                 )
-            return commands.sweep(
-                request.model_copy(update={**update, "gate": design}),
-                call,
-                conclude=judge_revisions,
-                name_prefix="gate-quality-" if rule.metric.is_quality else "gate-",
-                check=check,
-            )
+            request = request.model_copy(update={**update, "gate": design})
+            return _measure(request, call, rule, judge_revisions, check)
     except _EqualCodeError as error:
         found = gate_module.of_equal_code(rule, error.args, baseline=baseline)
         return _conclude(None, found, request)
@@ -387,7 +383,9 @@ def show_outlook(
     each = defaults.MINUTES / defaults.REPETITIONS
     if stored is not None:
         spread, source = _spread_of(stored)
-        each = _minutes_per_repetition(stored) or each
+        trials = [of.trial for of in stored.planned if not of.spec.budget]
+        used = [of.status.duration_sec for of in trials if of and of.status]
+        each = sum(used) / 60 / stored.plan.repeats or each
     number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
     fewest = group_sequential.FEWEST_REPETITIONS
     if number < fewest:
@@ -408,17 +406,6 @@ def show_outlook(
     )
     click.echo(text)
     return code or exit_codes.OK
-
-
-def _minutes_per_repetition(study: Study) -> float:
-    used_sec = sum(
-        entry.trial.status.duration_sec
-        for entry in study.planned
-        if not entry.spec.budget
-        and entry.trial is not None
-        and entry.trial.status is not None
-    )
-    return used_sec / 60 / study.plan.repeats
 
 
 def _spread_of(study: Study) -> tuple[float, str]:
@@ -485,24 +472,21 @@ def run(request: GateRequest, call: Call) -> int:
         alpha=request.alpha,
     )
     request = of_gate(request, rule)
-    name, stored = _find_baseline(request.baseline_name, request.runs_dir)
+    name, stored = request.baseline_name, None
+    if name is None or not name.strip():
+        raise StudyError(
+            "a gate needs a baseline: give --baseline with a git revision or a study"
+        )
+    root = plan_module.find_study(name, request.runs_dir)
+    if untrusted.is_there(root / PLAN_NAME):
+        stored = plan_module.load(name, request.runs_dir)
+        name = f"study {name}"
     if request.is_dry_run:
         return show_outlook(request, call, rule, stored)
     if stored is not None:
         gate_module.check_stored(rule, name)  # before anything is measured
         return _against_study(request, call, stored, name, rule)
     return _beside_revision(request, call, name, rule)
-
-
-def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
-    """Returns the name of a baseline, and its study; None if it is a revision."""
-    if text is None or not text.strip():
-        raise StudyError(
-            "a gate needs a baseline: give --baseline with a git revision or a study"
-        )
-    if untrusted.is_there(plan_module.find_study(text, runs_dir) / PLAN_NAME):
-        return f"study {text}", plan_module.load(text, runs_dir)
-    return text, None
 
 
 def _against_study(
@@ -529,12 +513,20 @@ def _against_study(
     design = design_of(request, rule, name).model_copy(
         update={"looks": (), "num_stretches": 0}
     )
+    request = request.model_copy(update={"gate": design})
+    return _measure(request, call, rule, judge_studies, check)
+
+
+def _measure(
+    request: GateRequest,
+    call: Call,
+    rule: Rule,
+    conclude: Conclude,
+    check: Callable[[Plan], object],
+) -> int:
+    prefix = "gate-quality-" if rule.metric.is_quality else "gate-"
     return commands.sweep(
-        request.model_copy(update={"gate": design}),
-        call,
-        conclude=judge_studies,
-        name_prefix="gate-quality-" if rule.metric.is_quality else "gate-",
-        check=check,
+        request, call, conclude=conclude, name_prefix=prefix, check=check
     )
 
 

@@ -57,13 +57,16 @@ def run(request: ListRequest, _: Call) -> int:
     if request.is_json:
         click.echo(json.dumps(lists, indent=2))
     elif request.what == "studies":
-        width = max((len(row["name"]) for row in rows), default=0)
-        for row in rows:
-            click.echo(printable(f"{row['name']:<{width}}  {_about_study(row)}"))
+        for line in _lines(rows):
+            click.echo(printable(line))
         if not rows and not problems:
             click.echo(f"no study in {str(request.runs_dir)!r}", err=True)
     else:
-        click.echo("\n\n".join(_block(*item) for item in lists.items()))
+        blocks = [
+            "\n  ".join([name if of else f"{name}: none is installed", *_lines(of)])
+            for name, of in lists.items()
+        ]
+        click.echo("\n\n".join(blocks))
     return exit_codes.USAGE if problems else exit_codes.OK
 
 
@@ -85,10 +88,11 @@ def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
-    folders = [store.trial_dir(trial.trial_id) for trial in plan.trials]
     found = [
-        record_file.read(folder / "status.json", "status", StatusRecord)
-        for folder in folders
+        record_file.read(
+            store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
+        )
+        for trial in plan.trials
     ]
     return {
         # What the subcommands take: the folder, which may have been renamed.
@@ -102,15 +106,6 @@ def _row(store: Store, name: str) -> dict[str, Any]:
         "num_trials": len(plan.trials),
         "num_ok": sum(of is not None and of.status is TrialStatus.OK for of in found),
     }
-
-
-def _about_study(row: dict[str, Any]) -> str:
-    date = row["created_at"][: len("2026-01-01 00:00")].replace("T", " ")
-    replicas = ",".join(map(str, row["replicas"]))
-    return (
-        f"{date}  {row['num_ok']}/{row['num_trials']} ok  {','.join(row['workloads'])}"
-        f" {','.join(row['presets'])}, x{replicas}, {','.join(row['backends'])}"
-    )
 
 
 def _lists() -> dict[str, list[dict[str, Any]]]:
@@ -139,15 +134,22 @@ def _lists() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _block(title: str, rows: list[dict[str, Any]]) -> str:
+def _lines(rows: list[dict[str, Any]]) -> list[str]:
     names = [" ".join(filter(None, (row.get("workload"), row["name"]))) for row in rows]
     width = max(map(len, names), default=0)
-    lines = [title if rows else f"{title}: none is installed"]
     about = zip(names, map(_about, rows), strict=True)
-    return "\n".join(lines + [f"  {name:<{width}}  {text}" for name, text in about])
+    return [f"{name:<{width}}  {text}" for name, text in about]
 
 
 def _about(row: dict[str, Any]) -> str:
+    if "num_trials" in row:
+        date = row["created_at"][: len("2026-01-01 00:00")].replace("T", " ")
+        replicas = ",".join(map(str, row["replicas"]))
+        workloads, presets = ",".join(row["workloads"]), ",".join(row["presets"])
+        return (
+            f"{date}  {row['num_ok']}/{row['num_trials']} ok  {workloads} {presets},"
+            f" x{replicas}, {','.join(row['backends'])}"
+        )
     if "package" in row:
         return f"{row['title']} ({row['kind']} of {row['package']}, {row['object']})"
     if "workload" in row:

@@ -118,18 +118,14 @@ def check(request: ReportRequest) -> None:
         )
     is_page = form.output is Output.PAGE
     is_of_study = is_page and (len(request.studies) == 1 or request.is_site)
-    for name, url in (
-        ("--data-url", request.data_url),
-        ("--source-url", request.source_url),
-    ):
-        if url is None:
-            continue
-        if not _URL.match(url):
+    urls = {"--data-url": request.data_url, "--source-url": request.source_url}
+    for name, url in urls.items():
+        if url is not None and not _URL.match(url):
             raise StudyError(
                 f"{name} {url!r} is no address; give one that begins with https:// or"
                 " http://"
             )
-        if not is_of_study:
+        if url is not None and not is_of_study:
             raise StudyError(
                 f"{name} is a link on the page of a study, and none is written here;"
                 " leave it out"

@@ -211,6 +211,5 @@ def _conclusion(check: Check) -> str:
     number = check.num_recomputed(*check_module.KINDS)
     are = "figure is" if number == 1 else "figures are"
     found = f"verified: {number:,} headline {are} as recomputed"
-    if check.missing:
-        return f"partly {found}, {len(check.missing)} values could not be recomputed"
-    return found
+    lost = len(check.missing)
+    return f"partly {found}, {lost} values could not be recomputed" if lost else found

@@ -27,7 +27,7 @@ def planned(harness, *words):
 
 def test_a_value_with_spaces_or_quotation_marks_is_one_word():
     words = program.fill(
-        "run '{output_dir}/a b' --n={replicas} {{literal}}",
+        program.split("run '{output_dir}/a b' --n={replicas} {{literal}}"),
         {"output_dir": "/tmp/it's", "replicas": 2},
     )
 
