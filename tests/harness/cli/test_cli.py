@@ -40,18 +40,6 @@ def test_list_prints_names_as_text_and_json(harness):
         assert all(row["name"] in text and row["name"] in everything for row in rows)
 
 
-@pytest.mark.parametrize("subcommand", ["status", "sweep --study", "report"])
-def test_what_is_no_study_is_one_line(refuse, tmp_path, subcommand):
-    (tmp_path / "runs" / "empty").mkdir(parents=True)
-    for name, message in (
-        ("nothing", r"no study at 'runs/nothing': .*does not exist"),
-        ("empty", r"no study at 'runs/empty': .*plan.json"),
-        ("", r"study '' is empty; name a study in 'runs'"),
-    ):
-        if name or "--study" not in subcommand:
-            assert re.search(f"^error: {message}", refuse(*subcommand.split(), name))
-
-
 @pytest.mark.parametrize(
     "error",
     [

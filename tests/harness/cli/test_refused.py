@@ -101,6 +101,8 @@ sweep --workload=transformer --preset=smoke --replicas=1,2
   --mode=strong --global-batch-size=96 --replicas=2 -> of 48 tokens each: .*-size 128 wi
   --option=pipeline_stages=2 --backends=tf_mirrored -> does not work on backend 'tf_mirr
 sweep
+  --study=nothing -> ^error: no study at 'runs/nothing': .*does not exist
+  --study=empty -> ^error: no study at 'runs/empty': .*plan.json
    -> nothing to measure: give --command with your program, or
 sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0-9.]+)'\
  --replicas=1,2 --per-replica-batch-size=4
@@ -131,6 +133,14 @@ sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0
   --param=kind -> --param 'kind' is not NAME=A,B,...; write for example
   --param=kind=a --param=kind=b -> --param 'kind' is given twice; choose another name
   --param=seed=1,2 --param=kind=a -> --param 'seed' is a placeholder already
+status
+  nothing -> ^error: no study at 'runs/nothing': .*does not exist
+  empty -> ^error: no study at 'runs/empty': .*plan.json
+  '' -> ^error: study '' is empty; name a study in 'runs'
+report
+  nothing -> ^error: no study at 'runs/nothing': .*does not exist
+  empty -> ^error: no study at 'runs/empty': .*plan.json
+  '' -> ^error: study '' is empty; name a study in 'runs'
 launch render --workers=4 --gpus-per-worker=2 -- python train.py
   --launcher=local -> --launcher local writes no files: its trials are started by
   --launcher=slurm --set=replicas=3 -> makes 8 replicas, not replicas=3; choose
@@ -192,6 +202,7 @@ def place(tmp_path, monkeypatch):
     """Eight cores, two GPUs, a Ray of two hosts, and files where folders should be."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").write_text("")
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
     (tmp_path / "taken" / "d").mkdir(parents=True)
     (tmp_path / "taken" / "d" / "x").write_text("")
     (tmp_path / "taken" / "f").write_text("")
