@@ -57,10 +57,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def is_output_full(error: BaseException) -> bool:
-    """Whether what is written to has no space, or a disk that fails; no path is known.
-
-    It is stdout, unless whoever writes a file forgot to say which.
-    """
+    """Whether stdout has no space, or a disk that fails: no path is known."""
     full = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
     return isinstance(error, OSError) and not error.filename and error.errno in full
 
@@ -78,10 +75,7 @@ def refusal(error: OSError) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error comes from an allocation that failed.
-
-    Libraries raise others for it. An error with a path has a message of its own.
-    """
+    """Whether an allocation failed, whatever a library makes of it."""
     for cause in causes(error):
         is_said = isinstance(cause, RuntimeError) and "out of memory" in str(cause)
         if isinstance(cause, MemoryError) or is_said:
@@ -116,7 +110,6 @@ PIPE_WIDTH: Final = 140  # Of a pipe, which has none: no cell is wrapped.
 
 
 def console(**settings: Any) -> Console:
-    """Returns stdout, or what ``file`` names, for tables."""
     from rich.console import Console
 
     settings.setdefault("width", None if sys.stdout.isatty() else PIPE_WIDTH)

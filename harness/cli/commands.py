@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
 
 def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
-    """Submits a job that runs the sweep by the same command, and prints its id."""
     study, command = planned.study, planned.command
     specs = [trial.spec for trial in planned.trials]
     per_worker = request.replicas_per_worker
@@ -115,10 +114,7 @@ def _ready(
     study: str,
     num_hosts: int,
 ) -> Iterator[dict[str, Any]]:
-    """Checks all that can be checked before the missing trials of a study are run.
-
-    While the ``with`` block runs, no other sweep of this machine gets their GPUs.
-    """
+    """Checks what can be checked before trials run, and holds their GPUs meanwhile."""
     replaced = dict(call.overrides)
     probe = replaced.pop("probe", gpu_probe.probe)
     chosen = _check_models(missing, num_hosts)
@@ -299,7 +295,6 @@ def _run_study(
     plan: Plan,
     trials: Sequence[PlannedTrial],
 ) -> int:
-    """Runs trials of a plan, and concludes; ``replaced`` are settings of tests."""
     left_out, folders = [store.root.parent, store.root], request.folders
     watch = CodeWatch(plan, folders=folders, left_out=left_out)
     settings = RunSettings(
@@ -377,7 +372,6 @@ def _print_plan(
 
 
 def sweep_varied(request: RunRequest, call: Call) -> int:
-    """Measures a study for each value, and writes the page of all."""
     axis = request.vary
     assert axis is not None
     if request.is_json:
@@ -434,7 +428,6 @@ def _existing(root: Path, axis: Axis) -> Varied | None:
 
 
 def combined(codes: Sequence[int]) -> int:
-    """Returns the exit code of several studies: of the worst, or that some are."""
     if len({*codes}) == 1:
         return codes[0]
     worst = (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT)
@@ -442,7 +435,6 @@ def combined(codes: Sequence[int]) -> int:
 
 
 def write_page(root: Path) -> int:
-    """Writes the page of all studies in a folder."""
     from reports import output_file
     from reports.site.build import build_varied
 

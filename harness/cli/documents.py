@@ -42,7 +42,6 @@ def _helps(subcommand: click.Command, title: str) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Writes the schema; returns 2 if it is called with arguments."""
     if arguments:
         sys.stderr.write("error: usage: python -m harness.cli.documents\n")
         return 2

@@ -137,7 +137,6 @@ cli = _Group(
 def main(
     argv: Sequence[str] | None = None, *, run_overrides: Mapping[str, Any] | None = None
 ) -> int:
-    """Runs the command line and returns the exit code."""
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         check_arguments(arguments)

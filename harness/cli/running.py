@@ -118,7 +118,6 @@ def _resume_command(store: Store, settings: RunSettings) -> str:
 def conclude_sweep(
     store: Store, study: Study, trials: Sequence[PlannedTrial], *, is_json: bool
 ) -> int:
-    """Writes the report, prints the summary, and returns the exit code."""
     _conclude(store, is_json=is_json)
     # Replicas that do not match one are not sane; a trial that was measured beside load
     # is ok: its case leaves it out, or says so.
@@ -181,7 +180,6 @@ def _conclude(store: Store, *, is_json: bool) -> None:
 
 
 def print_summary(store: Store, *, is_json: bool) -> None:
-    """Prints the figures of a study on stdout, as JSON or as a table."""
     if is_json:
         from results.figures.frame import summary
 

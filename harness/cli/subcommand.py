@@ -53,7 +53,6 @@ class _Declared(click.Parameter):
     declared: Option
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the value, or raises ``ParseError``."""
         del ctx
         kind, name = self.declared.kind, self.declared.spelling
         if kind.is_multiple and value:
@@ -64,8 +63,6 @@ class _Declared(click.Parameter):
 
 
 def _common(of: Option) -> dict[str, Any]:
-    """Returns what click has of an option or argument."""
-
     def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
         if of.complete is not None:
             return of.complete(ctx.params, text)
@@ -271,7 +268,6 @@ def _renamed(
 
 
 def _check_repeated(options: Iterable[click.Option]) -> None:
-    """Raises if an option is given twice of which only one would count."""
     counts = collections.Counter(
         of for of in options if not (of.multiple or of.opts[-1] == "--help")
     )
@@ -306,7 +302,6 @@ STUDY_FILE: Final = click.Argument(["file"], required=False, expose_value=False)
 
 
 def file_words(path: Path, model: type[Options], given: Mapping[str, Any]) -> list[str]:
-    """Returns a study file as options, without those that are given."""
     from harness.options import option
 
     data = _parse(path)

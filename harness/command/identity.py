@@ -58,8 +58,6 @@ def git(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repository:
-    """A working tree of the user's."""
-
     root: Path  # Its folder.
     commit: str  # Its commit; empty before the first.
     # Paths that differ from the commit, sorted; of untracked files, those that git does
@@ -126,7 +124,6 @@ def find_repository(folder: Path, left_out: Sequence[Path] = ()) -> Repository |
 
 
 def _content(path: Path, *, is_known: bool) -> str:
-    """Returns a digest of a file, or what it is instead."""
     if path.is_symlink():
         return f"link {printable(str(path.readlink()))}"
     if path.is_dir():
@@ -145,7 +142,6 @@ def _content(path: Path, *, is_known: bool) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Returns 16 hexadecimal characters, a digest of the content of a file."""
     hasher = hashlib.blake2b(digest_size=8)
     try:
         with path.open("rb") as file:
@@ -199,7 +195,6 @@ def of_program(
     source: Repository | None = None,
     left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
-    """Returns the parts of the identity of a program, by name."""
     found = source or find_repository(folder, left_out)
     words = tuple(shlex.split(command))  # which was checked
     parts = {"harness": _harness_version()}
@@ -268,7 +263,6 @@ def _is_code(path: Path) -> bool:
 def _places(
     words: tuple[str, ...], folder: Path, found: Repository | None
 ) -> list[Path]:
-    """Returns the folders of a program whose files git does not know."""
     named = [path for word in words if (path := folder / word).is_file()]
     if found is None:
         others = [path for path in named if python_of(path) != str(path)]
@@ -305,10 +299,7 @@ def _files_below(
 
 
 def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
-    """Returns the files of code below a folder, and whether these are all.
-
-    Levels are read as a whole: the folder itself, and others while they are few files.
-    """
+    """Returns the code below a folder, level by level, and whether this is all."""
     found: list[Path] = []
     level, num_files = [root], 0
     while level:

@@ -91,7 +91,6 @@ class NumberError(ValueError):
 def composed(
     text: str, start: int, quantity: Quantity, declared: str
 ) -> tuple[Decimal, int] | None:
-    """Returns a time such as 1:02:03 or 1m30s, and its end; None if it is none."""
     clock = _CLOCK.match(text, start)
     found = clock or _PARTS.match(text, start)
     if found is None or sum(part is not None for part in found.groups()) < 2:  # noqa: PLR2004
@@ -113,7 +112,6 @@ def composed(
 def in_unit(
     number: Decimal, text: str, span: tuple[int, int], quantity: Quantity, declared: str
 ) -> tuple[Decimal, int]:
-    """Returns a number in the unit of its quantity, and where its own unit ends."""
     start, end = span
     rate = _RATE.match(text, end) or _OTHER_RATE.match(text, end)
     time = _TIME.match(text, end)
@@ -417,8 +415,6 @@ _EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """Where the numbers of a program are, and what they mean."""
-
     name: str  # A key of ``QUANTITIES``, or ``wall`` or ``client``.
     notation: Notation = PLAIN  # What is declared of its numbers.
     every: int = 0  # Steps of a line, which its number is said to be of.
@@ -472,7 +468,6 @@ def parse_metric(text: str) -> Metric:
 
 
 def declared(left: str, option: str, text: str) -> tuple[str, Notation, int]:
-    """Returns name, notation and steps per line from ``NAME[WORD, WORD]``."""
     found = _NAME.fullmatch(left.strip())
     name = left.strip() if found is None else found["name"].strip()
     words = (

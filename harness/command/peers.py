@@ -52,7 +52,6 @@ _AS_EVER: Final = (Control.NONE, Control.AA)
 def write_losses(
     trial_dir: Path, spec: TrialSpec, losses: Sequence[float], of: str, dtype: str
 ) -> None:
-    """Writes what a trial has to repeat."""
     number = min(len(losses), spec.num_warmup_steps)
     if spec.control not in _AS_EVER:
         number = 1
@@ -61,10 +60,7 @@ def write_losses(
 
 
 def check_losses(trial_dir: Path) -> None:
-    """Adds the check to the records of a trial of a peer; nothing for other trials.
-
-    What its processes have not recorded fails by itself.
-    """
+    """Adds the check to the records of a trial of a peer; nothing for other trials."""
     try:
         expected = json.loads((trial_dir / LOSSES_FILE).read_text(encoding="utf-8"))
         found = _mean_losses(trial_dir)
@@ -128,7 +124,6 @@ def lock_digest(root: Path, peer: PeerInfo) -> str:
 
 
 def environment_of(root: Path, peer: PeerInfo) -> Path:
-    """Returns the folder of the environment of a peer, whether it is there or not."""
     return root / "build" / "peers" / peer.environment
 
 
@@ -142,7 +137,6 @@ def check(
     device: str,
     steps_per_sync: int | None,
 ) -> None:
-    """Checks that the peers among backends can take the steps of a workload."""
     for peer in backends:
         if not isinstance(peer, catalog.PeerInfo):
             continue
@@ -203,7 +197,6 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
 
 
 def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
-    """Returns what the environment of a peer has, and the digest of its lock."""
     folder = environment_of(root, peer)
     paths = [str(path) for path in folder.glob("lib/python*/site-packages")]
     found = {
@@ -225,7 +218,6 @@ def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, s
 
 
 def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
-    """Writes the losses that a trial of a peer has to repeat into its directory."""
     text = (export / catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
     of = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
     settings = json.loads(text)
@@ -234,7 +226,6 @@ def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
 
 
 def main() -> None:
-    """Prints a line for each peer: its environment, its lock, the lock's digest."""
     for peer in catalog.PEERS.values():
         words = (peer.environment, peer.lock, lock_digest(SOURCE_ROOT, peer))
         sys.stdout.write(" ".join(words) + "\n")

@@ -63,7 +63,6 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def split(command: str) -> tuple[str, ...]:
-    """Returns the words of a command, placeholders as they are."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -165,8 +164,6 @@ def check_command(
 
 
 def fill(words: Iterable[str], values: Mapping[str, object]) -> list[str]:
-    """Returns words with values in place of the placeholders."""
-
     def value_of(match: re.Match[str]) -> str:
         name = match["name"]
         return match[0][0] if name is None else str(values[name])
@@ -195,7 +192,6 @@ class ForeignProgram:
         return identity.digest(self.code[revision])
 
     def workload(self, per_replica_batch_size: int) -> WorkloadInfo:
-        """Returns it as a workload with one preset."""
         return WorkloadInfo(
             name=self.name,
             version="1",
@@ -243,7 +239,6 @@ def make(
     count_texts: Sequence[str] = (),
     variants: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ForeignProgram:
-    """Returns the program that a command starts, identified as it is now."""
     variants = variants or {}
     params = params_of(variants)
     check_command(command, replicas, params)
@@ -267,7 +262,6 @@ def make(
 
 
 def name_of(command: str, folder: Path) -> str:
-    """Returns what a program is called: its script, its module, or its first word."""
     words = split(command)
     name = Path(words[0]).name
     files = [word for word in words[1:] if (folder / word).is_file()]

@@ -117,7 +117,6 @@ def _check_range(place: Place, value: Decimal, quantity: Quantity) -> None:
 
 
 def counters(text: str) -> dict[str, int]:
-    """Returns the whole numbers of a line, by the word before each and its place."""
     found: dict[str, int] = {}
     for match in itertools.islice(_WHOLE.finditer(text), _MOST_COUNTERS):
         word = match["word"] or ""
@@ -163,7 +162,6 @@ class LineReader:
         self.num_read = 0  # that have one
 
     def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
-        """Yields the numbers of the lines that a chunk completes."""
         for line in self._terminal.feed(chunk):
             yield from self._read(line, ns)
 
@@ -262,10 +260,7 @@ def _near(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
 
 
 def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
-    """Returns the pattern for s/it where the text of one asks for it/s, or the reverse.
-
-    Progress bars change between the two.
-    """
+    """Returns the pattern for s/it if one asks for it/s, or the reverse."""
     group = _group(pattern.pattern)
     per = _PER.match(pattern.pattern, group[1]) if group else None
     if per is None or group is None or "s" not in (per["first"], per["second"]):
@@ -286,7 +281,6 @@ _PROTOCOL: Final = "printed by the program; the number that it printed last"
 
 
 def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
-    """Returns the patterns of ``--count`` and what is declared, by name."""
     found: dict[str, tuple[re.Pattern[str], Notation]] = {}
     for text in texts:
         left, equals, where = text.partition("=")
@@ -332,7 +326,6 @@ class CountReader:
         self._found: dict[str, list[float]] = {name: [] for name in self._lines}
 
     def feed(self, stream: int, chunk: bytes, ns: int) -> None:
-        """Reads the lines that a chunk of a stream completes."""
         for name, lines in self._lines.items():
             for reading in lines[stream].feed(chunk, ns):
                 self._found[name].append(reading.value)
@@ -407,7 +400,6 @@ class MetricFile:
             self._take(now_ns, line)
 
     def _take(self, ns: int, line: bytes) -> None:
-        """Reads a line by itself."""
         is_csv, is_head = self._metric.file_kind == "csv", self._head is None
         if self._head is None:
             self._head = line

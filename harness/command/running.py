@@ -70,7 +70,6 @@ class TerminalLine:
         self._open = ""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """Yields the lines that a chunk completes; an empty one is the end."""
         text = self._open + self._decoder.decode(chunk, final=not chunk)
         tail = _OPEN.search(text, max(0, len(text) - _MOST_OPEN)) if chunk else None
         self._open = tail[0] if tail else ""
@@ -229,22 +228,18 @@ TAIL_BYTES: Final = 64 * 2**10
 
 
 class KeptOutput:
-    """One stream of a program, written to a file within limits."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.last_bytes = b""
         self.num_bytes = 0  # how much came
 
     def add(self, chunk: bytes) -> None:
-        """Writes what is of the beginning, and holds what may be of the end."""
         left = max(0, HEAD_BYTES - self.num_bytes)
         self.num_bytes += len(chunk)
         _write(self._descriptor, chunk[:left])
         self.last_bytes = (self.last_bytes + chunk)[-TAIL_BYTES:]
 
     def end(self) -> None:
-        """Writes the end of a long output, and how much lies between."""
         left_out = self.num_bytes - HEAD_BYTES - TAIL_BYTES
         if left_out > 0:
             mark = f"\n[... {left_out} bytes left out ...]\n".encode()
@@ -284,10 +279,7 @@ class Run:
         self.cpu_sec = 0.0  # of all its processes
 
     def described(self, first: int = 2) -> str:
-        """Says what it printed last, or its first error; masks tokens.
-
-        The stream ``first`` counts before the other one.
-        """
+        """Says what it printed last, by default of stream 2 first; masks tokens."""
         order = self.kept[::-1] if first > 1 else self.kept
         texts = ["\n".join(_shown(kept.last_bytes)) for kept in order]
         cause = next(filter(None, map(first_cause, texts)), "none")
@@ -413,7 +405,6 @@ class Run:
 
 
 def _descendants() -> list[psutil.Process]:
-    """Returns all processes below this one, zombies included."""
     return psutil.Process().children(recursive=True)
 
 

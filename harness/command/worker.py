@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 
 def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
-    """Returns the result record of a program that has printed a number."""
     assert spec.program is not None
     readings, used = log.all("reading"), log.last("used")
     if not readings:
@@ -187,8 +186,6 @@ _FLOOD: Final = 2**19
 
 
 class Trial:
-    """One trial: the program, and what is known of it so far."""
-
     def __init__(self, spec: TrialSpec, placement: Placement, writer: RankFile) -> None:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
@@ -208,7 +205,6 @@ class Trial:
         self._is_ended = False  # since it had printed enough
 
     def run(self, folder: Path) -> int:
-        """Runs the program; returns its exit code, 0 if it was ended on purpose."""
         spec = self._spec
         self._writer.write(
             "facts",
@@ -257,7 +253,6 @@ class Trial:
         return f"{after}; {self._run.described()}"
 
     def tail(self) -> str:
-        """Returns the end of what the program printed."""
         return "\n".join(filter(None, (kept.tail for kept in self._run.kept)))
 
     def _has_enough(self, stream: int | None, chunk: bytes, ns: int) -> bool:
@@ -270,7 +265,6 @@ class Trial:
         return any(map(self._take, self._lines[stream].feed(chunk, ns)))
 
     def _take(self, reading: Reading) -> bool:
-        """Records a number; returns whether there are as many as were asked for."""
         if len(self._readings) >= MAX_STEPS:
             raise ReadingError(
                 f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
@@ -389,14 +383,12 @@ def values_of(
 
 
 def make_output_dir() -> Path:
-    """Returns a new folder for the program, which goes with the trial."""
     folder = Path(os.environ["TMPDIR"]) / "output"
     folder.mkdir()
     return folder
 
 
 def free_port() -> int:
-    """Returns a TCP port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -431,7 +423,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path) -> int:
-    """Runs a program that prints its numbers; returns the exit code."""
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, placement, writer)
     try:

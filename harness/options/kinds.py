@@ -32,8 +32,6 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """How the value of an option is read and written."""
-
     # Returns the value that a text names (of one that can be repeated, all texts);
     # the second argument is the option, for messages. Raises ``ParseError``.
     read: Callable[[Any, str], Any]
@@ -178,7 +176,6 @@ def _read(digits: str) -> int:
 
 
 def parse_percentage(text: str, what: str) -> float:
-    """Returns the fraction that a percentage names: 0.03 for ``3%``."""
     found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
     if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
         raise ParseError(
@@ -189,7 +186,6 @@ def parse_percentage(text: str, what: str) -> float:
 
 
 def parse_names(text: str, what: str) -> tuple[str, ...]:
-    """Returns the distinct names of a comma-separated list, in order."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if "" in names:
         raise ParseError(
@@ -224,7 +220,6 @@ PERCENTAGE: Final = Kind(
 
 
 def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
-    """Returns the kind of several of a few values, in their order."""
     alone: dict[str, tuple[enum.Enum, ...]]
     alone = {"all": tuple(of), "none": ()} if all_and_none else {}
     by_name = {label_of(member): (member,) for member in of} | alone
@@ -292,7 +287,6 @@ def parse_duration(text: str, what: str, *, is_zero_allowed: bool = False) -> fl
 
 
 def write_duration(seconds: float) -> str:
-    """Returns the shortest text of a duration: in the largest unit that is whole."""
     for unit in ("h", "min"):
         count = seconds / SECONDS_OF[unit]
         if count >= 1 and count == int(count):

@@ -75,10 +75,6 @@ class Option:
     def spelling(self) -> str:
         return f"--set {self.name}" if self.is_setting else f"--{self.name}"
 
-    def given(self, value: object) -> str:
-        """Returns the option with a value, for messages."""
-        return f"{self.spelling}{'=' if self.is_setting else ' '}{value}"
-
     @property
     def plain_help(self) -> str:
         return self.help.replace("`", "")
@@ -115,7 +111,6 @@ class Contributed:
 
 
 def contributed(model: type[Options]) -> dict[str, Contributed]:
-    """Returns the fields with the settings of what another option names."""
     return {
         field: mark
         for field, info in model.model_fields.items()
@@ -125,7 +120,6 @@ def contributed(model: type[Options]) -> dict[str, Contributed]:
 
 
 def declared(model: type[Options]) -> list[Option]:
-    """Returns the options of a model, in the order of its fields."""
     found = []
     group = "Options"
     for field, info in model.model_fields.items():

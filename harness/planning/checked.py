@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def divide(global_batch_size: int, num_replicas: int) -> int:
-    """Returns the examples per replica and step."""
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if rest == 0:
         return per_replica
@@ -55,7 +54,6 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
 def check_unit(
     info: WorkloadInfo, units: Mapping[str, int], per_replica: int, num_replicas: int
 ) -> None:
-    """Checks that a batch is a multiple of what the workload reads at once."""
     unit = math.prod(units.values())
     if per_replica % unit:
         product = " times ".join(f"{name} {size}" for name, size in units.items())
@@ -175,7 +173,6 @@ def refusing_bounds() -> Iterator[None]:
 
 @refusing_bounds()
 def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
-    """Checks a request against the catalogue and the machine, and finds its cases."""
     environment.image_of()  # raises where records could not hold it
     if request.program is None:
         info = catalog.workload(request.workload)

@@ -60,7 +60,6 @@ class CheckedSweep:
 
 
 def choose_order(request: SweepRequest) -> Order:
-    """Returns the requested order, or the default one."""
     default = Order.INTERLEAVED if request.device == "cpu" else Order.SEQUENTIAL
     order = request.order or default
     if order is Order.INTERLEAVED and request.device != "cpu":
@@ -110,7 +109,6 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
 def with_aa_control(
     cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> list[PlannedCase]:
-    """Returns the cases with the A/A control of one of them."""
     if order is not Order.INTERLEAVED or not cases:
         return list(cases)
     own = [case for case in cases if case.backend == cases[0].backend]
@@ -419,10 +417,7 @@ def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCas
 
 
 def global_batch_sizes(counts: Sequence[int]) -> dict[int, int]:
-    """Returns the global batch size of each number of replicas; one for all if it can.
-
-    Every replica has two examples or more.
-    """
+    """Returns global batch sizes by replicas, two examples for each; one if it can."""
     fewest = {of: max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * of) for of in counts}
     most, common = max(fewest.values(), default=0), math.lcm(*counts)
     if common <= _LARGEST_FACTOR * most:

@@ -78,8 +78,6 @@ class Estimate:
 
 
 class Durations:
-    """Durations of finished trials, and estimates for others from them."""
-
     def __init__(self) -> None:
         self._seconds: dict[tuple[str, ...], list[float]] = {}
         self._rates: dict[tuple[str, ...], list[float]] = {}
@@ -100,11 +98,9 @@ class Durations:
             self._rates.setdefault(key, []).append(examples_per_sec or 0.0)
 
     def guess(self, spec: TrialSpec) -> float | None:
-        """Returns the median of the most similar trials, or None without any."""
         return _median(self._seconds, _keys(spec, _AS_LONG))
 
     def remaining_sec(self, specs: Iterable[TrialSpec]) -> float:
-        """Returns the estimated duration of the trials; unknown ones are assumed."""
         guesses = [(spec, self.guess(spec)) for spec in specs]
         return math.fsum(
             self._assumed_sec(spec) if guess is None else guess
@@ -112,11 +108,7 @@ class Durations:
         )
 
     def _assumed_sec(self, spec: TrialSpec) -> float:
-        """Returns what a trial is assumed to take where there is no earlier one.
-
-        A quality run takes its budget too: in seconds, or at the throughput of trials
-        of the same case.
-        """
+        """Returns what a trial is assumed to take, its training budget included."""
         budget, alone_sec = spec.budget, ASSUMED_TRIAL_SEC
         if spec.device == "gpu":
             num_steps = spec.num_warmup_steps + (spec.num_measured_steps or 0)
@@ -145,7 +137,6 @@ def _median(
 
 
 def read_durations(runs_dir: Path) -> Durations:
-    """Reads the durations of ok trials of all studies; skips unreadable studies."""
     durations = Durations()
     for _, spec, status in _earlier(runs_dir, (TrialStatus.OK,)):
         durations.add(spec, status.duration_sec)
@@ -155,10 +146,7 @@ def read_durations(runs_dir: Path) -> Durations:
 def _earlier(
     runs_dir: Path, wanted: Collection[TrialStatus]
 ) -> Iterator[tuple[Path, TrialSpec, StatusRecord]]:
-    """Yields the folders and records of trials that ended so; these are estimates.
-
-    What cannot be read is reported when its own study is read.
-    """
+    """Yields folders and records of trials that ended so; skips what is unreadable."""
     paths = sorted(runs_dir.glob("*/trials/*/status.json"))
     for path in paths[-_MAX_EARLIER_TRIALS:]:
         with contextlib.suppress(ResultsError):
@@ -175,7 +163,6 @@ def estimate(
     durations: Durations,
     measuring: Measuring | None = None,
 ) -> Estimate:
-    """Returns the estimated duration of ``trials``."""
     together = [trial for trial in trials if trial.spec.order is Order.INTERLEAVED]
     if not together or measuring is None or measuring.repetition_sec is None:
         return _of_trials(trials, durations)
@@ -262,7 +249,6 @@ _DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)
 def check_memory(
     trials: Sequence[PlannedTrial], runs_dir: Path, *, study: str, gpu: str
 ) -> None:
-    """Checks that no trial has a batch that is known not to fit."""
     # By what determines the memory of a trial but its sizes.
     earlier: dict[str, list[tuple[str, TrialSpec, bool]]] = {}
     for folder, of, status in _earlier(runs_dir, _DECISIVE):
@@ -356,10 +342,7 @@ def choose_quality_runs(
     *,
     is_data_real: bool,
 ) -> QualityRuns | None:
-    """Returns the requested quality runs, or the preset's, or None.
-
-    A requested budget applies to every backend, the preset's to the first.
-    """
+    """Returns those requested, of every backend; or the preset's, of the first."""
     is_asked_for = request.budget is not None
     text = preset.budget if request.budget is None else request.budget
     if not text or (not is_asked_for and not is_data_real):

@@ -85,7 +85,6 @@ def load(text: str, runs_dir: Path) -> Study:
 
 
 def read_existing_plan(root: Path) -> Plan | None:
-    """Returns the plan in ``root``, or None if there is no study yet."""
     if not untrusted.is_there(root):
         return None
     if not root.is_dir():
@@ -107,7 +106,6 @@ def read_existing_plan(root: Path) -> Plan | None:
 
 
 def check_trials(plan: Plan) -> None:
-    """Checks that every trial of a stored plan can be started."""
     if not plan.trials:
         raise StudyError(
             f"the plan of study {plan.study!r} has no trials, so there is nothing to"
@@ -131,17 +129,13 @@ def check_trials(plan: Plan) -> None:
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
-    """Returns the seed of one repetition, the same for all its cases; 31 bits."""
     text = f"{sweep_seed}/{repetition_index}".encode("ascii")
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
 @refusing_bounds()
 def default_name(checked: CheckedSweep) -> str:
-    """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes its study.
-
-    Order, which can depend on free memory, and repetitions are no part of the digest.
-    """
+    """Returns ``<workload>-<preset>-<8 hex>``, whatever the order and repetitions."""
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
     cases = () if request.is_quality_only else checked.cases
@@ -162,10 +156,7 @@ def arrange(
     command: Sequence[str] = ("harness",),
     launcher: str = "",
 ) -> tuple[Plan, list[str]]:
-    """Returns the plan record of a new study, and what was chosen for the user.
-
-    Its trials are in execution order.
-    """
+    """Returns the plan of a new study in execution order, and notes for the user."""
     learning, num_cores = checked.learning, checked.num_cores
     request = checked.request
     left_out: list[str] = []
@@ -250,7 +241,6 @@ def data_dir_here() -> str | None:
 def _plan_equivalence(
     checked: CheckedSweep, trials: Sequence[PlannedTrial], common: dict[str, Any]
 ) -> EquivalenceCheck:
-    """Plans the trials that match N replicas with one."""
     references, matched, not_checked = design.choose_equivalence(checked, trials)
     equivalence = checked.info.equivalence
     # The reference is on one device, without a pipeline.
@@ -403,10 +393,7 @@ def reconcile(
 
 
 def _check_same_cases(existing: Plan, new: Plan) -> None:
-    """Checks that an interleaved study is extended by repetitions only.
-
-    Its cases are compared block by block: one that was not there cannot be added.
-    """
+    """Checks that an interleaved study is extended by repetitions only."""
     is_interleaved = new.measuring.order is Order.INTERLEAVED
     known = {trial.case_id for trial in existing.trials if not trial.spec.budget}
     for trial in new.trials if known and is_interleaved else ():

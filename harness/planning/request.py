@@ -97,7 +97,6 @@ _STEP_COUNT: Final = kinds.kind_of(Steps)
 
 
 def parse_steps(text: str, what: str) -> tuple[int | None, int | None]:
-    """Returns the steps of the warm-up and of the measured window: ``10+90``."""
     parts = text.split("+")
     if len(parts) != len(("warm-up", "measured")) or not any(parts):
         raise ParseError(
@@ -118,8 +117,6 @@ CONTROLS: Final = (
 
 
 class SweepRequest(Options):
-    """One requested sweep; None means that the default is derived."""
-
     command: str | None = option(
         None,
         "Starts your program, in place of `--workload`, with placeholders such as"
@@ -313,7 +310,6 @@ class SweepRequest(Options):
 
 
 def resolved(request: _Request, folder: Path) -> _Request:
-    """Returns a request with its program, or one for a workload as it is."""
     if request.command is None:
         _check_workload(request)
         return request
@@ -479,7 +475,6 @@ class Axis:
 
 
 def parse_vary(text: str, what: str) -> Axis:
-    """Returns what ``KEY=A,B,C`` varies."""
     key, equals, listed = text.partition("=")
     values = tuple(value.strip() for value in listed.split(","))
     if not equals or not key.strip() or "" in values:

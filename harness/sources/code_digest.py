@@ -80,7 +80,6 @@ _known: dict[str, tuple[int, int, str]] = {}
 
 
 def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
-    """Returns the digest of the code of a trial, 16 hex characters."""
     root, versions = (SOURCE_ROOT, None) if tree is None else (tree.root, tree.versions)
     parts = {**read_once(root)}
     for kind, name in ((catalog.WORKLOAD, workload), (catalog.BACKEND, backend)):
@@ -98,7 +97,6 @@ def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str
 
 @functools.cache
 def _installed(name: str, workload: str) -> str:
-    """Returns the version of a package that a workload needs."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError as error:
@@ -259,7 +257,6 @@ def _name_of(plugin: Plugin) -> str:
 
 
 def _files_of(plugin: Plugin) -> dict[str, Path]:
-    """Returns the files of a plugin, by names that do not depend on the machine."""
     table: Mapping[str, object] = (
         catalog.WORKLOADS if plugin.kind == catalog.WORKLOAD else catalog.BACKENDS
     )
@@ -320,7 +317,6 @@ def check_code(
     store: Store | None = None,
     program_code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Checks that the code that would run is the code of the plan."""
     if plan.program_code:
         left_out = [] if store is None else [store.root.parent, store.root]
         _check_program(plan, program_code, left_out)
@@ -363,7 +359,6 @@ def _check_program(
     program_code: Mapping[str, Mapping[str, str]] | None,
     left_out: Sequence[Path],
 ) -> None:
-    """Checks that an external command is the one of the plan."""
     if program_code is None:
         if len(plan.program_code) > 1:
             others = ", ".join(filter(None, plan.program_code))

@@ -45,7 +45,6 @@ class DoctorRequest(Options):
 
 
 def run(request: DoctorRequest, _: Call) -> int:
-    """Checks the machine; returns UNFIT where timings would be unusable."""
     interleaved_sec = request.interleaved_sec
     why = ""
     if 0 < interleaved_sec < pair.LEAST_SEC:

@@ -260,7 +260,6 @@ def _counted_on(backend: str) -> list[str]:
 
 
 def _check_efficiency(request: GateRequest) -> None:
-    """Checks that there is an efficiency, of cases that take turns."""
     if request.replicas is not None and len(set(request.replicas)) == 1:
         raise PlanError(
             f"--metric efficiency with --replicas {request.replicas[0]} has no baseline"
@@ -274,7 +273,6 @@ def _check_efficiency(request: GateRequest) -> None:
 
 
 def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
-    """Returns the record of what a gate judges, and when it looks."""
     is_interleaved = rule.metric in gate_metrics.OF_BLOCKS and (
         design.choose_order(request) is Order.INTERLEAVED
     )
@@ -317,7 +315,6 @@ class _EqualCodeError(Exception):
 
 
 def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) -> int:
-    """Measures a revision beside this tree, and judges both."""
     source = None
     if request.program is not None:
         source = revisions.source_of(Path.cwd(), name, request.runs_dir)
@@ -436,7 +433,6 @@ def _spread_of(study: Study) -> tuple[float, str]:
 
 
 def _files_of(request: GateRequest) -> dict[Path, str]:
-    """Returns the formats of the files that the result is written into."""
     found = {}
     for text in request.files:
         form, equals, name = text.partition("=")
@@ -457,7 +453,6 @@ def _files_of(request: GateRequest) -> dict[Path, str]:
 
 
 def run(request: GateRequest, call: Call) -> int:
-    """Measures this tree beside a baseline, prints the verdict, returns its code."""
     if request.setup is not None and request.command is None:
         raise PlanError(
             f"--setup {request.setup!r} has no effect without --command: the harness"
@@ -492,8 +487,6 @@ def run(request: GateRequest, call: Call) -> int:
 def _against_study(
     request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
 ) -> int:
-    """Measures this tree alone, and judges it against a stored study."""
-
     def judge_studies(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_studies(study, stored, rule, baseline=name)
         if found.differences and not request.is_different_allowed:

@@ -71,7 +71,6 @@ def run(request: ListRequest, _: Call) -> int:
 
 
 def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the studies of a directory, oldest first, and what cannot be read."""
     roots = untrusted.folders_with(runs_dir, PLAN_NAME)
     for varied in untrusted.folders_with(runs_dir, VARIED_NAME):
         roots += untrusted.folders_with(varied, PLAN_NAME)

@@ -74,7 +74,6 @@ class RenderRequest(Options):
 
 
 def run(request: RenderRequest, call: Call) -> int:
-    """Writes the files, and prints their names; submits and overwrites nothing."""
     del call
     fields = [field.name for field in dataclasses.fields(Job)]
     job = Job(**{name: getattr(request, name) for name in fields})

@@ -92,12 +92,10 @@ class ReportRequest(Options):
 
     @property
     def format(self) -> ExportFormat:
-        """The requested format, by default pages."""
         return FORMATS[self.form or "html"]
 
     @property
     def is_site(self) -> bool:
-        """Whether several studies go to a directory."""
         return (
             len(self.studies) > 1
             and self.format.output is Output.PAGE
@@ -146,7 +144,6 @@ _TWO = 2
 
 
 def run(request: ReportRequest, _: Call) -> int:
-    """Writes or prints what is requested; corrupt records are named and left out."""
     is_page = request.format.output is Output.PAGE
     if len(request.studies) == 1 and request.output is None and is_page:
         varied = commands.names_of(request.studies[0], request.runs_dir)
@@ -168,7 +165,6 @@ def run(request: ReportRequest, _: Call) -> int:
 
 
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
-    """Returns a study that is named, or whose folder or zip file is."""
     path = plan_module.find_study(name, request.runs_dir)
     root = unpacked.enter_context(studies.opened(path))
     is_page = request.format.output is Output.PAGE
@@ -180,7 +176,6 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
 
 
 def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[Path, int]:
-    """Writes a page or a site; returns its path, and the exit code."""
     from reports.exports import exports
     from reports.page import build
     from reports.site import build as site
@@ -217,7 +212,6 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[Path, 
 
 
 def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared, int]:
-    """Compares two studies; refuses what is not comparable."""
     from reports.site import comparison
 
     first, second = (load_study(store) for store in stores)
@@ -229,7 +223,6 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
 
 
 def _content(request: ReportRequest, stores: Sequence[Store]) -> tuple[Content, int]:
-    """Returns what a format has that is no page, and the exit code."""
     from reports.exports import exports
     from reports.site import card, comparison
 
@@ -262,7 +255,6 @@ def _terminal(request: ReportRequest, store: Store) -> str:
 
 
 def _emit(request: ReportRequest, content: Content) -> None:
-    """Writes the content and prints where, or prints a text."""
     if request.output is None:
         assert isinstance(content, str)  # as was checked
         click.echo(content)

@@ -50,7 +50,6 @@ class StatusRequest(Options):
 
 
 def run(request: StatusRequest, _: Call) -> int:
-    """Prints the progress of a study, or of each study of a varied one."""
     if request.is_watched and request.is_json:
         raise PlanError(
             "--watch prints lines for a reader, and --json one object; leave one out"

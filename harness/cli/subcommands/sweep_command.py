@@ -34,7 +34,6 @@ LAUNCHER: Final = Kind(lambda text, _: launchers.info(text).name, metavar="NAME"
 
 
 def describe_launchers(does: str) -> str:
-    """Returns the launchers that can do something, and what they are, in one line."""
     infos = map(launchers.info, launchers.LAUNCHERS)
     return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
 
@@ -111,7 +110,6 @@ class RunRequest(SweepRequest):
 
 
 def run(request: RunRequest, call: Call) -> int:
-    """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands
 
     if request.study and not request.workload and request.command is None:

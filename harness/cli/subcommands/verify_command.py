@@ -54,7 +54,6 @@ class VerifyRequest(Options):
 
 
 def run(request: VerifyRequest, _: Call) -> int:
-    """Verifies a study, or each study of a varied one and their page."""
     path = plan_module.find_study(request.study, request.runs_dir)
     with studies.opened(path) as root:
         if root != path:
@@ -64,7 +63,6 @@ def run(request: VerifyRequest, _: Call) -> int:
 
 
 def _verify(request: VerifyRequest, store: Store) -> int:
-    """Compares a study with its raw observations and prints what was found."""
     check = check_module.verify(store)
     covered = check_module.compare_files(store, check)
     is_elsewhere = _verify_gate(store, check)
@@ -105,7 +103,6 @@ def _of_plugins(plan: Plan) -> Iterator[str]:
 
 
 def exit_code(check: Check) -> int:
-    """Returns the exit code: everything, a part, or nothing is verified."""
     if check.differences or (check.missing and check.num_recomputed()):
         return exit_codes.SOME_TRIALS_FAILED
     return exit_codes.OK if check.num_recomputed() else exit_codes.NOTHING_MEASURED
@@ -139,11 +136,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
 
 
 def _verify_page(store: Store, check: Check) -> list[str]:
-    """Compares the stored page with a page made anew, byte for byte.
-
-    The page is a function of the records, which were compared with the raw
-    observations before. Sections of plugins are left out, and named.
-    """
+    """Compares the page with one made anew, byte for byte, but for plugins."""
     from reports.page import build
 
     try:
