@@ -55,27 +55,17 @@ def keras_callback(run: ClientRun, examples: int | None = None) -> Any:
     """
     import keras
 
+    loop = _Driven(run, examples)
+
     class ScalingCallback(keras.callbacks.Callback):
         """Times the batches of ``fit``, and ends it."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self._loop = _Driven(run, examples)
+        def on_train_batch_begin(self, *_: Any, **_fields: Any) -> None:
+            loop.begin()
 
-        def on_train_batch_begin(
-            self,
-            batch: int,  # noqa: ARG002
-            logs: Any = None,  # noqa: ARG002
-        ) -> None:
-            self._loop.begin()
-
-        def on_train_batch_end(
-            self,
-            batch: int,  # noqa: ARG002
-            logs: Any = None,
-        ) -> None:
+        def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:
             loss = (logs or {}).get("loss")
-            self.model.stop_training |= not self._loop.end(loss)
+            self.model.stop_training |= not loop.end(loss)
 
     return ScalingCallback()
 
@@ -90,20 +80,19 @@ def lightning_callback(run: ClientRun, examples: int | None = None) -> Any:
     except ImportError:
         from pytorch_lightning import callbacks
 
+    loop = _Driven(run, examples)
+
     class ScalingCallback(callbacks.Callback):
         """Times the batches of ``Trainer.fit``, and ends it."""
 
-        def __init__(self) -> None:
-            self._loop = _Driven(run, examples)
-
         def on_train_batch_start(self, *_: Any) -> None:
-            self._loop.begin()
+            loop.begin()
 
         def on_train_batch_end(
             self, trainer: Any, _module: Any, outputs: Any, *_: Any
         ) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            if not self._loop.end(loss):
+            if not loop.end(loss):
                 trainer.should_stop = True
 
     return ScalingCallback()
@@ -118,21 +107,20 @@ def trainer_callback(run: ClientRun, examples: int | None = None) -> Any:
     import torch
     import transformers
 
+    loop = _Driven(run, examples)
+
     class ScalingCallback(transformers.TrainerCallback):
         """Times the updates of ``Trainer.train``, and ends it."""
 
-        def __init__(self) -> None:
-            self._loop = _Driven(run, examples)
-
         def on_step_begin(self, *_: Any, **_fields: Any) -> None:
-            self._loop.begin()
+            loop.begin()
 
         def on_step_end(
             self, _args: Any, _state: Any, control: Any, **_fields: Any
         ) -> Any:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            control.should_training_stop |= not self._loop.end(None)
+            control.should_training_stop |= not loop.end(None)
             return control
 
     return ScalingCallback()

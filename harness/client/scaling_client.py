@@ -251,7 +251,6 @@ def blocks(
 
 
 def shortened(line: str) -> str:
-    """Returns a line of at most 500 characters."""
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 3] + "..."
 
 
@@ -320,7 +319,7 @@ class RankFile:
         self.sync()
 
     def attach(self, name: str, content: bytes) -> None:
-        """Writes a file beside that of rank 0; other ranks have the same content."""
+        """Writes a file beside the one of rank 0; other ranks have the same content."""
         if self._path == rank_path(self._path.parent, 0):
             self._path.with_name(name).write_bytes(content)
 
@@ -575,12 +574,11 @@ class ClientRun:
         raise NotImplementedError
 
 
-def wilson(correct: int, num_examples: int) -> tuple[float, float]:
+def wilson(correct: int, n: int) -> tuple[float, float]:
     """Returns Wilson's interval of 95 % for a share."""
-    share, n = correct / num_examples, num_examples
+    share, scale = correct / n, 1 + _Z**2 / n
     centre = share + _Z**2 / (2 * n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    scale = 1 + _Z**2 / n
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
@@ -771,8 +769,8 @@ class AloneRun(ClientRun):
             return count + self.NUM_WARMUP_STEPS < self._num_limit
         if self.num_ranks > 1:  # by their own clocks they would end at unlike steps
             return count < self.STEPS_OF_SEVERAL
-        is_short = (self._end_ns - self._start_ns) / 1e9 < self.MIN_SEC
-        return count < self.MIN_STEPS or is_short
+        used_sec = (self._end_ns - self._start_ns) / 1e9
+        return count < self.MIN_STEPS or used_sec < self.MIN_SEC
 
     def _record(
         self,
@@ -881,9 +879,10 @@ def connect(
       ClientError: The harness is of another version, or ranks are not distinct.
       LostHarnessError: The harness has exited.
     """
-    found = find_rank() if rank is None or num_ranks is None else (rank, num_ranks)
-    rank = found[0] if rank is None else rank
-    num_ranks = found[1] if num_ranks is None else num_ranks
+    if rank is None or num_ranks is None:
+        found = find_rank()
+        rank = found[0] if rank is None else rank
+        num_ranks = found[1] if num_ranks is None else num_ranks
     folder = os.environ.get(TRIAL_VARIABLE)
     if folder is None:
         alone = AloneRun(rank, num_ranks, unit=unit)
