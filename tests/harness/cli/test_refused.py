@@ -101,6 +101,11 @@ sweep --workload=transformer --preset=smoke --replicas=1,2
   --mode=strong --global-batch-size=96 --replicas=2 -> of 48 tokens each: .*-size 128 wi
   --option=pipeline_stages=2 --backends=tf_mirrored -> does not work on backend 'tf_mirr
 sweep
+  --evaluate=x -> --evaluate is no longer an option: use --budget window, or
+  --no-evaluate -> --no-evaluate is no longer an option: use --budget window, or
+  --gpus-per-worker=2 -> no longer an option: use --set replicas-per-worker=N
+  --rounds=2 -> --rounds is no longer an option: use --set rounds=VALUE
+  --nodes=2 -> --nodes is no longer an option: use --set nodes=VALUE
   --study=nothing -> ^error: no study at 'runs/nothing': .*does not exist
   --study=empty -> ^error: no study at 'runs/empty': .*plan.json
    -> nothing to measure: give --command with your program, or
@@ -117,6 +122,7 @@ sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0
   --metric=speed=(.*) -> unknown metric of --command 'speed'; known are
   --metric=throughput=([ -> has no regular expression: .*; write brackets
   --metric=throughput=(a)(b) -> has 2 groups, and needs one
+  --metric=wall --steps=3+ -> --steps has no effect with --metric wall, which times
   --metric=step_time[joy]=(a) -> brackets hold at most one of comma, thou
   !--per-replica-batch-size -> without --per-replica-batch-size: say how
   !--replicas -> without --replicas: say which numbers of replicas
@@ -133,6 +139,10 @@ sweep '--command=a {replicas} {per_replica_batch_size}' '--metric=throughput=([0
   --param=kind -> --param 'kind' is not NAME=A,B,...; write for example
   --param=kind=a --param=kind=b -> --param 'kind' is given twice; choose another name
   --param=seed=1,2 --param=kind=a -> --param 'seed' is a placeholder already
+gate --workload=resnet50
+  --work=x -> --work is no longer an option: use --mode strong for fixed work,
+  --seed=1 -> --seed is no longer an option: use --set seed=VALUE
+  --baseline=HEAD --metric=client -> unknown metric 'client'; allowed are throughput,
 status
   nothing -> ^error: no study at 'runs/nothing': .*does not exist
   empty -> ^error: no study at 'runs/empty': .*plan.json

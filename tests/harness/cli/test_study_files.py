@@ -157,20 +157,6 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
         assert re.search(message, err), err
 
 
-def test_an_option_of_an_earlier_version_says_what_to_use(refuse):
-    for subcommand, name in (
-        ("sweep", "evaluate"),
-        ("sweep", "time-limit"),
-        ("sweep", "gpus-per-worker"),
-        ("gate", "work"),
-    ):
-        for word in (f"--{name}=x", f"--no-{name}"):
-            assert "is no longer an option: " in refuse(subcommand, word)
-    for subcommand, name in (("sweep", "rounds"), ("gate", "seed"), ("sweep", "nodes")):
-        said = refuse(subcommand, f"--{name}=1")
-        assert f"--{name} is no longer an option: use --set {name}=VALUE" in said
-
-
 SCHEMA_TEXT = PUBLISHED.read_text(encoding="ascii")
 SCHEMA = json.loads(SCHEMA_TEXT)
 

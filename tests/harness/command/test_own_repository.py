@@ -411,10 +411,3 @@ def test_a_command_that_prints_nothing_is_timed_as_a_whole(harness, tmp_path):
         assert () == rank.warmup_step_time_sec
         assert round(step * 1e9) == rank.window_end_ns - rank.window_start_ns
     assert exit_codes.OK == harness("verify", "s")[0]
-
-
-def test_a_whole_run_has_no_steps(harness):
-    code, _, err = harness(*WALL, "--steps=3+")
-
-    assert exit_codes.USAGE == code
-    assert "--steps has no effect with --metric wall, which times" in err
