@@ -47,58 +47,37 @@ class Call:
 _OTHER: Final = "Options"
 
 
-class _Declared(click.Parameter):
-    """A parameter whose declaration reads and completes its value."""
+def _parameter(of: Option) -> click.Parameter:
+    """Returns what click shows and completes; ``invoke`` reads its value."""
 
-    declared: Option
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        del ctx
-        kind, name = self.declared.kind, self.declared.spelling
-        if kind.is_multiple and value:
-            return kind.read(list(value), name)
-        if kind.is_multiple:
-            return () if self.required else None
-        return None if value is None else kind.read(value, name)
-
-
-def _common(of: Option) -> dict[str, Any]:
     def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
         if of.complete is not None:
             return of.complete(ctx.params, text)
         return [one for one in of.kind.choices if one.startswith(text)]
 
-    return {"required": of.is_required, "shell_complete": complete}
-
-
-class DeclaredArgument(_Declared, click.Argument):
-    def __init__(self, of: Option) -> None:
-        self.declared = of
-        super().__init__(
-            [of.field],
-            metavar=None if of.metavar == of.kind.metavar else of.metavar,
-            nargs=-1 if of.kind.is_multiple else 1,
-            **_common(of),
-        )
-
-
-class DeclaredOption(_Declared, click.Option):
-    def __init__(self, of: Option) -> None:
-        self.declared, kind = of, of.kind
-        has_opposite = kind.is_flag and of.value is not False
-        name = of.spelling + f"/--no-{of.name}" * has_opposite
-        common = _common(of)
-        if not of.is_required:  # what is not given is neither False nor empty
-            common["default"] = None
-        super().__init__(
-            [*filter(None, [of.short]), name, of.field],
-            help=_help(of),
-            # Not False: click would take a last option without a value as given.
-            is_flag=kind.is_flag or None,
-            multiple=kind.is_multiple,
-            metavar=of.metavar or None,
-            **common,
-        )
+    kind = of.kind
+    common: dict[str, Any] = {
+        "type": click.UNPROCESSED,
+        "required": of.is_required,
+        "shell_complete": complete,
+    }
+    if of.is_argument:
+        metavar = None if of.metavar == kind.metavar else of.metavar
+        nargs = -1 if kind.is_multiple else 1
+        return click.Argument([of.field], metavar=metavar, nargs=nargs, **common)
+    name = of.spelling + f"/--no-{of.name}" * (kind.is_flag and of.value is not False)
+    if kind.is_flag:
+        # Not False: click would take a last option without a value as given.
+        common |= {"is_flag": True, "type": click.BOOL}
+    if not of.is_required:  # what is not given is neither False nor empty
+        common["default"] = None
+    return click.Option(
+        [*filter(None, [of.short]), name, of.field],
+        help=_help(of),
+        multiple=kind.is_multiple,
+        metavar=of.metavar or None,
+        **common,
+    )
 
 
 class Subcommand(click.Command):
@@ -133,15 +112,10 @@ class Subcommand(click.Command):
     def _params(self) -> list[click.Parameter]:
         from harness.options import option
 
-        found: list[click.Parameter] = [*self._arguments]
-        found += [
-            DeclaredArgument(of) if of.is_argument else DeclaredOption(of)
-            for of in option.declared(self.request)
-            if not of.is_setting
-        ]
+        found = [of for of in option.declared(self.request) if not of.is_setting]
         if keys := option.settings(self.request):
-            found.append(DeclaredOption(option.set_option(keys)))
-        return found
+            found.append(option.set_option(keys))
+        return [*self._arguments, *map(_parameter, found)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
@@ -178,15 +152,20 @@ class Subcommand(click.Command):
 
         command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
         call = Call(command=command, overrides=ctx.obj or {})
-        # What was not given has the default of its field.
-        given = {name: v for name, v in ctx.params.items() if v is not None}
+        own = {of.field: of for of in option.declared(self.request)}
+        texts = ctx.params.pop(option.SET, ())
+        given = {  # what is not given has the default of its field
+            name: own[name].kind.read(value, own[name].spelling)
+            for name, value in ctx.params.items()
+            if value not in (None, ())
+        }
         marks, fields = option.contributed(self.request), self.request.model_fields
         chosen = {
             field: str(given.get(mark.by, fields[mark.by].default))
             for field, mark in marks.items()
         }
         owners = {field: f"--{marks[field].by} {of}" for field, of in chosen.items()}
-        values = self._set(given.pop(option.SET, ()), ["", *owners.values()])
+        values = self._set(texts, ["", *owners.values()])
         for field, mark in marks.items():
             model = mark.models().get(chosen[field], option.Options)
             given[field] = model(**values[owners[field]])
@@ -229,11 +208,12 @@ class Subcommand(click.Command):
         from harness.options import option
 
         rows: dict[str, list[tuple[str, str]]] = {}
+        groups = {of.field: of.group for of in option.declared(self.request)}
+        groups[option.SET] = option.SETTINGS
         for param in self.get_params(ctx):
-            group = _OTHER
-            if isinstance(param, DeclaredOption):
-                group = param.declared.group
             if (record := param.get_help_record(ctx)) is not None:
+                is_option = isinstance(param, click.Option)
+                group = groups.get(str(param.name), _OTHER) if is_option else _OTHER
                 rows.setdefault(group, []).append(record)
         for name, own in option.settings(self.request).items():
             owners = " or ".join(of.owner for of in own if of.owner)

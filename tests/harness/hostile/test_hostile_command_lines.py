@@ -120,13 +120,12 @@ def values_of(param):
     """Returns what an option or argument may be given; None for a flag."""
     if isinstance(param, click.Option) and param.is_flag:
         return None
-    declared = getattr(param, "declared", None) or getattr(param.type, "_of", None)
-    metavar = "" if declared is None else declared.metavar
-    for name in (*param.opts, str(param.name), metavar):
+    for name in (*param.opts, str(param.name), param.metavar):
         if name in VALUES:
             return VALUES[name]
-    if declared is not None and declared.kind.choices:
-        return some(*declared.kind.choices)
+    choices = param.shell_complete(click.Context(cli.cli), "")
+    if choices:
+        return some(*(item.value for item in choices))
     return both("{}{}", numbers, UNITS) | anything
 
 
