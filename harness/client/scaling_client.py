@@ -304,8 +304,8 @@ class RankFile:
             if self.phase != "measure":
                 self._flush()
 
-    def fail(self, error: BaseException) -> None:
-        """Appends why this process failed, with phase and traceback."""
+    def fail(self, error: BaseException, detail: str | None = None) -> None:
+        """Appends why this process failed, with phase, and traceback or ``detail``."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         frames = traceback.format_exception(type(error), error, error.__traceback__)
         self.has_failed = True
@@ -314,7 +314,7 @@ class RankFile:
             phase=self.phase,
             reason=shortened(lines[0]) if lines else type(error).__name__,
             exception_type=type(error).__name__,
-            traceback="".join(frames),
+            traceback="".join(frames) if detail is None else detail,
         )
         self.sync()
 

@@ -17,7 +17,6 @@ import os
 import socket
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +36,7 @@ from harness.command.reader import (
 from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
-from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
+from harness.trial.rank_file import end_like, rank_path, signal_name
 from results.records.limits import MAX_STEPS
 from results.records.models import (
     Environment,
@@ -430,18 +429,11 @@ def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path)
     except LostHarnessError:
         raise
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
-        is_ours = isinstance(error, (CommandError, ReadingError))
-        writer.write(
-            "failure",
-            phase=Phase(writer.phase).value,
-            reason=one_line(str(error)) or type(error).__name__,
-            exception_type=type(error).__name__,
-            traceback=(
-                "\n".join(filter(None, (getattr(error, "detail", ""), trial.tail())))
-                if is_ours
-                else "".join(traceback.format_exception(error))
-            ),
-        )
+        detail = None
+        if isinstance(error, (CommandError, ReadingError)):
+            parts = getattr(error, "detail", ""), trial.tail()
+            detail = "\n".join(filter(None, parts))
+        writer.fail(error, detail)
         return 1
     finally:
         writer.close()
