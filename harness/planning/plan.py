@@ -64,9 +64,9 @@ def find_study(text: str, runs_dir: Path) -> Path:
             f"study {text!r} is empty; name a study in {str(runs_dir)!r} or give the"
             " path of a study directory"
         )
-    in_runs = runs_dir / text
-    is_in_runs = untrusted.is_there(in_runs) or not untrusted.is_there(Path(text))
-    return in_runs if is_in_runs else Path(text)
+    in_runs, path = runs_dir / text, Path(text)
+    is_path = untrusted.is_there(path) and not untrusted.is_there(in_runs)
+    return path if is_path else in_runs
 
 
 def load(text: str, runs_dir: Path) -> Study:
@@ -194,10 +194,8 @@ def arrange(
     info, program = checked.info, request.program
     draws = info.draws_random_numbers
     if trials and info.draws_with:
-        spec = trials[0].spec
-        config = catalog.workload_catalog.make_config(
-            info.name, spec.preset, spec.options
-        )
+        of = trials[0].spec
+        config = catalog.workload_catalog.make_config(info.name, of.preset, of.options)
         draws = bool(getattr(config, info.draws_with))
     code = program.code if program else {}
     plan = Plan(
@@ -338,13 +336,10 @@ def reconcile(
     baseline: SourceTree | None = None,
     store: Store | None = None,
 ) -> tuple[Plan, list[PlannedTrial], str]:
-    """Resumes or extends an existing plan with a new one.
+    """Returns the plan to store, the trials requested now, and what was done.
 
-    Returns the plan to store, the trials that were requested now, and what was done,
-    empty of a new study.
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
-    extend, if all settings and the code of every trial in the plan are the same: new
-    trials are compared with the existing ones.
+    extend, if all settings and the code of every trial are the same.
     """
     if existing is None:
         return new, [*new.trials], ""
@@ -366,17 +361,14 @@ def reconcile(
         ordered = tuple(mode for mode in ScalingMode if mode in modes)
         known[trial.trial_id] = trial.model_copy(update={"modes": ordered})
     num_added = len(known) - len(existing.trials)
+    before = existing.measuring
+    kept = {"order": before.order, "primary": before.primary}
+    kept["had_target"] = before.is_stopped_on_width
     plan = existing.model_copy(
         update={
             "command": new.command if num_added else existing.command,
             "repeats": max(existing.repeats, new.repeats),
-            "measuring": new.measuring.model_copy(
-                update={
-                    "order": existing.measuring.order,
-                    "primary": existing.measuring.primary,
-                    "had_target": existing.measuring.is_stopped_on_width,
-                }
-            ),
+            "measuring": new.measuring.model_copy(update=kept),
             "timeout_sec": new.timeout_sec,
             "data_dir": new.data_dir,
             "plugins": {**existing.plugins, **new.plugins},
@@ -412,14 +404,14 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
 def _settings(plan: Plan) -> dict[str, Any]:
     if not plan.trials:
         return {"seed": plan.seed}
-    settings = plan.trials[0].spec.model_dump(mode="json", exclude=_VARYING)
-    settings.pop("schema_version")
+    excluded = _VARYING | {"schema_version"}
+    settings = plan.trials[0].spec.model_dump(mode="json", exclude=excluded)
     settings["seed"] = plan.seed
     by_kind = {trial.spec.budget is not None: trial.spec for trial in plan.trials}
-    if False in by_kind:
-        settings["is_evaluated"] = by_kind[False].is_evaluated
-        settings["num_measured_steps"] = by_kind[False].num_measured_steps
-        settings["order"] = by_kind[False].order.label
+    if timed := by_kind.get(False):
+        settings["is_evaluated"] = timed.is_evaluated
+        settings["num_measured_steps"] = timed.num_measured_steps
+        settings["order"] = timed.order.label
     if True in by_kind:
         settings["budget"] = str(by_kind[True].budget)
     settings["baseline_num_replicas"] = plan.baseline_num_replicas

@@ -43,6 +43,7 @@ _OF_WORKLOADS: Final = (
     *("workload", "backends", "preset", "data", "options", "budget", "steps_per_sync"),
 )
 """Fields that say nothing about a command."""
+_OF_COMMANDS: Final = ("metric", "counts", "params", "unit")
 _OF_CLIENTS: Final = ("minutes", "max_rounds", "target", "controls")
 """Those that say something only about one that connects, and takes turns."""
 _BATCHES: Final = frozenset(("per_replica_batch_size", "global_batch_size"))
@@ -395,11 +396,11 @@ def resolved(request: _Request, folder: Path) -> _Request:
 
 def _check_workload(request: SweepRequest) -> None:
     """Raises if no workload is named, or something is that only a command can have."""
-    given = {"metric": request.metric, "unit": request.unit}
-    given["count"] = " ".join(request.counts) or None
-    given["param"] = " ".join(request.params) or None
     for of in declared(type(request)):  # those of a gate can say how it judges
-        value = given.get(of.name) if of.group == OWN else None
+        if of.group != OWN or of.field not in _OF_COMMANDS:
+            continue
+        value = getattr(request, of.field)
+        value = " ".join(value) or None if isinstance(value, tuple) else value
         if value is not None:
             raise PlanError(
                 f"--{of.name} {value!r} has no effect without --command; add the"
