@@ -168,7 +168,7 @@ NOT_THERE = [
     (
         {"claim": "alone"},
         ("--set=nodes=2",),
-        r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of",
+        r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but the",
     ),
     (
         {"claim": "studies", "namespace": "theirs"},
@@ -243,7 +243,7 @@ def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_
         variables={HOSTS_VARIABLE: "2"},
     )
     with pytest.raises(
-        PlanError, match=r"has 4 processes, and a pod runs one; use --n"
+        PlanError, match=r"has 4 processes, and a pod runs one; use --set n"
     ):
         kubernetes.Kubernetes(options).check([spec])
 
