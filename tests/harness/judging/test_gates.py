@@ -340,7 +340,7 @@ REFUSED = r"""
 --baseline=same --count=collectives --backends=tf_mirrored -> of backend 'tf_mirrored';
 --baseline=same --count=retraces --steps=1+ -> the first step traces, so another one is
 
---baseline=same --repeats=4 -> --repeats 4 has no effect with --metric top_1: .*--set qual
+--baseline=same --repeats=4 -> --repeats 4 has no effect with --metric top_1: .*set qual
 --baseline=same --order=interleaved -> interleaved has no effect with --metric top_1:
 --baseline=same --time-budget=3min -> --time-budget 3 has no effect with order seq
 --baseline=same --metric=throughput -> --budget 20steps has no effect with --metric thr
