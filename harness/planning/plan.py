@@ -362,7 +362,7 @@ def reconcile(
         known[trial.trial_id] = trial.model_copy(update={"modes": ordered})
     num_added = len(known) - len(existing.trials)
     before = existing.measuring
-    kept = {"order": before.order, "primary": before.primary}
+    kept: dict[str, Any] = {"order": before.order, "primary": before.primary}
     kept["had_target"] = before.is_stopped_on_width
     plan = existing.model_copy(
         update={
