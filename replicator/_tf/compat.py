@@ -6,13 +6,14 @@ import contextlib
 import functools
 import gc
 import itertools
-import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.distribute.coordinator import (
     cluster_coordinator as coordinator_lib,
@@ -31,8 +32,16 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from tensorflow.python.trackable import base as trackable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Hashable,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
+_T = TypeVar("_T", bound="Hashable")
 
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
@@ -49,41 +58,44 @@ disable_op_determinism = framework_config.disable_op_determinism
 # there afterwards would not wait for them either.
 wait_for_remote_ops = eager_context.async_wait
 
-# By name, since a program need not import Keras.
-_KERAS_STATE = "keras.src.backend.common.global_state"
-_KERAS_SEEDS = "keras.src.random.seed_generator"
 _KERAS_GENERATOR = "global_seed_generator"
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 
 def constant_of(tensor: tf.Tensor) -> Any:
-    """The value of a tensor that the graph alone determines, or None.
-
-    TensorFlow folds more than ``tf.get_static_value`` does (test_fit).
-    """
+    """The value of a tensor that the graph alone determines, or None."""
+    # TensorFlow folds more than ``tf.get_static_value`` does (test_fit).
     found = tf.get_static_value(tensor)
     return tensor_util.try_evaluate_constant(tensor) if found is None else found
 
 
+def reachable(
+    roots: Iterable[_T], following: Callable[[_T], Iterable[_T]]
+) -> Iterator[_T]:
+    """Roots, and all that follows them, each once, the nearest first."""
+    found = dict.fromkeys(roots)
+    pending = list(found)
+    for one in pending:
+        yield one
+        for other in following(one):
+            if other not in found:
+                found[other] = None
+                pending.append(other)
+
+
 def depends_on(tensor: tf.Tensor, operations: Collection[Any]) -> bool:
     """Whether a tensor is computed from one of some operations of its graph."""
-    waiting, seen = [tensor.op], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation in operations:
-            return True
-        if operation not in seen:
-            seen.add(operation)
-            waiting += [one.op for one in operation.inputs]
-    return False
+
+    def before(operation: Any) -> Iterator[Any]:
+        return (one.op for one in operation.inputs)
+
+    return any(one in operations for one in reachable([tensor.op], before))
 
 
 def handle(variable: Any) -> tf.Tensor:
-    """The resource handle of a Keras or TensorFlow variable (test_fused).
-
-    Raw ops do not record in the graph which variable a handle belongs to; this does.
-    """
+    """The resource handle of a Keras or TensorFlow variable (test_fused)."""
+    # Raw ops do not record in the graph which variable a handle belongs to; this does.
     inner = unwrap(variable)
     graph = current_graph()
     if graph.building_function:
@@ -162,21 +174,18 @@ def has_state(value: Any) -> bool:
 
 def global_seed_generator() -> Any:
     """What unseeded random functions of Keras draw from, if any (test_randomness)."""
-    state = sys.modules.get(_KERAS_STATE)
-    return state and state.get_global_attribute(_KERAS_GENERATOR)
+    return global_state.get_global_attribute(_KERAS_GENERATOR)
 
 
 def set_global_seed_generator(generator: Any) -> None:
     """Sets it, in this thread (test_randomness)."""
-    state = sys.modules.get(_KERAS_STATE)
-    if state is not None:
-        state.set_global_attribute(_KERAS_GENERATOR, generator)
+    global_state.set_global_attribute(_KERAS_GENERATOR, generator)
 
 
 def make_global_seed_generator() -> Any:
     """Makes Keras create it from its own seed (test_randomness)."""
     set_global_seed_generator(None)
-    return sys.modules[_KERAS_SEEDS].global_seed_generator()
+    return seed_generator.global_seed_generator()
 
 
 def is_control_flow_graph(graph: Any) -> bool:
@@ -198,35 +207,25 @@ def called_graph(op: Any) -> Any:
 
 
 def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """Traces a Python function once, without AutoGraph (test_state).
-
-    ``tf.function`` traces a second time when the first trace made variables, and then
-    converts the graph to a function that is never called.
-    """
+    """Traces a Python function once, without AutoGraph (test_state)."""
+    # ``tf.function`` traces a second time when the first trace made variables, and then
+    # converts the graph to a function that is never called.
     return func_graph_from_py_func("replica", function, tuple(specs), {})
 
 
-@contextlib.contextmanager
-def summaries_if(condition: Callable[[], Any]) -> Iterator[None]:
-    """Lets ``tf.summary`` write only where a condition holds, too (test_summaries).
-
-    This adds to what ``tf.summary.record_if`` says, which is the user's.
-    """
+def summaries_if(
+    condition: Callable[[], Any],
+) -> contextlib.AbstractContextManager[None]:
+    """Lets ``tf.summary`` write only where a condition holds, too (test_summaries)."""
+    # This adds to what ``tf.summary.record_if`` says, which is the user's.
     state = summary_ops_v2._summary_state  # noqa: SLF001
-    before = state.is_recording_distribution_strategy
-    state.is_recording_distribution_strategy = condition
-    try:
-        yield
-    finally:
-        state.is_recording_distribution_strategy = before
+    return altered(state, is_recording_distribution_strategy=condition)
 
 
 def dismantle(graph: Any, graph_def: Any) -> None:
-    """Frees a function graph that was read and is not called (test_leaks).
-
-    Python alone does not find its cycles, and TensorFlow keeps the gradient of every
-    ``tf.custom_gradient`` in a table, under the name that its node has.
-    """
+    """Frees a function graph that was read and is not called (test_leaks)."""
+    # Python alone does not find its cycles, and TensorFlow keeps the gradient of every
+    # ``tf.custom_gradient`` in a table, under the name that its node has.
     registry = ops.gradient_registry._registry  # noqa: SLF001
     for node in graph_def.node:
         if "_gradient_op_type" in node.attr:
@@ -237,11 +236,9 @@ def dismantle(graph: Any, graph_def: Any) -> None:
 
 
 def mirrored_strategy(devices: Sequence[str]) -> Any:
-    """A stock strategy whose collectives cannot meet those of another one.
-
-    Two strategies of one process use the same group keys, so the second one fails with
-    shape mismatches against the first (every test makes its own).
-    """
+    """A stock strategy whose collectives cannot meet those of another one."""
+    # Two strategies of one process use the same group keys, so the second one fails
+    # with shape mismatches against the first (every test makes its own).
     base = 1000 * next(_STRATEGY_COUNT)
     kind = type(
         "MirroredStrategy",
@@ -257,10 +254,9 @@ def add_function(function_def: Any) -> None:
 
 
 def keep_functions(owner: object, functions: Sequence[Any]) -> None:
-    """Registers functions as long as an object lives (test_leaks).
-
-    TensorFlow itself keeps them, and the kernels made for them, as long as the process.
-    """
+    """Registers functions as long as an object lives (test_leaks)."""
+    # TensorFlow itself keeps them, and the kernels made for them, as long as the
+    # process.
     for function in functions:
         add_function(function)
     names = [function.signature.name for function in functions]
@@ -279,10 +275,9 @@ def function_def(name: str) -> Any:
 
 
 def run_independently(op: Any) -> None:
-    """Makes an op of a step wait for its inputs only (test_faults).
-
-    Ops with side effects that name no resource otherwise run in the order of the trace.
-    """
+    """Makes an op of a step wait for its inputs only (test_faults)."""
+    # Ops with side effects that name no resource otherwise run in the order of the
+    # trace.
     current_graph().experimental_acd_manager.run_independently(op)
 
 
@@ -295,12 +290,10 @@ def live_variables() -> list[str]:
 def create_on_worker(
     coordinator: Any, worker: int, function: Callable[..., Any], args: Sequence[Any]
 ) -> Any:
-    """Gives a function to one worker of a coordinator (test_faults).
-
-    It runs on the coordinator's thread for the worker, after all that was given before.
-    Should the worker be lost and return, everything that this returned and that still
-    exists is run again, in the order in which it was given.
-    """
+    """Gives a function to one worker of a coordinator (test_faults)."""
+    # It runs on the coordinator's thread for the worker, after all that was given
+    # before. Should the worker be lost and return, everything that this returned and
+    # that still exists is run again, in the order in which it was given.
     target = coordinator._cluster.workers[worker]  # noqa: SLF001
     with target._resource_tracking_lock:  # noqa: SLF001
         kept = target._resource_remote_value_refs  # noqa: SLF001
@@ -363,14 +356,14 @@ _OF_THREAD = threading.local()
 
 
 @contextlib.contextmanager
-def with_methods(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Gives one object methods of its own meanwhile."""
-    before = {name: own for name, own in vars(owner).items() if name in methods}
-    vars(owner).update(methods)
+def altered(owner: Any, **values: Any) -> Iterator[None]:
+    """Gives one object attributes of its own meanwhile, such as methods."""
+    before = {name: own for name, own in vars(owner).items() if name in values}
+    vars(owner).update(values)
     try:
         yield
     finally:
-        for name in methods:
+        for name in values:
             del vars(owner)[name]
         vars(owner).update(before)
 
@@ -379,11 +372,9 @@ def with_methods(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
 def replaced(
     owner: Any, name: str, function: Callable[..., Any], *, in_all_graphs: bool = False
 ) -> Iterator[None]:
-    """Has calls go elsewhere, in this thread and the current graph (test_verify).
-
-    Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
-    for later do not.
-    """
+    """Has calls go elsewhere, in this thread and the current graph (test_verify)."""
+    # Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
+    # for later do not.
     _install(owner, name)
     key = f"{id(owner)} {name}"
     before = vars(_OF_THREAD).get(key)

@@ -13,7 +13,7 @@ from tensorflow.python.data.ops import (
 from tensorflow.python.framework import none_tensor
 from tensorflow.python.ops import resource_variable_ops
 
-from replicator._tf.compat import replaced
+from replicator._tf import compat
 
 if TYPE_CHECKING:
     import contextlib
@@ -25,11 +25,9 @@ _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Turns tuning off where the options leave it open (test_inputs).
-
-    An iterator that is tuned waits, when it is freed, for a thread that sleeps as long
-    as the iterator has lived, up to a minute, and Python stands still meanwhile.
-    """
+    """Turns tuning off where the options leave it open (test_inputs)."""
+    # An iterator that is tuned waits, when it is freed, for a thread that sleeps as
+    # long as the iterator has lived, up to a minute, and Python stands still meanwhile.
     if dataset.options().autotune.enabled is not None:
         return dataset
     options = tf.data.Options()
@@ -38,20 +36,16 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def is_none(spec: Any) -> bool:
-    """Whether components of a type are ``None``, as Keras writes it too (test_sources).
-
-    Its generators have empty optionals in the place of ``None``.
-    """
+    """Whether components of a type are ``None``, also as of Keras (test_sources)."""
+    # Its generators have empty optionals in the place of ``None``.
     if isinstance(spec, tf.OptionalSpec):
         return spec._element_spec is None  # noqa: SLF001
     return isinstance(spec, none_tensor.NoneTensorSpec)
 
 
 def is_read_ahead(dataset: tf.data.Dataset) -> bool:
-    """Whether TensorFlow itself prefetches what a pipeline yields (test_sources).
-
-    It does so where it tunes a pipeline whose last transformation has no thread.
-    """
+    """Whether TensorFlow itself prefetches what a pipeline yields (test_sources)."""
+    # It does so where it tunes a pipeline whose last transformation has no thread.
     options = dataset.options()
     settings = options.experimental_optimization
     if False in (
@@ -66,15 +60,13 @@ def is_read_ahead(dataset: tf.data.Dataset) -> bool:
 
 
 def untuned_device_buffers() -> contextlib.AbstractContextManager[None]:
-    """Keeps buffers on devices from being tuned (test_inputs).
-
-    They are pipelines per device, on which the user's options have no effect.
-    """
+    """Keeps buffers on devices from being tuned (test_inputs)."""
+    # They are pipelines per device, on which the user's options have no effect.
 
     def make(original: Any, *args: Any, **options: Any) -> tf.data.Dataset:
         return without_autotune(original(*args, **options))
 
-    return replaced(
+    return compat.replaced(
         multi_device_iterator_ops, "_create_device_dataset", make, in_all_graphs=True
     )
 
@@ -82,10 +74,8 @@ def untuned_device_buffers() -> contextlib.AbstractContextManager[None]:
 def device_iterators(
     dataset: tf.data.Dataset, devices: Sequence[str], source: str, num_batches: int
 ) -> list[Any]:
-    """Deals elements to devices in turn, a few ahead of the readers (test_last_step).
-
-    What ``tf.distribute`` feeds its replicas with.
-    """
+    """Deals elements to devices in turn, a few ahead of them (test_last_step)."""
+    # What ``tf.distribute`` feeds its replicas with.
     with untuned_device_buffers():
         distributed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
             dataset,
@@ -98,10 +88,8 @@ def device_iterators(
 
 
 def make_counter(device: str) -> Any:
-    """A counter for graphs on a CPU, whatever scope this is in (test_failed_inputs).
-
-    ``tf.Variable`` would be one of the strategy whose scope it is.
-    """
+    """A counter for graphs on a CPU, whatever scope this is in (test_failed_inputs)."""
+    # ``tf.Variable`` would be one of the strategy whose scope it is.
     with tf.init_scope(), tf.device(device):
         return resource_variable_ops.ResourceVariable(
             tf.zeros([], tf.int64), trainable=False
@@ -139,32 +127,26 @@ def python_ops(dataset: tf.data.Dataset) -> list[str]:
 
 
 def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
-    """Whether a pipeline shuffles in an order of its own each time (test_last_step).
-
-    TensorFlow draws a seed where both of a shuffle's seeds are zero.
-    """
-    for part in _parts(dataset):
-        if isinstance(part, shuffle_op._ShuffleDataset):  # noqa: SLF001
-            seeds = part._seed, part._seed2  # noqa: SLF001
-            # While a pipeline is traced, only constants are known: those of no seed.
-            if all(tf.get_static_value(seed) == 0 for seed in seeds):
-                return True
-        if any(map(_has_unseeded_shuffle, _graphs(part))):
-            return True
-    return False
+    """Whether a pipeline shuffles in an order of its own each time (test_last_step)."""
+    # TensorFlow draws a seed where both of a shuffle's seeds are zero.
+    graphs = (graph for part in _parts(dataset) for graph in _graphs(part))
+    return (0, 0) in _shuffle_seeds(dataset) or any(map(_has_unseeded_shuffle, graphs))
 
 
 def shuffle_apart(datasets: Sequence[tf.data.Dataset]) -> bool:
     """Whether some of these pipelines shuffle in another order (test_audit)."""
-    seeds = {
-        tuple(
-            (tf.get_static_value(part._seed), tf.get_static_value(part._seed2))  # noqa: SLF001
-            for part in _parts(dataset)
-            if isinstance(part, shuffle_op._ShuffleDataset)  # noqa: SLF001
-        )
-        for dataset in datasets
-    }
+    seeds = set(map(_shuffle_seeds, datasets))
     return len(seeds) > 1 or any(map(shuffles_at_random, datasets))
+
+
+def _shuffle_seeds(dataset: tf.data.Dataset) -> tuple[tuple[Any, Any], ...]:
+    # While a pipeline is traced, only constants are known: those of no seed.
+    value = tf.get_static_value
+    return tuple(
+        (value(part._seed), value(part._seed2))  # noqa: SLF001
+        for part in _parts(dataset)
+        if isinstance(part, shuffle_op._ShuffleDataset)  # noqa: SLF001
+    )
 
 
 def _has_unseeded_shuffle(nodes: Sequence[Any]) -> bool:
@@ -182,13 +164,7 @@ def _has_unseeded_shuffle(nodes: Sequence[Any]) -> bool:
 
 def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """A dataset and all that it is made from."""
-    pending, seen = [dataset], set()
-    while pending:
-        part = pending.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            pending += part._inputs()  # noqa: SLF001
-            yield part
+    return compat.reachable([dataset], lambda part: part._inputs())  # noqa: SLF001
 
 
 def _graphs(part: tf.data.Dataset) -> Iterator[Sequence[Any]]:

@@ -54,10 +54,8 @@ def optimize_graph(
     devices: Mapping[str, str],
     has_device_rules: bool = True,
 ) -> Any:
-    """Runs TensorFlow's graph optimizer once over a graph (test_grappler).
-
-    What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
-    """
+    """Runs TensorFlow's graph optimizer once over a graph (test_grappler)."""
+    # What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
     config = _config()
     rewrite = config.graph_options.rewrite_options
     if rewrite.disable_meta_optimizer:
@@ -81,11 +79,9 @@ def is_optimizer_on() -> bool:
 
 
 def optimizer_settings() -> Hashable:
-    """What the user set by ``tf.config.optimizer``, for comparison only.
-
-    Read in every call of ``run``, so it makes no protocol buffers
-    (test_optimizer_settings).
-    """
+    """What the user set by ``tf.config.optimizer``, for comparison only."""
+    # Read in every call of ``run``, so it makes no protocol buffers
+    # (test_optimizer_settings).
     context = eager_context.context()
     return (
         context._optimizer_jit,  # noqa: SLF001
@@ -123,12 +119,10 @@ def _properties(name: str, kind: str) -> Any:
     return found
 
 
+# All calls must have arguments of the structure, shapes and types of the first, or of
+# ``specs``. Not for use in graphs, nor for gradients through it.
 class Dispatch:
-    """A function that is traced by its first call and started by all others.
-
-    All calls must have arguments of the structure, shapes and types of the first, or of
-    ``specs``. Not for use in graphs, nor for gradients through it.
-    """
+    """A function that is traced by its first call and started by all others."""
 
     def __init__(
         self,
@@ -187,11 +181,9 @@ class Dispatch:
         return self._name
 
     def num_nodes(self) -> int:
-        """Returns how many nodes its graph has, before TensorFlow optimizes and places.
-
-        Those of a function are counted in each call of it, and of all branches; those
-        of a loop once. It has been started (test_dispatch).
-        """
+        """Returns how many nodes its graph has before TensorFlow optimizes it."""
+        # Those of a function are counted in each call of it, and of all branches; those
+        # of a loop once. It has been started (test_dispatch).
         return _num_nodes(self._name, {})
 
     def _trace(self, source: Any) -> None:
@@ -266,21 +258,13 @@ def call_function(
     return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
 
-@contextlib.contextmanager
-def graph_optimizer_off() -> Iterator[None]:
-    """Calls functions unchanged, without optimizing their graph again.
-
-    The function's graph was optimized before it was replicated; doing it again costs
-    time that grows with the number of replicas (test_optimize).
-    """
-    context = eager_context.context()
-    before = context.function_call_options
-    is_soft = tf.config.get_soft_device_placement()
-    context.function_call_options = _unoptimized_call(is_soft)
-    try:
-        yield
-    finally:
-        context.function_call_options = before
+def graph_optimizer_off() -> contextlib.AbstractContextManager[None]:
+    """Calls functions unchanged, without optimizing their graph again."""
+    # The function's graph was optimized before it was replicated; doing it again costs
+    # time that grows with the number of replicas (test_optimize).
+    of_thread = eager_context.context()._thread_local_data  # noqa: SLF001
+    options = _unoptimized_call(tf.config.get_soft_device_placement())
+    return compat.altered(of_thread, function_call_options=options)
 
 
 def _unoptimized_call(is_soft: bool) -> Any:
@@ -302,10 +286,8 @@ def _make_call(is_soft: bool, settings: Hashable) -> Any:
 
 
 def count_functions() -> int:
-    """Returns how many functions this process has given to the runtime so far.
-
-    Tracing adds some, running a traced program does not (test_dispatch).
-    """
+    """Returns how many functions this process has given to the runtime so far."""
+    # Tracing adds some, running a traced program does not (test_dispatch).
     return len(eager_context.context().list_function_names())
 
 

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import inspect
 import itertools
-import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.distribute import distribute_lib
@@ -35,19 +36,15 @@ Extended = distribute_lib.StrategyExtendedV1
 PerReplica = values_lib.PerReplica
 PerReplicaSpec = values_lib.PerReplicaSpec
 
-# By name, since a program need not import Keras.
-_KERAS_STATE = "keras.src.backend.common.global_state"
-_KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
+_KERAS_TRAINER = TensorFlowTrainer.__module__
 _TF_KERAS_TRAINER = "tf_keras.src.engine.training"
 # Attribute of strategies whose models Keras builds without a batch.
 _BUILDS_FROM_SPECS = "_replicator_builds_from_specs"
 
 
 def replica_mode(replica_context: Any) -> contextlib.AbstractContextManager[None]:
-    """Makes a replica context the current one of this graph (test_replica_context).
-
-    Unlike ``with replica_context``, this leaves alone which replica writes summaries.
-    """
+    """Makes a replica context the current one of this graph (test_replica_context)."""
+    # Unlike ``with replica_context``, this leaves alone which replica writes summaries.
     return _mode(distribute_lib._InReplicaThreadMode(replica_context))  # noqa: SLF001
 
 
@@ -57,11 +54,9 @@ def cross_replica_mode(strategy: Any) -> contextlib.AbstractContextManager[None]
 
 
 def strategy_of(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """Where a Keras optimizer can make its state (test_sharded_update).
-
-    That is under the strategy of its creation only, and ``tf.init_scope`` does not
-    leave that of a step.
-    """
+    """Where a Keras optimizer can make its state (test_sharded_update)."""
+    # That is under the strategy of its creation only, and ``tf.init_scope`` does not
+    # leave that of a step.
     default = distribute_lib._get_default_replica_mode()  # noqa: SLF001
     own = getattr(optimizer, "_distribution_strategy", None)
     return _mode(default) if own is default.strategy else contextlib.nullcontext()
@@ -87,45 +82,31 @@ def values_of(value: Any) -> tuple[Any, ...]:
 
 
 def updating_optimizer() -> Any:
-    """The Keras optimizer whose ``apply`` is running in this thread, or None.
-
-    Keras itself sums gradients in it, by the replica context (test_replica_context).
-    """
+    """The Keras optimizer whose ``apply`` is running in this thread, or None."""
+    # Keras itself sums gradients in it, by the replica context (test_replica_context).
     return next(filter(compat.is_optimizer, _callers()), None)
 
 
 def layer_in_call() -> Any:
-    """The innermost layer of Keras that is called in this thread, or None.
-
-    See test_kept_by_keras.
-    """
+    """The innermost layer of Keras in a call (test_kept_by_keras), or None."""
     return next((caller for caller in _callers() if caller is not None), None)
 
 
 def _callers() -> Iterator[Any]:
     """What of Keras is called in this thread, the innermost first."""
-    state = sys.modules.get(_KERAS_STATE)
-    scopes = state and state.get_global_attribute("name_scope_stack")
+    scopes = global_state.get_global_attribute("name_scope_stack")
     return (scope.caller for scope in reversed(scopes or []))
 
 
-@contextlib.contextmanager
-def outside_stateless_scopes() -> Iterator[None]:
+def outside_stateless_scopes() -> contextlib.AbstractContextManager[None]:
     """Lets variables of Keras be made in a scope without (test_kept_by_keras)."""
-    state = sys.modules[_KERAS_STATE]
-    before = state.get_global_attribute("stateless_scope")
-    state.set_global_attribute("stateless_scope", None)
-    try:
-        yield
-    finally:
-        state.set_global_attribute("stateless_scope", before)
+    state = global_state.GLOBAL_STATE_TRACKER
+    return compat.altered(state, stateless_scope=None)
 
 
 def loss_scaler_of(merge_fn: Any) -> Any:
-    """The ``LossScaleOptimizer`` of Keras that passes a ``merge_call``, or None.
-
-    It asks there whether gradients are finite, before they are summed (test_fit).
-    """
+    """The ``LossScaleOptimizer`` of Keras that passes a ``merge_call``, or None."""
+    # It asks there whether gradients are finite, before they are summed (test_fit).
     name = getattr(merge_fn, "__qualname__", "")
     if not name.startswith("LossScaleOptimizer._tf_apply.<locals>."):
         return None
@@ -133,10 +114,7 @@ def loss_scaler_of(merge_fn: Any) -> Any:
 
 
 def is_of_keras_trainer(function: Any) -> bool:
-    """Whether ``predict`` of Keras or tf_keras runs a function.
-
-    See test_fit_on_workers and, for tf_keras, test_communities.
-    """
+    """Whether ``predict`` of Keras (test_fit_on_workers) or tf_keras runs it."""
     inner = getattr(function, "python_function", function)
     module = str(getattr(inner, "__module__", ""))
     is_of_tf_keras = module == _TF_KERAS_TRAINER
@@ -146,10 +124,7 @@ def is_of_keras_trainer(function: Any) -> bool:
 
 
 def callbacks_of_fit() -> list[Any] | None:
-    """The callbacks that ``fit`` of Keras was called with, where it prepares its data.
-
-    None elsewhere. Keras passes them to nothing that a strategy has (test_fit).
-    """
+    """The callbacks of the ``fit`` that prepares its data (test_fit), or None."""
     fit = _frame_of_fit()
     if fit is None:
         return None
@@ -165,18 +140,13 @@ def model_of_fit() -> Any:
 
 
 def builds_from_specs(strategy: Any) -> None:
-    """Keeps ``fit`` from reading a batch to build models of a strategy (test_sources).
-
-    Keras would take the first batch for its shapes, and then start over.
-    """
+    """Keeps ``fit`` from reading a batch for shapes only (test_sources)."""
     _replace_symbolic_build()
     setattr(strategy, _BUILDS_FROM_SPECS, True)
 
 
 @functools.cache  # once per process: other strategies build as before
 def _replace_symbolic_build() -> None:
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
     following = TensorFlowTrainer._maybe_symbolic_build  # noqa: SLF001
 
     @functools.wraps(following)
@@ -215,10 +185,8 @@ def lacks_replica(error: Exception) -> bool:
 
 
 def tf_keras_trainer(function: Any) -> Any:
-    """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None.
-
-    Its steps are functions inside those that ``fit`` traces (test_communities).
-    """
+    """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None."""
+    # Its steps are functions inside those that ``fit`` traces (test_communities).
     inner = getattr(function, "python_function", function)
     if getattr(inner, "__module__", "") != _TF_KERAS_TRAINER:
         return None
@@ -244,11 +212,9 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def converted_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that AutoGraph converts as what converted code calls (test_creation).
-
-    Unlike ``converted``, this leaves alone what AutoGraph does not convert by itself,
-    such as layers of Keras.
-    """
+    """A function that AutoGraph converts as a callee (test_creation)."""
+    # Unlike ``converted``, this leaves alone what AutoGraph does not convert by itself,
+    # such as layers of Keras.
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
     result: Callable[..., Any] = tf.__internal__.autograph.tf_convert(function, context)
     return result
@@ -256,10 +222,8 @@ def converted_inside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def outside_graphs() -> Iterator[None]:
-    """Leaves all graphs, as ``tf.init_scope`` does, to trace another one (test_run).
-
-    Gradient tapes go on recording, as in a trace that is not within another one.
-    """
+    """Leaves all graphs, as ``tf.init_scope`` does, to trace another one (test_run)."""
+    # Gradient tapes go on recording, as in a trace that is not within another one.
     with tf.init_scope():
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
@@ -310,11 +274,9 @@ GRADIENT_SCOPE = "gradient_tape/"
 
 
 def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
-    """A node that passes a value on without telling what it is (test_vectorized).
-
-    Its type keeps TensorFlow from inferring the value when it traces, and is one for
-    which ``vectorize_markers`` can say what a vectorized loop makes of it.
-    """
+    """A node that passes a value on without telling what it is (test_vectorized)."""
+    # Its type keeps TensorFlow from inferring the value when it traces, and is one for
+    # which ``vectorize_markers`` can say what a vectorized loop makes of it.
     # Forward mode cannot read the attributes of this op type, so it gets the gradient.
     with record.stop_recording():
         result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=name)
@@ -327,11 +289,9 @@ def call_with_gradient(
     tensors: Sequence[tf.Tensor],
     gradient: Callable[..., Any],
 ) -> list[tf.Tensor]:
-    """Calls a ``tf.custom_gradient`` function for tapes and forward accumulators.
-
-    TensorFlow's decorator ends in an identity that forward accumulators see first, and
-    whose derivative is not that of the function (test_collectives).
-    """
+    """Calls a ``tf.custom_gradient`` function for tapes and forward accumulators."""
+    # TensorFlow's decorator ends in an identity that forward accumulators see first,
+    # and whose derivative is not that of the function (test_collectives).
     with record.stop_recording():
         results = list(function(*tensors))
     record.record_operation("Collective", results, list(tensors), gradient)

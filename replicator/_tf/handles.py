@@ -11,7 +11,6 @@ generator take it from the property that is watched here.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import inspect
@@ -28,7 +27,8 @@ from tensorflow.python.ops import embedding_ops, resource_variable_ops, script_o
 from replicator._tf import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    import contextlib
+    from collections.abc import Callable, Iterable, Mapping
     from types import CodeType
 
 
@@ -74,28 +74,16 @@ class _Own(threading.local):
 _OWN = _Own()
 
 
-@contextlib.contextmanager
-def own() -> Iterator[None]:
+def own() -> contextlib.AbstractContextManager[None]:
     """Takes handles, and writes variables, without telling of it."""
-    _OWN.depth += 1
-    try:
-        yield
-    finally:
-        _OWN.depth -= 1
+    return compat.altered(_OWN, depth=_OWN.depth + 1)
 
 
-@contextlib.contextmanager
-def own_graph() -> Iterator[None]:
-    """Lets the present graph write without telling of it: nobody else can run it.
-
-    Its branches and loop bodies as well; not functions, which others can call.
-    """
-    before = _OWN.graphs
-    _OWN.graphs = (*before, compat.current_graph())
-    try:
-        yield
-    finally:
-        _OWN.graphs = before
+def own_graph() -> contextlib.AbstractContextManager[None]:
+    """Lets the present graph write without telling of it: nobody else can run it."""
+    # Its branches and loop bodies as well; not functions, which others can call.
+    graphs = *_OWN.graphs, compat.current_graph()
+    return compat.altered(_OWN, graphs=graphs)
 
 
 def of(variable: Any) -> tf.Tensor:
@@ -105,11 +93,9 @@ def of(variable: Any) -> tf.Tensor:
 
 
 def move(variable: Any, device: str) -> None:
-    """Stores a variable on another device; value and name stay (test_handles).
-
-    Graphs that were made before have the storage of before, which is left without
-    elements: nothing computes with what the variable was.
-    """
+    """Stores a variable on another device; value and name stay (test_handles)."""
+    # Graphs that were made before have the storage of before, which is left without
+    # elements: nothing computes with what the variable was.
     with tf.init_scope(), own():
         before = variable.handle
         with tf.device(device):
@@ -123,10 +109,8 @@ def move(variable: Any, device: str) -> None:
 
 
 def on_write(variable: Any, told: Callable[[Any], None]) -> None:
-    """Calls a function after each write that Python makes eagerly (test_handles).
-
-    Writes of graphs, and those of raw ops on the variable's handle, are not told.
-    """
+    """Calls a function after each write that Python makes eagerly (test_handles)."""
+    # Writes of graphs, and those of raw ops on the variable's handle, are not told.
     kind: Any = type(variable)
     if getattr(kind, "on_write_callback", None) is not told:
         variable.__class__ = _telling(kind, told)
@@ -134,23 +118,19 @@ def on_write(variable: Any, told: Callable[[Any], None]) -> None:
 
 @functools.cache
 def _telling(kind: Any, told: Callable[[Any], None]) -> type:
-    methods = {
-        name: _telling_method(getattr(kind, name), told)
-        for name in WRITES
-        if hasattr(kind, name)
-    }
+    def telling(write: Any) -> Any:
+        @functools.wraps(write)
+        def method(self: Any, *args: Any, **options: Any) -> Any:
+            result = write(self, *args, **options)
+            if tf.executing_eagerly():
+                told(self)
+            return result
+
+        return method
+
+    writes = [name for name in WRITES if hasattr(kind, name)]
+    methods = {name: telling(getattr(kind, name)) for name in writes}
     return _subclass(kind, on_write_callback=staticmethod(told), **methods)
-
-
-def _telling_method(write: Any, told: Callable[[Any], None]) -> Any:
-    @functools.wraps(write)
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        result = write(self, *args, **options)
-        if tf.executing_eagerly():
-            told(self)
-        return result
-
-    return method
 
 
 def watch(variable: Any, told: Callable[[Any], None]) -> None:
@@ -167,41 +147,28 @@ def is_watched(variable: Any) -> bool:
 
 
 @functools.cache
-def _watching(kind: Any, told: Callable[[Any], None]) -> type:
-    def take(variable: Any) -> None:
-        if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=True):
-            told(variable)
+def _watching(
+    kind: Any, told: Callable[[Any], None], *, is_of_result: bool = False
+) -> type:
+    taken = kind.handle
+
+    def handle(self: Any) -> Any:
+        tells_of_writes = not is_of_result
+        if not (_OWN.depth or _is_harmless(_caller(), tells_of_writes=tells_of_writes)):
+            told(self.written_variable if is_of_result else self)
+        return taken.fget(self)
 
     def lazy_read(self: Any, op: Any) -> Any:
         with own():
             unread = kind._lazy_read(self, op)  # noqa: SLF001
         result_kind: Any = type(unread)  # the result of a write has the same handle
-        unread.__class__ = _watching_result(result_kind, told)
+        unread.__class__ = _watching(result_kind, told, is_of_result=True)
         unread.written_variable = self
         return unread
 
-    return _subclass(
-        kind, handle=_handle(kind, take), told_of_handles=True, _lazy_read=lazy_read
-    )
-
-
-@functools.cache
-def _watching_result(kind: Any, told: Callable[[Any], None]) -> type:
-    def take(result: Any) -> None:
-        if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=False):
-            told(result.written_variable)
-
-    return _subclass(kind, handle=_handle(kind, take), told_of_handles=True)
-
-
-def _handle(kind: Any, take: Callable[[Any], None]) -> property:
-    taken = kind.handle
-
-    def handle(self: Any) -> Any:
-        take(self)
-        return taken.fget(self)
-
-    return property(handle, doc=taken.__doc__)
+    names = {} if is_of_result else {"_lazy_read": lazy_read}
+    watched = property(handle, doc=taken.__doc__)
+    return _subclass(kind, handle=watched, told_of_handles=True, **names)
 
 
 def _subclass(kind: type, **names: Any) -> type:
@@ -210,7 +177,7 @@ def _subclass(kind: type, **names: Any) -> type:
 
 def _caller() -> Any:
     """The frame that takes a handle; Keras passes the question on."""
-    frame: Any = sys._getframe(3)  # noqa: SLF001
+    frame: Any = sys._getframe(2)  # noqa: SLF001
     while frame.f_code.co_name == "handle" and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -265,11 +232,9 @@ def is_result(variable: Any) -> bool:
 
 
 def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
-    """Finds the variables of handles that no graph has recorded (test_captures).
-
-    An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
-    tells the graph the handle of its variable, and not the variable.
-    """
+    """Finds the variables of handles that no graph has recorded (test_captures)."""
+    # An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
+    # tells the graph the handle of its variable, and not the variable.
     wanted = {id(handle) for handle in handles}
     if not wanted:
         return {}
@@ -288,13 +253,11 @@ def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
 _FUNCTIONS = script_ops._py_funcs  # noqa: SLF001
 
 
+# A node names its function by a token. Under the token TensorFlow keeps the tape of a
+# call until its gradient takes it, so replicas with one token take that of another. The
+# functions live as long as this object.
 class OwnTokens:
-    """The Python functions of one replica (test_ordering).
-
-    A node names its function by a token. Under the token TensorFlow keeps the tape of a
-    call until its gradient takes it, so replicas with one token take that of another.
-    The functions live as long as this object.
-    """
+    """The Python functions of one replica (test_ordering)."""
 
     def __init__(self) -> None:
         self._own: dict[bytes, bytes] = {}

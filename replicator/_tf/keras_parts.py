@@ -29,13 +29,12 @@ row is normalized by it."""
 
 @functools.cache
 def ignore_empty_batches(is_in_step: Callable[[], bool]) -> None:
-    """Lets Keras' batch normalization take batches without examples (test_uneven).
-
-    In the last step of an epoch a replica may have no example. The mean of nothing is
-    NaN, which would become the moving statistics and, through the gradient of
-    ``gamma``, every weight. Such a replica uses and keeps its moving statistics, unless
-    the layer is synchronized: those of the batches of all replicas are never nothing.
-    """
+    """Lets Keras' batch normalization take batches without examples (test_uneven)."""
+    # In the last step of an epoch a replica may have no example. The mean of nothing is
+    # NaN, which would become the moving statistics and, through the gradient of
+    # ``gamma``, every weight. Such a replica uses and keeps its moving statistics,
+    # unless the layer is synchronized: those of the batches of all replicas are never
+    # nothing.
     layer = keras.layers.BatchNormalization
     of_keras = layer._moments  # noqa: SLF001
 
@@ -83,25 +82,21 @@ def is_recorded() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
+# Keras finds it as an attribute of an object that it saves, and calls its
+# ``save_own_variables`` and ``load_own_variables``.
 class SidecarState(KerasSaveable):
-    """State with a group of its own in Keras' files (test_keras_saving).
-
-    Keras finds it as an attribute of an object that it saves, and calls its
-    ``save_own_variables`` and ``load_own_variables``.
-    """
+    """State with a group of its own in Keras' files (test_keras_saving)."""
 
     def _obj_type(self) -> str:
         return "Optimizer"  # Keras looks into these attributes only
 
 
+# ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow sees
+# the children of the object inside, and leaves with it what a restored checkpoint has
+# for variables that are made later. Attributes that are not its own are read from the
+# object inside and written to it.
 class OptimizerProxy(trackable.Trackable):
-    """Something that passes for what its ``wrapped`` holds (test_wrapper).
-
-    ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow
-    sees the children of the object inside, and leaves with it what a restored
-    checkpoint has for variables that are made later. Attributes that are not its own
-    are read from the object inside and written to it.
-    """
+    """Something that passes for what its ``wrapped`` holds (test_wrapper)."""
 
     wrapped: Any
 

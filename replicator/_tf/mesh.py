@@ -18,6 +18,8 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
+from replicator._tf.compat import replaced
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -36,23 +38,23 @@ _COLLECTIVES = (
 _PATH: contextvars.ContextVar[str] = contextvars.ContextVar("path", default="")
 
 
-@contextlib.contextmanager
-def paths_known() -> Iterator[None]:
+def paths_known() -> contextlib.AbstractContextManager[None]:
     """Lets ``path_of`` know what Keras makes, also where it makes variables late."""
-    initialize = backend.Variable._initialize  # noqa: SLF001
 
-    def noting(self: Any, value: Any) -> None:
-        token = _PATH.set(self.path)
-        try:
-            initialize(self, value)
-        finally:
-            _PATH.reset(token)
+    def noting(initialize: Any, variable: Any, value: Any) -> None:
+        with _set(_PATH, variable.path):
+            initialize(variable, value)
 
-    backend.Variable._initialize = noting  # noqa: SLF001
+    return replaced(backend.Variable, "_initialize", noting, in_all_graphs=True)
+
+
+@contextlib.contextmanager
+def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        backend.Variable._initialize = initialize  # noqa: SLF001
+        variable.reset(token)
 
 
 def path_of(name: str | None) -> str:
@@ -68,11 +70,9 @@ def whole(value: Any) -> np.ndarray:
 
 
 def laid_out(value: Any, layout: Any) -> Any:
-    """A value of one device, or of the mesh, in a layout; not in graphs.
-
-    By parts, since DTensor runs its own ``Relayout`` from a cache whose keys lack the
-    layout: the second layout of a shape gets the parts of the first (test_dtensor).
-    """
+    """A value of one device, or of the mesh, in a layout; not in graphs."""
+    # By parts, since DTensor runs its own ``Relayout`` from a cache whose keys lack the
+    # layout: the second layout of a shape gets the parts of the first (test_dtensor).
     array = whole(value)
     sizes = [n // layout.num_shards(axis) for axis, n in enumerate(array.shape)]
     parts = []
@@ -86,28 +86,18 @@ def laid_out(value: Any, layout: Any) -> Any:
 _IN_STEP: contextvars.ContextVar[bool] = contextvars.ContextVar("step", default=False)
 
 
-@contextlib.contextmanager
-def in_step() -> Iterator[None]:
+def in_step() -> contextlib.AbstractContextManager[None]:
     """Has variables be read in parts, as operations of a mesh take them."""
-    token = _IN_STEP.set(True)
-    try:
-        yield
-    finally:
-        _IN_STEP.reset(token)
+    return _set(_IN_STEP, True)
 
 
 class MeshVariable(dtensor.DVariable):
-    """A variable in parts; outside of steps, it is read and assigned as a whole.
+    """A variable in parts; outside of steps, it is read and assigned as a whole."""
 
-    Attributes:
-      path: Its name, with the names of the layers that it is in.
-      dimensions: Names of its dimensions.
-      layout: Which part each device of the mesh has.
-      place: Gives it other names, and the layout that follows.
-    """
-
-    path = ""
-    dimensions: tuple[str | None, ...] = ()
+    path = ""  # Its name, with the names of the layers that it is in.
+    dimensions: tuple[str | None, ...] = ()  # Names of its dimensions.
+    layout: Any  # Which part each device of the mesh has.
+    # Gives it other names, and the layout that follows.
     place: Callable[[MeshVariable, tuple[str | None, ...]], None]
 
     @property
@@ -144,25 +134,21 @@ class MeshVariable(dtensor.DVariable):
         return value
 
     def read_value(self) -> tf.Tensor:
-        """The value; see ``tf.Variable``."""
         return super().read_value() if _IN_STEP.get() else self.value()
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Rows of the value."""
         if _IN_STEP.get():
             return super().sparse_read(indices, name)
         with tf.device("CPU:0"):  # not of the variable
             return tf.gather(self.value(), indices, name=name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Slices of the value."""
         if _IN_STEP.get():
             return super().gather_nd(indices, name)
         with tf.device("CPU:0"):
             return tf.gather_nd(self.value(), indices, name=name)
 
     def numpy(self) -> np.ndarray:
-        """The whole value."""
         return whole(self.in_parts())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -177,15 +163,12 @@ class MeshVariable(dtensor.DVariable):
         return laid_out(value, self.layout)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes a whole value outside of steps."""
         return super().assign(self._laid_out(value), *args, **kwargs)
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds a whole value outside of steps."""
         return super().assign_add(self._laid_out(delta), *args, **kwargs)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Subtracts a whole value outside of steps."""
         return super().assign_sub(self._laid_out(delta), *args, **kwargs)
 
     def move(self, layout: Any) -> None:

@@ -78,10 +78,8 @@ def _called(op: Any) -> set[str]:
 
 
 def eager_state() -> Any:
-    """From what eager operations without a seed draw theirs (test_verify).
-
-    None in a process without a global seed: each then has one of its own.
-    """
+    """From what eager operations without a seed draw theirs (test_verify)."""
+    # None in a process without a global seed: each then has one of its own.
     generator = getattr(eager_context.context(), "_rng", None)
     return None if generator is None else generator.getstate()
 
@@ -97,14 +95,10 @@ def set_eager_state(state: Any) -> None:
 
 
 class StageSeeds:
-    """The draws of a stage, in the order of its code.
-
-    Attributes:
-      generators: The generator of each draw.
-    """
+    """The draws of a stage, in the order of its code."""
 
     def __init__(self, seeds: Sequence[tf.Tensor] | None = None) -> None:
-        self.generators: list[Any] = []
+        self.generators: list[Any] = []  # The generator of each draw.
         self._seeds = seeds
 
     def draw(self, generator: Any) -> tf.Tensor:

@@ -43,10 +43,8 @@ def join_workers(
     *,
     heartbeat_timeout_sec: float,
 ) -> None:
-    """Starts this worker's server, with collective ops and the coordination service.
-
-    Blocks until all workers have come (test_between_graph).
-    """
+    """Starts this worker's server, with collective ops and the coordination service."""
+    # Blocks until all workers have come (test_between_graph).
     context = eager_context.context()
     first = "chief" if "chief" in addresses else "worker"
     leader = f"/job:{first}/replica:0/task:0"
@@ -124,10 +122,8 @@ def check_peer(kind: str, index: int, timeout_sec: float) -> None:
 
 
 def abort_collectives(message: str) -> None:
-    """Ends this process's collectives, now and later, with an error (test_faults).
-
-    Workers that wait for this one in a collective get the error too.
-    """
+    """Ends this process's collectives, now and later, with an error (test_faults)."""
+    # Workers that wait for this one in a collective get the error too.
     eager_context.context().abort_collective_ops(tf.errors.ABORTED, message)
 
 
@@ -164,11 +160,9 @@ def is_derived(error: tf.errors.OpError) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's message that says something.
-
-    Leaves out the name of the node (``{{node ...}} ``) and of the eager op, and the
-    lines of the program that a graph adds in front.
-    """
+    """The first line of an error's message that says something."""
+    # Leaves out the name of the node (``{{node ...}} ``) and of the eager op, and the
+    # lines of the program that a graph adds in front.
     message = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in message.splitlines()]
     said = "\n".join(line for line in lines if not _PLACES.match(line))
@@ -198,10 +192,8 @@ def first_line(text: str) -> str:
 
 @contextlib.contextmanager
 def kept_sigterm() -> Iterator[None]:
-    """Restores what SIGTERM does when the block ends (test_conformance).
-
-    Python lets only the main thread do that; in others nothing is restored.
-    """
+    """Restores what SIGTERM does when the block ends (test_conformance)."""
+    # Python lets only the main thread do that; in others nothing is restored.
     try:
         yield
     finally:
@@ -248,10 +240,8 @@ def _on_each_replica(value: Any, op: Any, count: int) -> Any:
 
 
 def local_value(value: Any, op: Any, count: int) -> Any:
-    """What the reduction of a value is if all replicas have the same one.
-
-    Rows of ``tf.IndexedSlices`` are joined, so there are R times as many.
-    """
+    """What the reduction of a value is if all replicas have the same one."""
+    # Rows of ``tf.IndexedSlices`` are joined, so there are R times as many.
     is_sum = op == tf.distribute.ReduceOp.SUM
     if not isinstance(value, tf.IndexedSlices):
         value = tf.convert_to_tensor(value)

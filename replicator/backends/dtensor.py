@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import mesh as _tf_mesh
+from replicator._tf.compat import reachable
 from replicator._tf.mesh import MeshVariable
 from replicator.backends import base, programs
 from replicator.backends.dimensions import BATCH, LayoutRules, check_mesh
@@ -23,7 +24,6 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest
-from replicator.engine.body import reachable
 from replicator.errors import DeviceError, LayoutError
 from replicator.inputs import iterator
 from replicator.inputs.context import as_value

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
+from replicator._tf.compat import reachable
 from replicator.collectives.kind import Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
 from replicator.engine import dataflow, liveness, plan
-from replicator.engine.body import reachable
 from replicator.engine.dataflow import (
     READ_OPS,
     VARIES,
@@ -148,11 +148,9 @@ def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
 
 
 def explain_owned(analysis: Analysis, topology: Topology) -> str:
-    """One line with what a step moves; empty without a sharded update.
-
-    Between programs that is what goes between processes, by rings; otherwise what goes
-    from the device of one replica to that of another.
-    """
+    """One line with what a step moves; empty without a sharded update."""
+    # Between programs that is what goes between processes, by rings; otherwise what
+    # goes from the device of one replica to that of another.
     if analysis.liveness is None:
         return ""
     if topology.num_programs > 1:
@@ -190,10 +188,8 @@ def explain_owned(analysis: Analysis, topology: Topology) -> str:
 
 
 def weights(analysis: Analysis) -> Iterator[Transfer]:
-    """New values from owners to the copies of others, and gathers of what they store.
-
-    Between replicas of one program.
-    """
+    """New values that owners send to other copies, and gathers of what they store."""
+    # Between replicas of one program.
     live = analysis.liveness
     if live is None:
         return

@@ -130,11 +130,9 @@ class PackedOutputs:
         return [self._flat[position][1].shape.as_list() for position in group]
 
 
+# TensorFlow keeps the function as long as this object lives.
 class Assembly:
-    """The function of one step on the replicas of one program.
-
-    TensorFlow keeps the function as long as this object lives.
-    """
+    """The function of one step on the replicas of one program."""
 
     def __init__(
         self,
@@ -188,11 +186,9 @@ class Assembly:
 
     @functools.cached_property
     def _kept(self) -> str:
-        """The same function, not inlined where it is called.
-
-        TensorFlow would optimize the graph that runs once more, with all replicas: of
-        ``fit``, a third of the first step.
-        """
+        """The same function, not inlined where it is called."""
+        # TensorFlow would optimize the graph that runs once more, with all replicas: of
+        # ``fit``, a third of the first step.
         function = _tf_compat.function_def(self._name)
         function.signature.name = f"{self._name}_kept"
         function.attr["_noinline"].b = True

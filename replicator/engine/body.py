@@ -8,7 +8,7 @@ Python graph objects, which is what makes linking fast.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
-        Hashable,
         Iterable,
         Iterator,
         Mapping,
@@ -38,7 +37,6 @@ class Ref:
         return f"{self.node}:{self.port}" if self.port else f"^{self.node}"
 
 
-_T = TypeVar("_T", bound="Hashable")
 Tensor: TypeAlias = Ref | str  # a node's output, or a function argument
 
 
@@ -292,20 +290,6 @@ def postorder(
                 yield stack.pop()[0]
 
 
-def reachable(
-    roots: Iterable[_T], following: Callable[[_T], Iterable[_T]]
-) -> Iterator[_T]:
-    """Roots, and all that follows them, each once, the nearest first."""
-    found = dict.fromkeys(roots)
-    pending = list(found)
-    for one in pending:
-        yield one
-        for other in following(one):
-            if other not in found:
-                found[other] = None
-                pending.append(other)
-
-
 # TensorFlow's graph optimizer treats such a node as one operation that starts when all
 # its inputs are available and finishes with all its outputs, so it drops a control edge
 # that a data edge implies. At run time, the node becomes the nodes of its body: these
@@ -334,12 +318,10 @@ def keep_effects_in_order(graph_def: Any) -> None:
 
 
 def keep_waits_of_calls(graph_def: Any) -> None:
-    """Lets calls wait through a node of their own, in place, before the optimizer.
-
-    It drops a control edge from what an argument is computed from, and then puts the
-    function's nodes in place of the call: those that do not use this argument would no
-    longer wait. An assignment then overtakes a read whose value the call is given.
-    """
+    """Lets calls wait through a node of their own, in place, before the optimizer."""
+    # It drops a control edge from what an argument is computed from, and then puts the
+    # function's nodes in place of the call: those that do not use this argument would
+    # no longer wait. An assignment then overtakes a read whose value the call is given.
     called = _stateful(graph_def) | {_CALL}
     for nodes in node_lists(graph_def):
         for node in [node for node in nodes if node.op in called]:

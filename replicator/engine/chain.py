@@ -68,15 +68,13 @@ class Operand(NamedTuple):
         return bool(self.shape.is_fully_defined()) and self.shape.num_elements() == 0
 
 
+# In between-graph replication every worker process links its own replicas first. This
+# leaves one tensor per worker, which a chain of a group combines over all workers. What
+# an op there is called, its keys and its order follow from the plan alone, and never
+# from what this worker happens to have: one that emits one more, one less, or two in
+# another order stops all of them without an error.
 class Chain:
-    """Emits TensorFlow's collective ops, one after the other.
-
-    In between-graph replication every worker process links its own replicas first. This
-    leaves one tensor per worker, which a chain of a group combines over all workers.
-    What an op there is called, its keys and its order follow from the plan alone, and
-    never from what this worker happens to have: one that emits one more, one less, or
-    two in another order stops all of them without an error.
-    """
+    """Emits TensorFlow's collective ops, one after the other."""
 
     def __init__(
         self,
@@ -107,11 +105,9 @@ class Chain:
 
     @property
     def ends(self) -> list[str]:
-        """The nodes after which all ops have ended, so that another program may begin.
-
-        Two programs at once would meet the ops of other workers in another order, and
-        if they are two calls of one program, under the same keys.
-        """
+        """The nodes after which all ops have ended, and another program may begin."""
+        # Two programs at once would meet the ops of other workers in another order, and
+        # if they are two calls of one program, under the same keys.
         before = () if tuple(self._before) == self._first_controls else self._before
         on_devices = self._before_on.values()
         return sorted({*before, *on_devices, *self._started.nodes, *self._free})
@@ -256,10 +252,8 @@ class Chain:
         return self._transfer(name, given, "broadcast", transfer)
 
     def gather(self, name: str, given: Operand) -> Tensor:
-        """Emits a concatenation over workers, by worker id.
-
-        ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
-        """
+        """Emits a concatenation over workers, by worker id."""
+        # ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
 
         def transfer(value: Tensor, *place: Any) -> Ref:
             return self._join(name, value, *place)
@@ -279,12 +273,10 @@ class Chain:
     def gather_rows(
         self, name: str, call: int, given: Operand, num_replicas: int
     ) -> Tensor:
-        """Emits the concatenation of all workers' rows, by worker id.
-
-        The tensors of one call have the same numbers of rows. TensorFlow gathers
-        tensors of equal shapes only: each worker pads its rows to the largest number,
-        and every worker removes the padding.
-        """
+        """Emits the concatenation of all workers' rows, by worker id."""
+        # The tensors of one call have the same numbers of rows. TensorFlow gathers
+        # tensors of equal shapes only: each worker pads its rows to the largest number,
+        # and every worker removes the padding.
         dtype, shape, device = given.dtype, given.shape, given.device
         if shape.rank is None:
             raise CollectiveTypeError(
@@ -318,10 +310,8 @@ class Chain:
         values: Sequence[Tensor],
         device: str,
     ) -> list[Ref]:
-        """Emits the transfer of one bucket, from its source to all other programs.
-
-        Only the source has values.
-        """
+        """Emits the transfer of one bucket, from its source to all other programs."""
+        # Only the source has values.
         dtype, source = shares[0].dtype, shares[0].source
         shapes = [share.shape.as_list() for share in shares]
         size = sum(int(share.shape.num_elements()) for share in shares)
@@ -360,10 +350,8 @@ class Chain:
         transfer: Callable[..., Ref],
         count: int = 1,
     ) -> Tensor:
-        """Transfers a tensor as a type that can be sent, also one of unknown shape.
-
-        The result has so many times its rows.
-        """
+        """Transfers a tensor as a type that can be sent, also one of unknown shape."""
+        # The result has so many times its rows.
         ref, dtype, shape, device = given
         # A sum has to keep the bits of the type itself, so it goes as a wider type;
         # what is only moved goes as any type of the same width.
@@ -403,9 +391,7 @@ class Chain:
 
 
 def _reduction(merge_op: str) -> dict[str, Any]:
-    """Attributes that only reductions have.
-
-    There is no timeout among them: each starts a thread that sleeps until it is over
-    (``cluster/liveness.py``). The caller of the program limits it.
-    """
+    """Attributes that only reductions have."""
+    # There is no timeout among them: each starts a thread that sleeps until it is over
+    # (``cluster/liveness.py``). The caller of the program limits it.
     return {"merge_op": merge_op, "final_op": "Id", "is_stateless": False}

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from replicator.engine.body import make_const, make_node, producer, reachable
+from replicator._tf.compat import reachable
+from replicator.engine.body import make_const, make_node, producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -171,11 +172,9 @@ def multiply(graph_def: Any, keep: Iterable[str]) -> None:
 
 
 def _to_product(node: Any, additions: Additions) -> None:
-    """Makes a convolution, or a gradient, a product.
-
-    With the patch of each result as a row, a convolution is one product of matrices
-    (Chellapilla, Puri and Simard 2006).
-    """
+    """Makes a convolution, or a gradient, a product."""
+    # With the patch of each result as a row, a convolution is one product of matrices
+    # (Chellapilla, Puri and Simard 2006).
     known = tf.nest.pack_sequence_as(_Sizes(), node.attr[_SIZES].list.i)
     _, *stride, _ = node.attr["strides"].list.i
     is_padded = node.attr["padding"].s == b"SAME"
@@ -286,11 +285,10 @@ _CONVOLUTION: Mapping[str, Any] = {"strides": _BLOCK, "padding": "SAME"}
 
 
 def find(graph: Any) -> tuple[Resampled, ...]:
-    """The nodes that are faster between two resolutions, and what rewrites each.
-
-    Finds them in a traced graph, where shapes and users of tensors are known. Gradients
-    are found, too, and not derived: a step may ask for the larger image's gradient.
-    """
+    """The nodes that are faster between two resolutions, and what rewrites each."""
+    # Finds them in a traced graph, where shapes and users of tensors are known.
+    # Gradients are found, too, and not derived: a step may ask for the larger image's
+    # gradient.
     found = (
         _FINDERS[operation.type](operation)
         for operation in graph.get_operations()
@@ -308,12 +306,10 @@ def fuse(graph_def: Any, found: Iterable[Resampled]) -> None:
         rewrite(additions)
 
 
+# Two of the larger image, the smaller one and the user's kernel are given, by name;
+# what is computed is the third. An image may be a gradient.
 class _Between(NamedTuple):
-    """A convolution between two resolutions.
-
-    Two of the larger image, the smaller one and the user's kernel are given, by name;
-    what is computed is the third. An image may be a gradient.
-    """
+    """A convolution between two resolutions."""
 
     sizes: _Sizes  # Of the user's convolution.
     # Whether pixels are repeated before that, and not averaged after it.
@@ -565,10 +561,8 @@ _SUMS = _RESHAPES | {"Sum", "ResizeNearestNeighborGrad"}
 
 
 def _repeated(tensor: Any) -> Any:
-    """The tensor whose pixels are those of an image, each of them in a block; or None.
-
-    The image has an even height and width.
-    """
+    """The tensor of which an image repeats each pixel in a block; or None."""
+    # The image has an even height and width.
     shape = _one_channel(tensor, tensor)
     if not shape:
         return None

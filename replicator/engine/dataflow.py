@@ -185,22 +185,16 @@ class Masks:
 
     def __init__(self, sources: Mapping[str, int]) -> None:
         # Of most nodes, all outputs have one mask; of others, there is one by port.
-        self._found: dict[str, int | dict[str, int]] = dict(sources)
+        self.found: dict[str, int | dict[str, int]] = dict(sources)
 
     def of(self, ref: Ref) -> int:
-        found = self._found.get(ref.node, 0)
+        found = self.found.get(ref.node, 0)
         return found if isinstance(found, int) else found.get(ref.port, 0)
 
     def of_node(self, name: str) -> int:
         """The mask of all outputs of a node together."""
-        found = self._found.get(name, 0)
+        found = self.found.get(name, 0)
         return found if isinstance(found, int) else _union(found.values())
-
-    def update(self, name: str, found: int | dict[str, int]) -> bool:
-        """Keeps what is found of a node; says whether that is new."""
-        has_changed = found != self._found.get(name, 0)
-        self._found[name] = found
-        return has_changed
 
 
 def walk(
@@ -217,7 +211,8 @@ def walk(
         has_grown = False
         for node in nodes:
             found = transfer(node, [masks.of(ref) for ref in node.inputs])
-            has_grown |= masks.update(node.name, found)
+            has_grown |= found != masks.found.get(node.name, 0)
+            masks.found[node.name] = found
         has_grown &= not is_ordered
     return masks
 
@@ -424,10 +419,8 @@ class Origins:
         self._places = {f.signature.name: _places(f) for f in library}
 
     def of(self, tensor: Any) -> tuple[str, str, int | None] | None:
-        """An operation, the place of its result, and its bytes.
-
-        None for the value of a variable; bytes are None without a static shape.
-        """
+        """An operation, the place of its result, and its bytes."""
+        # None for the value of a variable; bytes are None without a static shape.
         operation, place = tensor.op, str(tensor.value_index)
         if operation.type in _PASSED_ON:
             return self.of(operation.inputs[0])

@@ -78,10 +78,8 @@ class Emitter:
         device: str,
         **options: Any,
     ) -> tuple[list[Ref], list[str]]:
-        """The nodes of a function of tensors; its results, and its assertions.
-
-        They are on a device, unless the function says where. A trace takes 63 ms.
-        """
+        """The nodes of a function of tensors; its results, and its assertions."""
+        # They are on a device, unless the function says where. A trace takes 63 ms.
         dtypes = tuple(dtype for _, dtype in inputs)
         traced = _traced(function, dtypes, tuple(options.items()))
         arguments = {
@@ -174,10 +172,8 @@ class NodeOps(Ops):
         return self._emit.add(self._new(), "Cast", [value], self._device, **types)
 
     def pack(self, values: Sequence[Tensor], shapes: Shapes) -> Tensor:
-        """The elements of tensors of given shapes as one vector, to send them at once.
-
-        Vectors are taken as they are: of ResNet-50, two in three gradients.
-        """
+        """The elements of tensors of given shapes as one vector, to send together."""
+        # Vectors are taken as they are: of ResNet-50, two in three gradients.
         flat = None
         parts: list[Tensor] = []
         for value, shape in zip(values, shapes, strict=True):

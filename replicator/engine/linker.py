@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     FindOperand = Callable[[int, str], Tensor]
 
 
+# Results are by replica of this program. Every program must use what it gathers, for
+# any of its replicas: what nobody uses is not run, and others would wait forever.
 class BucketLinks:
-    """What a kind makes its collective of: one bucket of a plan.
-
-    Results are by replica of this program. Every program must use what it gathers, for
-    any of its replicas: what nobody uses is not run, and others would wait forever.
-    """
+    """What a kind makes its collective of: one bucket of a plan."""
 
     def __init__(
         self,
@@ -166,11 +164,9 @@ class BucketLinks:
         return (self._workers.broadcast(self._name, given, program_id),) * count
 
     def _within_memories(self, op: str, position: int) -> list[Tensor]:
-        """Reduces among replicas that share memory: one operand per memory is left.
-
-        Where nothing leaves the only memory, the operands stay as they are: one
-        reduction, on the owner's device, does all.
-        """
+        """Reduces among replicas that share memory: one operand per memory is left."""
+        # Where nothing leaves the only memory, the operands stay as they are: one
+        # reduction, on the owner's device, does all.
         name, operands = f"{self._name}/local_{position}", self._operands[position]
         # Of the reductions only these ops broadcast: [1] and [3] would become [3].
         may_broadcast = op in PAIRWISE and not self._shape.is_fully_defined()
@@ -347,14 +343,12 @@ class Linker:
     def _link_gated(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: FindOperand
     ) -> list[tuple[Tensor, ...]]:
-        """Links a transfer that happens only where its condition holds.
-
-        Each operand passes a ``Switch`` on its device. If the condition is false,
-        nothing leaves the device, and the nodes that follow (sums, transfers,
-        collectives between workers) do not run. A ``Merge`` on each device that uses
-        the result ends this: it returns the result, or an empty tensor. The condition
-        is the same on all replicas and workers, so all skip the same collectives.
-        """
+        """Links a transfer that happens only where its condition holds."""
+        # Each operand passes a ``Switch`` on its device. If the condition is false,
+        # nothing leaves the device, and the nodes that follow (sums, transfers,
+        # collectives between workers) do not run. A ``Merge`` on each device that uses
+        # the result ends this: it returns the result, or an empty tensor. The condition
+        # is the same on all replicas and workers, so all skip the same collectives.
         call, emit = plan.collective, self.emit.add
         topology = self.topology.at(bucket.logical_device)
         devices = topology.replica_devices

@@ -120,11 +120,9 @@ def analyze(
 def _earlier(
     body: Body, written: Mapping[str, tuple[str, ...]], handles: Collection[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Which uses of a variable must be finished before an owned write changes it.
-
-    A step orders all uses of a variable around its writes, so the topological order of
-    the graph is their order.
-    """
+    """Which uses of a variable must be finished before an owned write changes it."""
+    # A step orders all uses of a variable around its writes, so the topological order
+    # of the graph is their order.
     uses: dict[str, list[str]] = {handle: [] for handle in handles}
     found = {}
     for node in body.nodes:

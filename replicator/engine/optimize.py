@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator._tf.compat import reachable
 from replicator.core import context, devices
 from replicator.core.context import FUNCTION_PREFIX, TASK_END
 from replicator.engine import convolutions
@@ -25,7 +26,6 @@ from replicator.engine.body import (
     keep_waits_of_calls,
     node_lists,
     producer,
-    reachable,
 )
 from replicator.engine.trace import PRODUCTS, RESAMPLED, attempt, check_python
 
@@ -223,11 +223,9 @@ def keep_in_order(graph_def: Any) -> None:
 
 
 def _add_end(graph_def: Any, task: Any) -> str:
-    """Adds a node that runs after all results of a task, and returns its name.
-
-    It takes them as inputs: without any it would be the same node for all replicas, and
-    each of their tasks would wait for those of the others.
-    """
+    """Adds a node that runs after all results of a task, and returns its name."""
+    # It takes them as inputs: without any it would be the same node for all replicas,
+    # and each of their tasks would wait for those of the others.
     end = graph_def.node.add(
         name=f"{task.name}{TASK_END}", op="IdentityN", device=task.device
     )
@@ -324,13 +322,11 @@ def cut(traced: TracedStep) -> Any:
 
 
 def own_functions(graph_def: Any, owner: str) -> None:
-    """Gives every function of a graph a name that no other graph uses.
-
-    Colocation groups are removed, because replicas that run one function are on many
-    devices. The optimizer changes functions and gives the changed ones the same names
-    in every graph, but TensorFlow has one table, by name, for the functions of all
-    graphs.
-    """
+    """Gives every function of a graph a name that no other graph uses."""
+    # Colocation groups are removed, because replicas that run one function are on many
+    # devices. The optimizer changes functions and gives the changed ones the same names
+    # in every graph, but TensorFlow has one table, by name, for the functions of all
+    # graphs.
     names = {
         function.signature.name: f"{function.signature.name}_of_{owner}"
         for function in graph_def.library.function
@@ -347,11 +343,9 @@ def own_functions(graph_def: Any, owner: str) -> None:
 
 
 def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
-    """Says whether loops and branches may become cyclic graphs.
-
-    They may when the function runs, but not before it is copied: a loop that is one
-    node can be renamed like any other.
-    """
+    """Says whether loops and branches may become cyclic graphs."""
+    # They may when the function runs, but not before it is copied: a loop that is one
+    # node can be renamed like any other.
     for node in itertools.chain.from_iterable(node_lists(graph_def)):
         if node.op in _CONTROL_FLOW_OPS:
             node.attr[_LOWERING].b = is_lowered

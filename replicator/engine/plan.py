@@ -341,11 +341,10 @@ def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
 
 
 def _bypass_tuples(nodes: Any) -> None:
-    """Lets what reads an output of ``IdentityN`` read the input behind it.
-
-    ``tf.custom_gradient``, and so each collective, ends in one for all of its results.
-    It has one device: results of all parts of a replica would be sent there and back.
-    """
+    """Lets what reads an output of ``IdentityN`` read the input behind it."""
+    # ``tf.custom_gradient``, and so each collective, ends in one for all of its
+    # results. It has one device: results of all parts of a replica would be sent there
+    # and back.
     behind = {
         node.name: [text for text in node.input if not text.startswith("^")]
         for node in nodes
@@ -402,11 +401,9 @@ def schedule_shares(
 
 
 def levels(body: Body, shares: Iterable[UpdatedVariable]) -> dict[str, int]:
-    """How many updates in a row lead to each node.
-
-    Shares that are sent together must not wait for later ones, so only updates of
-    one level do.
-    """
+    """How many updates in a row lead to each node."""
+    # Shares that are sent together must not wait for later ones, so only updates of one
+    # level do.
     updates = {share.node for share in shares}
     found: dict[str, int] = {}
     for node in body.nodes:

@@ -61,10 +61,8 @@ def agreement(topology: Topology, group: Group) -> Agree:
 def read_batches(
     source: Any, num_replicas: int, agree: Agree | None
 ) -> tuple[list[Any], list[Any]]:
-    """Emits reading the batches of the replicas here, with or without uneven inputs.
-
-    Returns them, and what the step has to wait for.
-    """
+    """Emits reading the batches of the replicas here, with or without uneven inputs."""
+    # Returns them, and what the step has to wait for.
     if source is None:
         return [], []
     if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):
@@ -248,11 +246,9 @@ class Program:
             )
 
     def _kept_on(self) -> str | None:
-        """Where the step stays a call in the graph that is being built, if it does.
-
-        A call gets the handles of its variables where it runs, so those of several
-        devices would be sent in every step; and XLA compiles what it inlines.
-        """
+        """Where the step stays a call in the graph that is being built, if it does."""
+        # A call gets the handles of its variables where it runs, so those of several
+        # devices would be sent in every step; and XLA compiles what it inlines.
         first, *others = {name for names in self._topology.devices for name in names}
         is_compiled = _tf_distribute.is_compiled_graph()
         is_inlined = others or self._assembly.has_collectives or is_compiled

@@ -289,11 +289,9 @@ class Replicas:
     def _before(
         self, node: str, replicas: Sequence[int], handle: str
     ) -> dict[str, None]:
-        """Control edges from earlier uses of a variable that an owned write changes.
-
-        The node's own edges need not include them: the nodes that order them on the
-        writer may not be emitted on other replicas.
-        """
+        """Control edges from earlier uses of a variable that an owned write changes."""
+        # The node's own edges need not include them: the nodes that order them on the
+        # writer may not be emitted on other replicas.
         return self._all_after(replicas, self._live.earlier.get((node, handle), ()))
 
     def _all_after(
@@ -329,11 +327,9 @@ class Replicas:
         return [*own, *self._through(replica, node)]
 
     def _through(self, replica: int, node: str) -> list[str]:
-        """What a node that a replica does not have would have waited for there.
-
-        The graph optimizer leaves out an edge that another way says already, and that
-        way may lead through such a node.
-        """
+        """What a node that a replica does not have would have waited for there."""
+        # The graph optimizer leaves out an edge that another way says already, and that
+        # way may lead through such a node.
         if (replica, node) not in self._waits:
             names = [
                 name

@@ -19,19 +19,14 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf import keras_parts as _tf_keras_parts
+from replicator._tf.compat import reachable
 from replicator.collectives import differentiable
 from replicator.collectives.kind import TENSORS, Collective
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
 from replicator.engine import convolutions, liveness
-from replicator.engine.body import (
-    called_names,
-    calls,
-    functions_with,
-    producer,
-    reachable,
-)
+from replicator.engine.body import called_names, calls, functions_with, producer
 from replicator.engine.dataflow import (
     PASS_THROUGH,
     READ_OPS,
@@ -449,11 +444,9 @@ def trace(
 def _lines_of_writes(
     graph: Any, variables: Container[str]
 ) -> dict[str, tuple[str, ...]]:
-    """By handle placeholder, where in the user's code its variable may be written.
-
-    As text, because a stack refers to memory of the graph, which is freed. Kernels of
-    optimizers are left out: they write what they are for.
-    """
+    """By handle placeholder, where in the user's code its variable may be written."""
+    # As text, because a stack refers to memory of the graph, which is freed. Kernels of
+    # optimizers are left out: they write what they are for.
     found = {}
     for _, placeholder in graph.captures:
         if placeholder.op.name in variables:
@@ -472,11 +465,9 @@ def _lines_of_writes(
 def _used(
     collectives: Sequence[Collective], graph_def: Any, roots: Sequence[str]
 ) -> tuple[Collective, ...]:
-    """Removes collectives whose results no replica uses.
-
-    Such are those in the body of a loop that was vectorized, and in gradients that
-    forward mode needs for their own gradients only.
-    """
+    """Removes collectives whose results no replica uses."""
+    # Such are those in the body of a loop that was vectorized, and in gradients that
+    # forward mode needs for their own gradients only.
     inputs = {node.name: node.input for node in graph_def.node}
     producers = map(producer, roots)
     found = {*reachable(producers, lambda name: map(producer, inputs[name]))}

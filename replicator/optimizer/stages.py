@@ -241,7 +241,7 @@ def placed(
             made(_tf_compat.unwrap(slot), variable)
         return slot
 
-    return _tf_compat.with_methods(optimizer, add_variable_from_reference=make_placed)
+    return _tf_compat.altered(optimizer, add_variable_from_reference=make_placed)
 
 
 # The loss is multiplied by a scale before the gradients are computed, and the gradients

@@ -45,11 +45,10 @@ _CALLS = frozenset(
 
 
 def check_stage(index: int, concrete: Any) -> None:
-    """Rejects a stage with effects, or that reads tensors of the step around it.
-
-    In a traced step TensorFlow puts all that has effects into one order, so that one
-    such operation in a stage would make the pipeline wait for every task of all others.
-    """
+    """Rejects a stage with effects, or that reads tensors of the step around it."""
+    # In a traced step TensorFlow puts all that has effects into one order, so that one
+    # such operation in a stage would make the pipeline wait for every task of all
+    # others.
     graph = concrete.graph
     for outer, inner in graph.captures:
         if outer.dtype != tf.resource and hasattr(outer, "graph"):
@@ -248,11 +247,9 @@ class Stage:
         return made
 
     def _outputs(self, arguments: list[Any]) -> Any:
-        """What the stage returns, with its masks; of the last one, a list with a loss.
-
-        The loss may make what an optimizer needs, such as a scale of the loss. One that
-        is a mean over what is valid comes with the share of what is.
-        """
+        """What the stage returns, with masks; of the last one, a list with a loss."""
+        # The loss may make what an optimizer needs, such as a scale of the loss. One
+        # that is a mean over what is valid comes with the share of what is.
         outputs = self._function(masked(arguments[0]))
         if self._loss_fn is None:
             return with_masks(outputs)

@@ -222,7 +222,7 @@ class _Joined:
             self.values |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
             return found
 
-        return _tf_compat.with_methods(metric, result=result)
+        return _tf_compat.altered(metric, result=result)
 
 
 def _plain(metric: Any) -> dict[str, Any]:
@@ -297,10 +297,8 @@ _NUM_NAMES = 64
 
 
 def check_callbacks(strategy: Any, replicator: Any) -> None:
-    """Refuses callbacks of the ``fit`` that calls this, if processes share files.
-
-    All processes have to call it.
-    """
+    """Refuses callbacks of the ``fit`` that calls this, if processes share files."""
+    # All processes have to call it.
     callbacks = _tf_distribute.callbacks_of_fit()
     if callbacks is None:
         return

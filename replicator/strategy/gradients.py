@@ -144,11 +144,9 @@ class GradientSum:
         return self.of if is_optimizer or library in _LIBRARIES else reductions.all_sum
 
     def weight(self) -> tf.Tensor | None:
-        """By what gradients of this replica are multiplied; None if by 1 on all.
-
-        Gradients that pass collectives of the model meet those of other replicas, which
-        have weights of their own.
-        """
+        """By what gradients of this replica are multiplied; None if by 1 on all."""
+        # Gradients that pass collectives of the model meet those of other replicas,
+        # which have weights of their own.
         if self._num_examples is None or self._num_replicas == 1:
             return None
         if self._weight is None:
@@ -166,10 +164,8 @@ class GradientSum:
         return tf.cast(weight / float(self._num_replicas), dtype)
 
     def _weighted(self, grads: Any) -> Any:
-        """Gradients of replicas that count by their examples.
-
-        Of a replica that has none, a mean is not a number, and counts nothing.
-        """
+        """Gradients of replicas that count by their examples."""
+        # Of a replica that has none, a mean is not a number, and counts nothing.
         weight = self.weight()
 
         def counted(grad: Any) -> Any:

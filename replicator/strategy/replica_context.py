@@ -68,10 +68,8 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
 
     @as_written
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Concatenates a nest over replicas along an axis.
-
-        Sizes along the axis may differ between replicas.
-        """
+        """Concatenates a nest over replicas along an axis."""
+        # Sizes along the axis may differ between replicas.
         return reductions.all_concat(value, axis)
 
     @as_written
@@ -108,12 +106,10 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
 _IS_IN_SCOPE = "_replicator_is_in_scope"
 
 
+# Keras, tf_keras, Sonnet and ``tf.compat.v1`` optimizers call it. A variable is an
+# ordinary one here, which the engine copies by itself, so most answers are simple.
 class StepExtended(_tf_distribute.Extended):
-    """What libraries ask of a strategy's ``extended`` in a step, and about variables.
-
-    Keras, tf_keras, Sonnet and ``tf.compat.v1`` optimizers call it. A variable is an
-    ordinary one here, which the engine copies by itself, so most answers are simple.
-    """
+    """What libraries ask a strategy's ``extended`` in a step, and about variables."""
 
     # A function of the user is the same for all replicas.
     _retrace_functions_for_each_device = False
@@ -150,11 +146,9 @@ class StepExtended(_tf_distribute.Extended):
         return is_own or context.in_replica_context()
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """A scope that makes variables on the device of another one.
-
-        Optimizers of Keras make their slots in it, in a program without ``fit`` by
-        their first step: outside of that step, then. Those of tf_keras update in it.
-        """
+        """A scope that makes variables on the device of another one."""
+        # Optimizers of Keras make their slots in it, in a program without ``fit`` by
+        # their first step: outside of that step, then. Those of tf_keras update in it.
         if not (
             tf.distribute.has_strategy()
             or getattr(colocate_with_variable, _IS_IN_SCOPE, False)
@@ -241,28 +235,22 @@ def _updated(result: Any, *, group: bool) -> Any:
     return result if result is None else tf.group(result)
 
 
+# Its number of replicas is 1: what a loss has to be divided by.
 class StepStrategy(tf.distribute.Strategy):
-    """``tf.distribute.get_strategy()`` in a step of ``repl.run``.
-
-    Its number of replicas is 1: what a loss has to be divided by.
-    """
+    """``tf.distribute.get_strategy()`` in a step of ``repl.run``."""
 
     def __init__(self, extended: StepExtended | None = None) -> None:
         super().__init__(extended or StepExtended(self))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Passes for a strategy of one device, which a replica is.
-
-        Sonnet's optimizers and tf_keras' loss scale refuse what they do not know.
-        """
+        """Passes for a strategy of one device, which a replica is."""
+        # Sonnet's optimizers and tf_keras' loss scale refuse what they do not know.
         return tf.distribute.OneDeviceStrategy
 
     def scope(self) -> Any:
-        """Rejected: a step is in the scope of its replicator.
-
-        Inside ``merge_call`` optimizers of ``tf.compat.v1`` enter it for new slots.
-        """
+        """Rejected: a step is in the scope of its replicator."""
+        # Inside ``merge_call`` optimizers of ``tf.compat.v1`` enter it for new slots.
         if context.held("merge") is not None:
             return contextlib.nullcontext(self)
         raise StrategyError(

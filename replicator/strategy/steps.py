@@ -74,11 +74,9 @@ class Arguments:
 def without_gradients(
     outputs: Sequence[Sequence[Any]], name: str
 ) -> list[Sequence[Any]]:
-    """Results of a step in a graph, whose gradient is an error that says why.
-
-    TensorFlow knows no gradient of the call that the step is, and none would reach the
-    variables that the step reads.
-    """
+    """Results of a step in a graph, whose gradient is an error that says why."""
+    # TensorFlow knows no gradient of the call that the step is, and none would reach
+    # the variables that the step reads.
 
     @tf.custom_gradient
     def result(tensor: tf.Tensor) -> Any:
@@ -209,11 +207,9 @@ class Step:
     outputs: Outputs  # The nest that it returns.
 
 
+# A step is forgotten with its function; graphs that call it keep it.
 class Steps:
-    """The steps of one strategy.
-
-    A step is forgotten with its function; graphs that call it keep it.
-    """
+    """The steps of one strategy."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = weakref.ref(strategy)
@@ -320,11 +316,9 @@ def _whole(value: Any) -> Any:
 
 
 def _compilation(fn: Callable[..., Any]) -> Any:
-    """What each ``compile`` of a Keras model makes anew; None of other functions.
-
-    Keras writes the same step after it, but for another optimizer and other variables
-    that are trainable.
-    """
+    """What each ``compile`` of a Keras model makes anew; None of other functions."""
+    # Keras writes the same step after it, but for another optimizer and other variables
+    # that are trainable.
     model = trainer_of(fn)
     made = getattr(model, "_loss_tracker", None)  # of Keras 3
     return getattr(model, "compiled_loss", None) if made is None else made

@@ -290,11 +290,13 @@ def _combined(op: str, values: list[Any]) -> Any:
     return total // count if total.dtype.is_integer else total / count
 
 
-def _over_axis(op: str, values: list[Any], axis: Any) -> Any:
-    total = tf.add_n([tf.reduce_sum(value, axis=axis) for value in values])
+def _over_axis(
+    op: str, values: list[Any], axis: Any, add: Callable[[list[Any]], Any] = tf.add_n
+) -> Any:
+    total = add([tf.reduce_sum(value, axis=axis) for value in values])
     if op == "sum":
         return total
-    count = tf.add_n([_size(value, axis) for value in values])
+    count = add([_size(value, axis) for value in values])
     return tf.math.truediv(total, tf.cast(count, total.dtype))
 
 
@@ -316,11 +318,7 @@ def _reduction(op: str, axis: Any) -> Callable[[Any], Any]:
                 total = reductions.all_sum(value)
                 return total // tf.distribute.get_replica_context().num_replicas_in_sync
             return reductions.all_reduce(value, op)
-        total = reductions.all_sum(tf.reduce_sum(value, axis=axis))
-        if op == "sum":
-            return total
-        count = reductions.all_sum(_size(value, axis))
-        return tf.math.truediv(total, tf.cast(count, total.dtype))
+        return _over_axis(op, [value], axis, lambda own: reductions.all_sum(own[0]))
 
     reduce.__qualname__ = f"reduce({op!r})"
     return reduce

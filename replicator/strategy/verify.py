@@ -365,10 +365,8 @@ class _Comparison:
 def _recorded(
     optimizer: Any, graph: Any, gradients: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Notes the gradients of an optimizer by path of the variable, in place of updates.
-
-    Later gradients of a step would depend on updates that Adam makes of rounding.
-    """
+    """Notes gradients by the path of their variable, in place of updates."""
+    # Later gradients of a step would depend on updates that Adam makes of rounding.
 
     @tf.autograph.experimental.do_not_convert
     def apply(given: Any, trainable_variables: Any = None) -> None:
@@ -385,7 +383,7 @@ def _recorded(
                 gradients[key] = tf.convert_to_tensor(grad)
 
     methods = {"apply": apply, "apply_gradients": apply_gradients}
-    return _tf_compat.with_methods(optimizer, **methods)
+    return _tf_compat.altered(optimizer, **methods)
 
 
 def _is_share(pairs: list[tuple[Any, Any]], num_replicas: int) -> bool:

@@ -71,12 +71,10 @@ def test_gpus_meet_in_one_op_per_transfer(has_virtual_gpus, hint):
 
 
 def test_collectives_of_one_process_wait_for_batches_only():
-    """NCCL starts the parts of one op on all devices at once, in one order.
-
-    An op that waited for the end of its predecessor would be queued behind a backward
-    pass. What waits for batches are its keys, which are constants without inputs
-    (``tests/workloads/resnet50/test_executed_graph.py``).
-    """
+    """NCCL starts the parts of one op on all devices at once, in one order."""
+    # An op that waited for the end of its predecessor would be queued behind a backward
+    # pass. What waits for batches are its keys, which are constants without inputs
+    # (``tests/workloads/resnet50/test_executed_graph.py``).
     _, nodes, _ = link(on(GPU[:2]))
 
     for name in (f"0_{bucket}/all_{index}" for bucket in (0, 1) for index in (0, 1)):

@@ -82,10 +82,8 @@ WRITES = {
 
 
 def test_a_varying_write_makes_a_variable_local_whatever_the_way(in_graph):
-    """Through functions, branches, loops and aliases of the handle; others stay.
-
-    The same ways with a reduced value make nothing local, but for aliases.
-    """
+    """Through functions, branches, loops and aliases of the handle; others stay."""
+    # The same ways with a reduced value make nothing local, but for aliases.
     written = {way: _variable(way, value=[0.0]) for way in WRITES}
     same = {way: _variable(f"same_{way}", value=[0.0]) for way in WRITES}
 

@@ -35,10 +35,8 @@ def test_the_linked_function_is_not_optimized_again():
 def test_steps_that_call_one_function_with_other_constants_stay_apart(
     in_graph, per_replica
 ):
-    """The optimizer specializes a function per step under one name; both are kept.
-
-    Wherever they are called: by name, in a branch, or in one of several cases.
-    """
+    """The optimizer specializes a function per step under one name; both are kept."""
+    # Wherever they are called: by name, in a branch, or in one of several cases.
 
     @tf.function(experimental_attributes={"_noinline": True})
     def scaled(x, factor):
@@ -85,10 +83,8 @@ def test_loops_and_branches_are_one_node_each_until_they_run():
 
 @pytest.mark.processes
 def test_a_step_is_fused_for_the_cpu_of_a_host_only_where_it_runs_there():
-    """In the graph and in the loop: GPUs refuse the fused batch norm in training.
-
-    With the rules of oneDNN, which a CPU with AVX512-VNNI or AMX turns on by itself.
-    """
+    """In the graph and in the loop: GPUs refuse the fused batch norm in training."""
+    # With the rules of oneDNN, which a CPU with AVX512-VNNI or AMX turns on by itself.
     script = pathlib.Path(__file__).with_name("onednn_rules.py")
     paths = [str(script.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     rules = {"TF_ENABLE_ONEDNN_OPTS": "1", "PYTHONPATH": os.pathsep.join(paths)}

@@ -155,12 +155,10 @@ def drawn(name, num_stages, num_microbatches):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
-    """What a task needs has ended before it; bubble and activations as in the papers.
-
-    (K - 1) / (M + K - 1) of the time of every device, with tasks of one length. M
-    micro-batches are kept at each stage (GPipe), or min(M, K - k) at stage k
-    (PipeDream-Flush).
-    """
+    """What a task needs ended before it; bubble and activations as in the papers."""
+    # (K - 1) / (M + K - 1) of the time of every device, with tasks of one length. M
+    # micro-batches are kept at each stage (GPipe), or min(M, K - k) at stage k
+    # (PipeDream-Flush).
     for num_stages, num_microbatches in SIZES:
         rows = drawn(name, num_stages, num_microbatches)
         tasks = {f"{way}{m}" for way in "FB" for m in range(num_microbatches)}

@@ -267,10 +267,8 @@ def _outer(strategy, traces, statistic):
 def test_a_graph_of_the_user_s_is_traced_once_and_optimized_without_the_step(
     num_devices, is_kept
 ):
-    """Though the step has copies of variables made; on several devices it is inlined.
-
-    There the handles of all variables would be sent to where the call is.
-    """
+    """Though the step makes copies of variables; on several devices it is inlined."""
+    # There the handles of all variables would be sent to where the call is.
     devices = [f"CPU:{index % num_devices}" for index in range(2)]
     repl = replicator.create("in_graph", num_replicas=2, devices=devices)
     strategy, traces = repl.as_strategy(), []
