@@ -74,7 +74,6 @@ def optimize_graph(
 
 
 def is_optimizer_on() -> bool:
-    """Whether the user has left the optimizer on."""
     return not _config().graph_options.rewrite_options.disable_meta_optimizer
 
 
@@ -177,7 +176,6 @@ class Dispatch:
 
     @property
     def name(self) -> str:
-        """The name of the function that runs; it has been started."""
         return self._name
 
     def num_nodes(self) -> int:

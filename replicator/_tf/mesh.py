@@ -102,13 +102,11 @@ class MeshVariable(dtensor.DVariable):
 
     @property
     def num_bytes_each(self) -> int:
-        """Bytes of it on each device."""
         shape = self.layout.local_shape_from_global_shape(self.shape)
         return math.prod(shape) * int(self.dtype.size)
 
     @property
     def is_split(self) -> bool:
-        """Whether an axis splits any of its dimensions."""
         return not self.layout.is_fully_replicated()
 
     def in_parts(self) -> tf.Tensor:

@@ -85,7 +85,6 @@ def eager_state() -> Any:
 
 
 def set_eager_state(state: Any) -> None:
-    """Sets it."""
     if state is not None:
         eager_context.context()._rng.setstate(state)  # noqa: SLF001
 

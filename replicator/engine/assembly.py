@@ -102,7 +102,6 @@ class PackedOutputs:
     def pack(
         self, outputs: Sequence[Ref | str], prefix: str, emit: Emitter
     ) -> list[Ref | str]:
-        """Joins outputs where they are."""
         returned: list[Ref | str] = []
         for index, group in enumerate(self._groups):
             refs = [outputs[position] for position in group]
@@ -223,11 +222,9 @@ class Assembly:
 
     @property
     def output_specs(self) -> list[tf.TensorSpec]:
-        """Shapes and types of what ``call`` returns."""
         return list(self._traced.output_specs) * len(self._replicas)
 
     def pack(self, flat: Sequence[Any]) -> Any:
-        """Turns the outputs of a call into one nest of ``PerReplica``."""
         return per_replica_nest(self._traced.structure, flat, len(self._replicas))
 
     def _link(self) -> None:

@@ -136,12 +136,10 @@ def from_graph_def(graph_def: Any) -> Body:
 
 
 def nodes_of(function: Any) -> list[Node]:
-    """The nodes of a ``FunctionDef``, which are in no particular order."""
     return [_node(proto, ref_of) for proto in function.node_def]
 
 
 def ref_of(text: str) -> Ref:
-    """The tensor that a function's input text names."""
     node, _, port = text.partition(":")
     return Ref(node=node, port=port)
 
@@ -157,7 +155,6 @@ def _node(proto: Any, ref: Callable[[str], Ref]) -> Node:
 
 
 def called_functions(node: Any) -> list[Any]:
-    """The references to functions among a node's attributes, as ``NameAttrList``."""
     called = []
     for attr in node.attr.values():
         kind = attr.WhichOneof("value")
@@ -174,7 +171,6 @@ def called_names(node: Any) -> list[str]:
 
 
 def calls(node: Any, functions: Collection[str]) -> bool:
-    """Whether a node calls one of some functions."""
     return bool(functions) and any(name in functions for name in called_names(node))
 
 

@@ -64,7 +64,6 @@ class Operand(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known to have no elements, which TensorFlow may crash on."""
         return bool(self.shape.is_fully_defined()) and self.shape.num_elements() == 0
 
 
@@ -113,7 +112,6 @@ class Chain:
         return sorted({*before, *on_devices, *self._started.nodes, *self._free})
 
     def continue_after(self, node: str) -> None:
-        """Makes the next op wait for a node instead of the last one."""
         self._before = [node]
         self._before_on = {}
         self._started = dataclasses.replace(self._started, nodes=())
@@ -185,7 +183,6 @@ class Chain:
         last_inputs: Sequence[Tensor] = (),
         **attrs: Any,
     ) -> Ref:
-        """Emits the next op."""
         num_instances = 1 if key_offset is None else NUM_LENGTHS
         cpu = cpu_of(device)
         keys = {
@@ -229,8 +226,6 @@ class Chain:
         return self._transfer(name, given, "all_reduce", transfer)
 
     def broadcast(self, name: str, given: Operand, source: int) -> Tensor:
-        """Emits the transfer of one worker's tensor to all others."""
-
         def transfer(
             value: Tensor, dtype: tf.DType, device: str, key: Ref | None = None
         ) -> Ref:
@@ -391,7 +386,6 @@ class Chain:
 
 
 def _reduction(merge_op: str) -> dict[str, Any]:
-    """Attributes that only reductions have."""
     # There is no timeout among them: each starts a thread that sleeps until it is over
     # (``cluster/liveness.py``). The caller of the program limits it.
     return {"merge_op": merge_op, "final_op": "Id", "is_stateless": False}

@@ -316,17 +316,14 @@ class _Between(NamedTuple):
     is_repeated: bool
 
     def fine(self, to: Additions, coarse: str, kernel: str) -> None:
-        """Makes a node the larger image."""
         sizes = to.const([self.sizes.batch, *self.sizes.image, self._channels[0]])
         inputs = [sizes, self._kernel(to, kernel), self._smaller(to, coarse)]
         to.replace("Conv2DBackpropInput", inputs, **_CONVOLUTION)
 
     def coarse(self, to: Additions, fine: str, kernel: str) -> str:
-        """The name of the smaller image."""
         return to.add("Conv2D", [fine, self._kernel(to, kernel)], **_CONVOLUTION)
 
     def kernel(self, to: Additions, fine: str, coarse: str) -> None:
-        """Makes a node the gradient to the user's kernel."""
         sizes = to.const([*self._elements, *self._channels])
         inputs = [fine, sizes, self._smaller(to, coarse)]
         gradient = to.add("Conv2DBackpropFilter", inputs, **_CONVOLUTION)
@@ -336,7 +333,6 @@ class _Between(NamedTuple):
         to.replace("Reshape", [product, to.const(self._shape)])
 
     def _kernel(self, to: Additions, kernel: str) -> str:
-        """The kernel, from the user's."""
         flat = [math.prod(self.sizes.kernel), math.prod(self._channels)]
         moved = to.add("MatMul", [self._moves(to), to.reshape(kernel, flat)])
         return self._in_order(
@@ -351,7 +347,6 @@ class _Between(NamedTuple):
         return to.reshape(coarse, [self.sizes.batch, *size, self._channels[1]])
 
     def turned(self) -> _Between:
-        """The same of repeated pixels."""
         return self._replace(is_repeated=True)
 
     def _in_order(self, to: Additions, kernel: str) -> str:
@@ -362,7 +357,6 @@ class _Between(NamedTuple):
 
     @property
     def _shape(self) -> list[int]:
-        """The shape of the user's kernel."""
         return [*self.sizes.kernel, self.sizes.channels, self.sizes.result_channels]
 
     @property
@@ -423,7 +417,6 @@ def _averaged(pool: Any) -> Resampled | None:
 
 
 def _of_repeated(convolution: Any) -> Resampled | None:
-    """The convolution of repeated pixels."""
     between = _between(convolution, is_repeated=True)
     source = None if between is None else _repeated(convolution.inputs[0])
     if between is None or source is None:

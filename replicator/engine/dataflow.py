@@ -192,7 +192,6 @@ class Masks:
         return found if isinstance(found, int) else found.get(ref.port, 0)
 
     def of_node(self, name: str) -> int:
-        """The mask of all outputs of a node together."""
         found = self.found.get(name, 0)
         return found if isinstance(found, int) else _union(found.values())
 
@@ -269,7 +268,6 @@ class Functions:
             masks = new
 
     def _results(self, name: str, masks: Sequence[int]) -> list[int]:
-        """The masks of a function's results, of those of its arguments."""
         return [
             (way & VARIES) | _union(m for i, m in enumerate(masks) if way & _bit(i))
             for way in self._of_function(name)

@@ -62,7 +62,6 @@ class Emitter:
         return Ref(node=name, port=f"{_tf_compat.op_def(op).output_arg[0].name}:0")
 
     def const(self, name: str, value: Any, device: str) -> Ref:
-        """A constant; Python's integers are int32."""
         self.nodes.append(make_const(name, value, device))
         return Ref(node=name, port="output:0")
 
@@ -165,7 +164,6 @@ class NodeOps(Ops):
         return result
 
     def cast(self, value: Tensor, source: tf.DType) -> Tensor:
-        """A value of another type in this one."""
         if source == self._dtype:
             return value
         types = {"SrcT": source, "DstT": self._dtype}
@@ -264,12 +262,10 @@ def signed(value: tf.Tensor) -> tf.Tensor:
 
 
 def unsigned(value: tf.Tensor) -> tf.Tensor:
-    """Undoes ``signed``."""
     return tf.bitcast(tf.bitwise.bitwise_xor(value, tf.int64.min), tf.uint64)
 
 
 def num_rows(value: tf.Tensor) -> tf.Tensor:
-    """The first dimension, a vector of one number."""
     return tf.shape(value)[:1]
 
 

@@ -132,7 +132,6 @@ class BucketLinks:
         return [self._distribute(parts) for parts in zip(*unpacked, strict=True)]
 
     def stacked(self) -> tuple[Tensor, ...]:
-        """Stacks the replicas' tensors, and those of all workers."""
         owner, count = self._bucket.owner, len(self.operands)
         stacked = self._on(owner, "pack").stack(self.operands)
         if self._workers is not None:
@@ -144,7 +143,6 @@ class BucketLinks:
         return (stacked,) * count
 
     def joined(self) -> tuple[Tensor, ...]:
-        """Joins the replicas' rows, and those of all workers."""
         owner, count = self._bucket.owner, len(self.operands)
         joined = self._on(owner, "rows").concat(self.operands)
         if self._workers is not None:
@@ -276,7 +274,6 @@ class BucketLinks:
             self._workers.check_shape(f"{self._name}/check", given)
 
     def _distribute(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gives every replica the result of its memory."""
         of_memory = dict(zip(self._memories, by_memory, strict=True))
         return tuple(of_memory[memory] for memory in self._topology.memories)
 

@@ -62,7 +62,6 @@ def analyze(
     roots: Iterable[str],
     assigned_replica: Mapping[str, int] | None = None,
 ) -> Liveness:
-    """Finds what each primary has to emit."""
     everyone = frozenset(primaries)
     written = {
         name: targets
@@ -157,8 +156,6 @@ _PASSES_ON = frozenset({"Cast", "Identity"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VariableGather:
-    """One transfer of a variable to those who use it."""
-
     read: str  # The node that reads it.
     handle: str  # The placeholder of its handle.
     num_bytes: int  # Of the variable.
@@ -249,8 +246,6 @@ class _Read(NamedTuple):
 
 
 class _ReadGraph:
-    """A body that gets more nodes and edges."""
-
     def __init__(
         self, body: Body, depth: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
@@ -367,7 +362,6 @@ def check_recomputed(graph: Any, variables: Mapping[str, Any]) -> None:
 
 
 def _draws(operation: Any, states: Collection[str]) -> bool:
-    """Whether an operation draws from a stream, or moves the state of one on."""
     if operation.type == "RngReadAndSkip":
         return True
     if operation.type.startswith("Assign"):

@@ -56,7 +56,6 @@ class ReplicaDevices:
         ]
 
     def device(self, requested: str, replica: int) -> str:
-        """The full name of a device."""
         index = context.logical_index(requested)
         if index is not None:
             return self._topology.devices[replica][index]
@@ -98,14 +97,7 @@ class _Stamp(NamedTuple):
 
 
 class Stamps:
-    """The stamps of one graph: the type of the device of every node.
-
-    Attributes:
-      is_complete: Whether every node can get one. None is given where replicas of
-        several device types run one node, and to functions that are called on several
-        devices.
-      is_on_cpus: Whether all nodes run on CPUs of all replicas.
-    """
+    """The stamps of one graph: the type of the device of every node."""
 
     def __init__(self, graph_def: Any, topology: Topology) -> None:
         self._devices = ReplicaDevices(topology)
@@ -117,7 +109,10 @@ class Stamps:
             self._stamp(_HOST)  # the first CPU, as the optimizer expects
         self._of_functions = self._find_functions(graph_def)
         used = [stamp for _, stamp in self._stamped(graph_def)]  # makes them all
+        # Whether every node can get one. None is given where replicas of several device
+        # types run one node, and to functions that are called on several devices.
         self.is_complete = all(used)
+        # Whether all nodes run on CPUs of all replicas.
         self.is_on_cpus = all(
             stamp is not None and stamp.kind == "CPU" for stamp in self._stamps.values()
         )
@@ -144,7 +139,6 @@ class Stamps:
                 node.device = self._by_name[node.device].in_function
 
     def _stamped(self, graph_def: Any) -> Iterator[tuple[Any, _Stamp | None]]:
-        """All nodes that may run, with their stamps."""
         for node in graph_def.node:
             yield node, self._stamp(node.device)
         for function in graph_def.library.function:

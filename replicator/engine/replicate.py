@@ -123,7 +123,6 @@ class Replicas:
         return Ref(node=self.name(replica, ref.node), port=ref.port)
 
     def name(self, replica: int, node: str) -> str:
-        """Name of a node on a replica of this program."""
         owner = self._topology.primaries[replica] if node in self._merged else replica
         owner = self._live.assigned_replica.get(node, owner)
         owner = self._live.writers.get(node, owner)
@@ -139,7 +138,6 @@ class Replicas:
         return [edge.removeprefix("^") for edge in edges]
 
     def nodes(self) -> list[Any]:
-        """All nodes of all replicas as ``NodeDef``s."""
         nodes: list[Any] = []
         for node in self._nodes.values():
             # Whether copies differ in more than names, devices and inputs.
@@ -257,7 +255,6 @@ class Replicas:
         return nodes
 
     def _refresh_name(self, node: str, handle: str, primary: int) -> str:
-        """Name of the node that gives a primary's copy the result of an owned write."""
         replica_id = self._topology.replica_id(primary)
         return f"replica_{replica_id}/{node}/refresh_{handle}"
 

@@ -204,7 +204,6 @@ def make_stages(
 def _costs(
     makers: Sequence[Callable[[], Any]], example: Any
 ) -> tuple[list[float], list[Any]]:
-    """What each layer costs, and the inputs of each."""
     costs: list[float] = []
     inputs = [example]
     for maker in makers:

@@ -250,7 +250,6 @@ class Pipeline:
         return "\n".join(filter(None, [self._balance, self.describe(), *lines]))
 
     def _cut(self, batch: Any) -> list[Any]:
-        """The batch as micro-batches."""
         count = self.num_microbatches
         flat = [tf.convert_to_tensor(x) for x in tf.nest.flatten(batch)]
         for tensor in flat:
@@ -448,7 +447,6 @@ class _Emitted:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """The sum of two gradients, of which any may be missing."""
     if one is None or other is None:
         return other if one is None else one
     # One per variable and micro-batch: without what an operator looks for first.

@@ -70,7 +70,6 @@ def check_stage(index: int, concrete: Any) -> None:
 
 
 def creates_variable(index: int) -> PipelineError:
-    """The error of a stage that makes a variable while it is traced."""
     return PipelineError(
         f"stage {index} creates a variable, which would be on no device of the stage; "
         f"create it outside of the step, with logical_device({index}): call the layer "
@@ -109,21 +108,7 @@ _KERAS_CREATES = "attempting to create a variable"
 
 
 class Stage:
-    """One stage in the trace of one step.
-
-    Attributes:
-      index: Its place in the pipeline, and its logical device.
-      variables: What it trains, as ``tf.Variable``. Of Keras' flag of a layer, and not
-        that of the ``tf.Variable``, depends what that is.
-      casts: Variables that it reads in another type, as mixed precision does.
-      updated: Variables of Keras that it assigns, such as averages of batch norm.
-      scales: Functions that have scaled the loss.
-      last: The operations at the end of its last task so far.
-      assigned: By micro-batch, the values that are to be assigned.
-      sums: Over micro-batches, gradients of ``variables`` and then of ``casts``.
-      penalty: What regularizers add to the loss.
-      penalties: Its gradients, by the id of the ``tf.Variable``.
-    """
+    """One stage in the trace of one step."""
 
     def __init__(
         self,
@@ -134,15 +119,18 @@ class Stage:
         recompute: bool,
         loss_fn: Callable[..., Any] | None = None,
     ) -> None:
-        self.index = index
+        self.index = index  # Its place in the pipeline, and its logical device.
+        # Variables of Keras that it assigns, such as averages of batch norm.
         self.updated: list[Any] = []
+        # Variables that it reads in another type, as mixed precision does.
         self.casts: dict[tuple[int, str], Any] = {}
-        self.scales: list[Any] = []
-        self.last: list[Any] = []
-        self.assigned: list[Any] = []
+        self.scales: list[Any] = []  # Functions that have scaled the loss.
+        self.last: list[Any] = []  # The operations at the end of its last task so far.
+        self.assigned: list[Any] = []  # By micro-batch, what is to be assigned.
+        # Over micro-batches, gradients of ``variables`` and then of ``casts``.
         self.sums: list[Any] | None = None
-        self.penalty: Any = None
-        self.penalties: dict[int, Any] = {}
+        self.penalty: Any = None  # What regularizers add to the loss.
+        self.penalties: dict[int, Any] = {}  # Its gradients, by id of ``tf.Variable``.
         self._read: dict[int, Any] = {}
         self._layer = layer_of(function)
         self._function = _tf_distribute.converted_inside(function)
@@ -152,6 +140,7 @@ class Stage:
         seeds = StageSeeds()
         self._forward = self._trace(seeds)
         self.generators = seeds.generators
+        # What it trains, by Keras' flag of a layer, not that of the ``tf.Variable``.
         self.variables = self._trained(self._forward.graph.variables)
         if self.generators or self.casts:  # again: these are arguments now
             self._forward = self._trace(self.generators)
@@ -370,7 +359,6 @@ def _gradients(tape: Any, outputs: Any, sources: Any, given: Any) -> list[Any]:
 
 
 def operations(tensors: Any) -> list[Any]:
-    """The operations that made tensors, each once."""
     found = {}
     for tensor in tf.nest.flatten(tensors):
         if tensor is not None:
@@ -401,23 +389,17 @@ _MASK = "_keras_mask"  # of Keras and tf_keras
 
 
 class Updates(keras.StatelessScope):
-    """What a stage would assign, in one trace of it; variables keep their values.
-
-    Attributes:
-      variables: Of Keras, in the order of their first update.
-      casts: Variables that are read in another type, and that type, in their order.
-      read: Variables of Keras, by the id of their ``tf.Variable``.
-      refused: What a layer does that no pipeline can do, each a sentence.
-    """
+    """What a stage would assign, in one trace of it; variables keep their values."""
 
     def __init__(self, given: Mapping[tuple[int, str], Any]) -> None:
         super().__init__(collect_losses=True)
         self._values: dict[int, Any] = {}
         self._given = given
-        self.variables: list[Any] = []
+        self.variables: list[Any] = []  # Of Keras, in the order of their first update.
+        # Variables that are read in another type, and that type, in their order.
         self.casts: dict[tuple[int, str], Any] = {}
-        self.read: dict[int, Any] = {}
-        self.refused: list[str] = []
+        self.read: dict[int, Any] = {}  # Of Keras, by the id of their ``tf.Variable``.
+        self.refused: list[str] = []  # What no pipeline can do, each a sentence.
 
     @property
     def values(self) -> list[Any]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def is_per_replica(value: Any) -> bool:
-    """Whether a value has one for each local replica."""
     return isinstance(value, tf.distribute.DistributedValues)
 
 

@@ -182,13 +182,10 @@ def _is_sum(value: Any) -> bool:
 
 
 class _Joined:
-    """What metrics of all replicas say.
-
-    Attributes:
-      values: References of their results, which are the same on all replicas.
-    """
+    """What metrics of all replicas say."""
 
     def __init__(self) -> None:
+        # References of their results, which are the same on all replicas.
         self.values: set[Any] = set()
         self._is_joining = False
 

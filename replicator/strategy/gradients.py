@@ -33,11 +33,7 @@ _LIBRARIES = ("keras", "tf_keras")
 
 
 class GradientSum:
-    """What becomes of the sums of gradients in one step.
-
-    Attributes:
-      has_updated: Whether an optimizer, or a tape, has asked for gradients of all.
-    """
+    """What becomes of the sums of gradients in one step."""
 
     def __init__(
         self,
@@ -51,6 +47,7 @@ class GradientSum:
         self._num_examples = num_examples
         self._weight: tf.Tensor | None = None
         self._means: set[Any] = set()  # operations of gradients that are averaged
+        # Whether an optimizer, or a tape, has asked for gradients of all.
         self.has_updated = False
 
     @property

@@ -68,7 +68,6 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
 
     @as_written
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Concatenates a nest over replicas along an axis."""
         # Sizes along the axis may differ between replicas.
         return reductions.all_concat(value, axis)
 
@@ -272,7 +271,6 @@ class StepStrategy(tf.distribute.Strategy):
         )
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces over replicas, inside ``merge_call``."""
         if axis is not None:
             raise StrategyError(
                 f"reduce(axis={axis!r}) inside merge_call(): reduce over the axis in "
@@ -284,7 +282,6 @@ class StepStrategy(tf.distribute.Strategy):
         return (value,)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates over replicas, inside ``merge_call``."""
         return reductions.all_concat(value, axis)
 
 

@@ -151,13 +151,10 @@ def _spec(value: Any, *, any_size: bool) -> tf.TypeSpec:
 
 
 class Outputs:
-    """The nest that a step returns, which is known once it is traced.
-
-    Attributes:
-      are_whole: Whether each replica returns what all of them have computed.
-    """
+    """The nest that a step returns, which is known once it is traced."""
 
     def __init__(self) -> None:
+        # Whether each replica returns what all of them have computed.
         self.are_whole = False
         self._structure: Any = None
         self._specs: list[tuple[int, Any]] = []  # Of tensors, by their places.
@@ -200,8 +197,6 @@ _STEPS = "_replicator_steps"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """A function of the user's, built for arguments of one type."""
-
     name: str  # The function's.
     program: Any  # What the backend has built.
     outputs: Outputs  # The nest that it returns.
@@ -209,8 +204,6 @@ class Step:
 
 # A step is forgotten with its function; graphs that call it keep it.
 class Steps:
-    """The steps of one strategy."""
-
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = weakref.ref(strategy)
         self._steps: dict[Hashable, Step] = {}

@@ -43,7 +43,6 @@ def _one():
 
 
 def test_a_tape_around_run_records_nothing(repl_once):
-    """A run is not differentiable; its variables are no constants of the tape."""
     weight = tf.Variable(2.0)
 
     def step():
@@ -153,7 +152,6 @@ def start(port):
 
 
 def test_the_filter_is_there_before_tensorflow_listens():
-    """A server whose filter lets nobody in: nobody ever came in."""
     (port,) = free_ports(1)
     listened = []
 
@@ -171,7 +169,6 @@ def test_the_filter_is_there_before_tensorflow_listens():
 
 
 def test_tensorflow_does_not_listen_on_what_cannot_be_prepared():
-    """It reports the failure, and its calls are as before afterwards."""
     (port,) = free_ports(1)
 
     def fail(_descriptor):

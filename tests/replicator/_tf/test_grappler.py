@@ -18,8 +18,6 @@ GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 
 @pytest.fixture
 def pretend_gpus(monkeypatch):
-    """Makes the driver show GPUs of some compute capabilities."""
-
     def pretend(*capabilities):
         gpus = [types.SimpleNamespace(capability=c) for c in capabilities]
         listed = tf.config.list_physical_devices
@@ -129,7 +127,6 @@ def test_on_cpus_a_graph_becomes_what_it_becomes_in_this_process():
 
 
 def test_a_kernel_is_found_by_device_and_type():
-    """Whatever the name of the attribute: ``T`` of some, ``dtype`` of others."""
     for op in ("MatMul", "ResourceApplyAdam", "ResourceScatterSub"):
         assert dispatch.has_kernel(op, "CPU", tf.float32)
         assert not dispatch.has_kernel(op, "CPU", tf.string)
@@ -139,7 +136,6 @@ def test_a_kernel_is_found_by_device_and_type():
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("is_on", [False, True])
 def test_the_collector_is_paused_while_a_step_is_traced(is_on, fails):
-    """And afterwards as it was, also where the step is refused."""
     repl = replicator.create("in_graph", num_replicas=2)
     found = []
 

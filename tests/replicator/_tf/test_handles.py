@@ -62,7 +62,6 @@ def test_each_write_of_python_reaches_every_replica():
 
 
 def test_a_watched_variable_is_still_a_variable(tmp_path):
-    """To saved models, copies, tapes and functions that take variables."""
     repl = replicator.create(
         "in_graph",
         num_replicas=2,

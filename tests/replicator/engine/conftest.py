@@ -11,7 +11,7 @@ from collective_calls import make_call
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import Group, make_topology
-from replicator.engine import chain, plan
+from replicator.engine import body, chain, plan
 from replicator.engine.linker import Linker
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
@@ -29,6 +29,11 @@ def node():
         return made
 
     return make_node
+
+
+@pytest.fixture
+def make_body():
+    return lambda *nodes: body.from_graph_def(_tf_compat.GraphDef(node=nodes))
 
 
 @pytest.fixture
@@ -71,7 +76,6 @@ def workers(monkeypatch):
         key = next(_GROUP_KEYS)
 
         def group_key(device):
-            """Devices of one place in all workers form a group."""
             return key + int(device.rpartition(":")[2]) % num_devices
 
         monkeypatch.setattr(chain, "place_group_key", group_key)

@@ -36,7 +36,6 @@ def per_replica(values):
 
 
 def train(num_replicas, num_steps):
-    """Many steps of two gradients; the sums of all replicas."""
     repl = make(num_replicas)
     with repl.context():
         weights = [tf.Variable(tf.zeros([300])), tf.Variable(tf.zeros([20_000]))]
@@ -54,7 +53,6 @@ def train(num_replicas, num_steps):
 
 
 def gated(num_replicas):
-    """Collectives that run in every second call only, and one that always runs."""
     import keras
 
     repl = make(num_replicas)

@@ -39,7 +39,6 @@ class Emitted:
         return tf.make_ndarray(self.node(name).attr["value"].tensor).item()
 
     def waits(self):
-        """What each collective waits for: the end of nodes, or the start of others."""
         return {
             node.name: " ".join(
                 [
@@ -114,7 +113,6 @@ def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_
     ],
 )
 def test_rings_join_cpus_and_nccl_joins_gpus(device, dtype, hint):
-    """The keys are numbers on the host in both cases."""
     emitted = Emitted()
 
     emitted.add("a", device, dtype)

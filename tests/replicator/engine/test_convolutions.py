@@ -21,8 +21,6 @@ CONVOLUTIONS = {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"}
 
 
 def step_of(function):
-    """Its result, and its two gradients."""
-
     def step(image, kernel):
         with tf.GradientTape() as tape:
             tape.watch([image, kernel])
@@ -126,7 +124,6 @@ def test_patches_of_an_unknown_batch_may_be_many(batch):
 
 
 def test_patches_and_kernels_are_made_once():
-    """The convolution and its gradients share them, and no shape is left over."""
     found = [node.op for node in optimized(*PRODUCTS["patches, 2x2"])]
 
     assert found.count("GatherV2") == len(["patches", "sum of uses"])
@@ -199,7 +196,6 @@ FUSED = {
 
 
 def resampled(function, kernel=(3, 3), size=(HEIGHT, WIDTH), batch=BATCH, **options):
-    """Convolutions between two resolutions, and their gradients; and all nodes."""
     shapes = [batch, *size, CHANNELS], [*kernel, CHANNELS, LAST]
     nodes = optimized(function, *shapes, **options)
     found = [
@@ -214,7 +210,6 @@ def resampled(function, kernel=(3, 3), size=(HEIGHT, WIDTH), batch=BATCH, **opti
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("way", FUSED)
 def test_they_are_computed_from_the_smaller_image(way, kernel):
-    """The result and both gradients, and nothing of the larger image is left."""
     found, nodes = resampled(FUSED[way], kernel)
 
     assert len(found) == len(["result", "image", "kernel"])

@@ -47,7 +47,6 @@ def test_replicas_meet_many_times_with_one_thread(found, num_replicas):
 
 
 def test_collectives_that_wait_for_skipped_ones_run(found):
-    """Gradients meet in every second call, the loss in every call."""
     assert [0.5] * 4 == found["gated"]["means"]
     assert -1.0 == found["gated"]["weight"]
 

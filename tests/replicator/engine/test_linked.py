@@ -59,7 +59,6 @@ def values(num_replicas=4, seed=0):
 
 
 def check(linked, kind, arrays):
-    """The results are those of NumPy, and the same bits where they must be."""
     for index, column in enumerate(zip(*arrays, strict=True)):
         wanted = MEANINGS[kind](np.stack(column))
         found = [of_replica[index] for of_replica in linked.results]
@@ -141,7 +140,6 @@ def test_replicas_of_one_memory_cost_one_node_per_tensor(link, kind, op, num_nod
 
 
 def test_replicas_of_one_memory_are_reduced_there_first(link):
-    """Two memories of two replicas: a sum in each, and one of both, per bucket."""
     linked = link(AllReduce(op="mean"), values(), memories=(0, 0, 2, 2))
 
     # Within memories each tensor by itself, between them one bucket per type.
@@ -182,7 +180,6 @@ def test_what_is_sent_is_rounded_and_summed_in_full_width(link, op, memories):
 def test_a_reduction_that_is_not_needed_gives_results_without_elements(
     link, needed, place
 ):
-    """Of the same rank, so that elementwise ops and reductions take them."""
     memories, num_workers = PLACES[place]
     kind, arrays = AllReduce(op="mean"), values()
 
@@ -222,7 +219,6 @@ def process(device):
 def test_a_bucket_crosses_between_processes_once_there_and_once_back(
     link, monkeypatch, op, wire_dtype
 ):
-    """The values are NumPy's, and the same bits on every replica."""
     monkeypatch.setattr(devices, "process", process)
     arrays = [[x.astype("f4") for x in of_replica] for of_replica in values()]
     kind = AllReduce(op=op, wire_dtype=wire_dtype)

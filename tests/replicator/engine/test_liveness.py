@@ -15,8 +15,6 @@ from replicator.errors import RecomputationError
 
 
 def _pass_both_ways(function, *more):
-    """A step: where the function keeps a value, and where its gradient does."""
-
     def step():
         x = tf.ones([64])
         with tf.GradientTape() as tape:
@@ -51,7 +49,6 @@ def test_a_dropout_that_is_recomputed_is_refused(wrap, make):
 
 
 def test_what_the_message_advises_has_one_mask():
-    """The seed of a stateless function is passed to the function."""
     repl = replicator.create("in_graph", num_replicas=2)
 
     def mask(x, seed):
@@ -66,7 +63,6 @@ def test_what_the_message_advises_has_one_mask():
 
 
 def test_what_only_an_owner_needs_is_sent_to_it_alone(separate):
-    """With a sharded update that Keras computes: sums, and all that follows on them."""
     repl = separate(2)
     with repl.context():
         weights = [tf.Variable(tf.ones([8])) for _ in range(2)]
@@ -82,11 +78,7 @@ def test_what_only_an_owner_needs_is_sent_to_it_alone(separate):
     assert "; 2 for their owners alone" in repl.explain()
 
 
-def make_body(*nodes):
-    return body_lib.from_graph_def(tf.compat.v1.GraphDef(node=nodes))
-
-
-def test_a_write_comes_after_all_uses_since_the_write_before(node):
+def test_a_write_comes_after_all_uses_since_the_write_before(node, make_body):
     """Of the same variable: another one does not matter, and one of both counts."""
     body = make_body(
         node("v", "Placeholder"),
@@ -116,9 +108,8 @@ def test_a_write_comes_after_all_uses_since_the_write_before(node):
     } == found.earlier
 
 
-def _gathers(nodes):
+def _gathers(body):
     """Of variables of 8 bytes; what computes, varies."""
-    body = make_body(*nodes)
     sizes = dict.fromkeys([v for v in body.placeholders if v.startswith("v")], 8)
     varying = {one.name for one in body.nodes if one.op == "Mul"}
     depths = body_lib.depths(body, {})
@@ -133,7 +124,7 @@ def _layers(node, count):
     return nodes
 
 
-def test_a_later_gather_comes_before_the_write(node):
+def test_a_later_gather_comes_before_the_write(node, make_body):
     """The value of this step is read, though nothing else orders the two."""
     nodes, last = _layers(node, 5), "batch"
     for i in range(5):
@@ -144,7 +135,7 @@ def test_a_later_gather_comes_before_the_write(node):
         last = f"backward{i}"
         nodes.append(node(f"write{i}", "AssignSubVariableOp", f"v{i}", last))
 
-    found = _gathers(nodes)
+    found = _gathers(make_body(*nodes))
 
     by_name = {one.name: one for one in found.body.nodes}
     assert {"read0", "read1", "read2"} == set(found.added.values())
@@ -152,7 +143,7 @@ def test_a_later_gather_comes_before_the_write(node):
     assert ("read1/gather_1",) == by_name["write1"].controls
 
 
-def test_no_value_from_before_a_write_is_gathered_after_it(node):
+def test_no_value_from_before_a_write_is_gathered_after_it(node, make_body):
     nodes, last = _layers(node, 4), "use0"
     nodes.append(node("use0", "Mul", "batch", "read0"))
     nodes.append(node("write0", "AssignVariableOp", "v0", "use0", "^read0"))
@@ -161,7 +152,7 @@ def test_no_value_from_before_a_write_is_gathered_after_it(node):
         last = f"use{i}"
     nodes.append(node("late", "Mul", last, "read0"))
 
-    found = _gathers(nodes)
+    found = _gathers(make_body(*nodes))
 
     assert {} == found.added
     assert ("use0", "late") == found.gathers[0].uses

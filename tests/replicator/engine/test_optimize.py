@@ -10,26 +10,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator._tf import dispatch
 from replicator.core.topology import make_topology
 from replicator.engine import optimize
 from replicator.engine.trace import trace
-
-
-def test_the_linked_function_is_not_optimized_again():
-    context = dispatch.eager_context.context()
-    before = context.function_call_options
-    repl = replicator.create("in_graph", num_replicas=2)
-    with dispatch.recorded() as started:
-        repl.run(lambda: tf.constant(1.0))
-
-    for one in started:
-        attrs = one._attrs[True]
-        given = dict(zip(attrs[::2], attrs[1::2], strict=True))
-        config = dispatch.config_pb2.ConfigProto.FromString(given["config_proto"])
-        assert config.graph_options.rewrite_options.disable_meta_optimizer
-    assert started
-    assert before is context.function_call_options
 
 
 def test_steps_that_call_one_function_with_other_constants_stay_apart(

@@ -91,16 +91,22 @@ def test_16_bits_that_the_user_asks_for_end_at_collectives():
     ("is_on", "level"),
     [(True, "ON_1"), (False, "OFF"), (None, "DEFAULT")],
 )
-def test_the_compiler_is_on_where_the_user_turned_it_on(in_graph, is_on, level):
+def test_the_linked_function_is_compiled_where_the_user_wants_and_not_optimized(
+    in_graph, is_on, level
+):
+    context = dispatch.eager_context.context()
     if is_on is not None:
         tf.config.optimizer.set_jit(is_on)
+    before = context.function_call_options
     with dispatch.recorded() as started:
         in_graph.run(lambda: tf.constant(1.0))
-    attrs = started[-1]._attrs[True]
-    given = dict(zip(attrs[::2], attrs[1::2], strict=True))
-    options = config_pb2.ConfigProto.FromString(given["config_proto"]).graph_options
 
-    assert level == config_pb2.OptimizerOptions.GlobalJitLevel.Name(
-        options.optimizer_options.global_jit_level
-    )
-    assert options.rewrite_options.disable_meta_optimizer
+    assert started
+    for one in started:
+        given = dict(zip(one._attrs[True][::2], one._attrs[True][1::2], strict=True))
+        options = config_pb2.ConfigProto.FromString(given["config_proto"]).graph_options
+        assert level == config_pb2.OptimizerOptions.GlobalJitLevel.Name(
+            options.optimizer_options.global_jit_level
+        )
+        assert options.rewrite_options.disable_meta_optimizer
+    assert before is context.function_call_options

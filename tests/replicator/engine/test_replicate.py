@@ -6,17 +6,16 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica
-from replicator._tf import compat as _tf_compat
 from replicator.core.topology import make_topology
-from replicator.engine import body, replicate
+from replicator.engine import replicate
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
 
 
-def _copies(*nodes, merged=(), devices=CPU):
+def _copies(body, merged=(), devices=CPU):
     replicas = replicate.Replicas(
-        body.from_graph_def(_tf_compat.GraphDef(node=nodes)),
+        body,
         make_topology([[device] for device in devices]),
         merged=merged,
         resolve=lambda r, name: f"{name}_of_{r}",
@@ -25,15 +24,14 @@ def _copies(*nodes, merged=(), devices=CPU):
     return {node.name: node for node in replicas.nodes()}
 
 
-def test_a_merged_node_exists_once_and_waits_for_every_replica(node):
-    """Everybody reads it; each replica's own node waits for its own."""
-    found = _copies(
+def test_a_merged_node_exists_once_and_waits_for_every_replica(node, make_body):
+    body = make_body(
         node("read", "NoOp"),
         node("once", "Const"),
         node("both", "Neg", "once", "^read"),
         node("mine", "Neg", "both", "^read"),
-        merged={"once", "both"},
     )
+    found = _copies(body, {"once", "both"})
 
     reads = [f"^replica_{r}/read" for r in range(3)]
     assert ["replica_0/once:output:0", *reads] == list(found["replica_0/both"].input)
@@ -51,13 +49,14 @@ def test_a_merged_node_exists_once_and_waits_for_every_replica(node):
     ],
 )
 def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
-    node, asked, expected
+    node, make_body, asked, expected
 ):
     """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
     placed = node("a", "NoOp")
     placed.device = asked
 
-    assert expected == _copies(placed, devices=GPU[:2])["replica_1/a"].device
+    copies = _copies(make_body(placed), devices=GPU[:2])
+    assert expected == copies["replica_1/a"].device
 
 
 # Folded for replica 1, this seed is 0, and 0, 0 asks TensorFlow for a random seed.
@@ -97,8 +96,6 @@ def test_replicas_draw_apart_wherever_they_draw():
 
 
 def test_every_output_of_every_kind_of_op_is_found():
-    """Lists of outputs count within their argument; several arguments start at zero."""
-
     @tf.function
     def pair(x):
         return x + 1.0, x + 2.0

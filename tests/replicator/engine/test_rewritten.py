@@ -145,7 +145,6 @@ def _inputs(drawn, num_replicas):
 
 
 def _expected(step, inputs, dtype):
-    """What one device gives for the inputs of each replica; None for no program."""
     try:
         run = tf.function(step, autograph=False)
         every = [

@@ -6,8 +6,6 @@ import pytest
 import tensorflow as tf
 from collective_calls import make_call
 
-from replicator._tf import compat as _tf_compat
-from replicator.engine import body as body_lib
 from replicator.engine import plan
 from replicator.errors import OptimizerOptionError
 
@@ -21,12 +19,8 @@ def share(node, *, size=4, source=0, dtype=tf.float32):
     )
 
 
-def make_body(*nodes):
-    return body_lib.from_graph_def(_tf_compat.GraphDef(node=nodes))
-
-
 @pytest.fixture
-def body(node):
+def body(node, make_body):
     return make_body(
         node("free", "Const"),
         node("u", "Neg", "free"),
@@ -72,7 +66,6 @@ def test_a_share_goes_before_the_first_collective_that_depends_on_it(
 
 
 def test_shares_of_one_level_source_and_type_travel_together(body):
-    """Levels count updates on the longest way; the order within is kept."""
     level = plan.levels(body, [share(u) for u in ("u", "u2", "u3")])
     by_level = {0: "free", 1: "u read soon late u3", 2: "u2 join if"}
     assert level == {
@@ -121,7 +114,7 @@ def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
     ],
     ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
 )
-def test_state_that_others_use_is_refused(node, facts, program_of_slot):
+def test_state_that_others_use_is_refused(node, make_body, facts, program_of_slot):
     update = make_body(
         node("v", "Placeholder"),
         node("slot", "Placeholder"),

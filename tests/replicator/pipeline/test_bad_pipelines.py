@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from staged_model import mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError
@@ -11,28 +12,15 @@ from replicator.errors import PipelineError
 BATCH = (np.ones([8, 3], np.float32), np.ones([8, 3], np.float32))
 
 
-def mean_squared(outputs, targets):
-    return tf.reduce_mean(tf.square(outputs - targets))
-
-
-def run(stages, batch=BATCH, loss_fn=mean_squared, num_devices=2, **options):
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=1,
-        devices=[f"CPU:{i}" for i in range(num_devices)],
-        logical_devices_per_replica=num_devices,
-    )
-    pipeline = replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
-    return repl.run(lambda: pipeline.loss_and_gradients(batch, loss_fn)[0])
-
-
 def times(variable):
     return lambda x: x * variable
 
 
-def refused(message, *args, **kwargs):
+def refused(message, stages, batch=BATCH, loss_fn=mean_squared, **options):
+    repl = on_cpus(1, 2)
+    pipeline = replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
     with pytest.raises(PipelineError, match=message):
-        run(*args, **kwargs)
+        repl.run(lambda: pipeline.loss_and_gradients(batch, loss_fn)[0])
 
 
 def test_a_pipeline_outside_of_a_step():
@@ -96,8 +84,6 @@ def test_a_variable_of_two_stages():
 
 
 def test_what_stages_would_create():
-    """In the trace of a micro-batch, and on no device of the stage."""
-
     class Own(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -128,7 +114,7 @@ def test_what_stages_would_create():
 
 def test_communication_in_a_stage():
     """It would join replicas at other times, and once per micro-batch."""
-    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    repl = on_cpus(1, 1)
     with repl.context():
         weight = tf.Variable(2.0)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
@@ -175,7 +161,7 @@ def test_effects_in_a_stage_name_the_line():
 def test_a_tensor_of_the_step_in_a_stage():
     """A gradient through it would be lost without a word."""
     scale = tf.Variable(2.0)
-    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    repl = on_cpus(1, 1)
 
     def step():
         value = scale * 3.0

@@ -8,7 +8,7 @@ import re
 import keras
 import pytest
 import tensorflow as tf
-from staged_model import Model
+from staged_model import Model, mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError
@@ -59,12 +59,7 @@ EXAMPLE = tf.TensorSpec([8, 4])
 
 
 def made(num_stages=2, makers=MAKERS, example=EXAMPLE, **options):
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=1,
-        devices=[f"CPU:{i}" for i in range(num_stages)],
-        logical_devices_per_replica=num_stages,
-    )
+    repl = on_cpus(1, num_stages)
     with repl.context():
         return replicator.make_stages(makers, example, num_stages, **options), repl
 
@@ -96,9 +91,7 @@ def test_explain_prints_the_balance():
     batch = tf.ones([8, 4]), tf.ones([8, 2])
 
     def step():
-        return pipeline.loss_and_gradients(
-            batch, lambda outputs, targets: tf.reduce_mean((outputs - targets) ** 2)
-        )[0]
+        return pipeline.loss_and_gradients(batch, mean_squared)[0]
 
     loss = repl.run(step)
 
@@ -141,7 +134,6 @@ SIZES = [(k, m) for k in range(1, 9) for m in (1, 2, 3, 5, 8, 13, 32)]
 
 
 def drawn(name, num_stages, num_microbatches):
-    """The rows of a drawn schedule: by stage, a task or nothing per unit of time."""
     pipeline = replicator.Pipeline(
         [abs] * num_stages, num_microbatches=num_microbatches, schedule=name
     )

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from staged_model import mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError
@@ -32,8 +33,6 @@ class Shorter(keras.layers.Layer):
 
 
 class Skip(keras.layers.Layer):
-    """Returns two tensors, each with a mask of its own."""
-
     def __init__(self):
         super().__init__()
         self.supports_masking = True
@@ -108,8 +107,6 @@ class Attention(keras.layers.Layer):
 
 
 class Measured(keras.layers.Layer):
-    """Has metrics, and counts steps and rows."""
-
     def __init__(self):
         super().__init__()
         self.supports_masking = True
@@ -131,8 +128,6 @@ class Measured(keras.layers.Layer):
 
 
 class Model:
-    """Layers that are drawn, cut where it is drawn, and the same in one piece."""
-
     def __init__(self, bodies, cuts, frozen, loss, *, as_functions):
         keras.utils.set_random_seed(0)
         first = keras.layers.Embedding(5, WIDTH, mask_zero=True)
@@ -141,13 +136,9 @@ class Model:
         self.by_token = loss == "token" and rank == 3
         layers += [] if self.by_token or rank == 2 else [keras.layers.LSTM(WIDTH)]
         layers.append(keras.layers.Dense(3))
-        num_stages = 3
         bounds = [0, *sorted(1 + cut % (len(layers) - 1) for cut in cuts), len(layers)]
         parts = [layers[a:b] for a, b in itertools.pairwise(bounds)]
-        self.repl = replicator.create(
-            "in_graph", num_replicas=1, logical_devices_per_replica=num_stages,
-            devices=[f"CPU:{k}" for k in range(num_stages)],
-        )  # fmt: skip
+        self.repl = on_cpus(1, len(parts))
         values = TOKENS
         with self.repl.context():
             for k, part in enumerate(parts):
@@ -190,21 +181,20 @@ class Model:
 
     def in_pipeline(self, **options):
         pipeline = replicator.Pipeline(self.stages, num_microbatches=PARTS, **options)
+        return computed(self.repl, pipeline, (TOKENS, self.targets), self.loss)
 
-        def step():
-            batch = tf.constant(TOKENS), tf.constant(self.targets)
-            loss, pairs = pipeline.loss_and_gradients(batch, self.loss)
-            return loss, [g for g, _ in pairs], [v.path for _, v in pairs]
 
-        paths = []
+def computed(repl, pipeline, batch, loss_fn):
+    """The loss of a step, and gradients by the path of their variable."""
+    paths = []
 
-        def traced():
-            loss, gradients, names = step()
-            paths[:] = names
-            return loss, [tf.zeros([]) if g is None else g for g in gradients]
+    def step():
+        loss, pairs = pipeline.loss_and_gradients(batch, loss_fn)
+        paths[:] = [v.path for _, v in pairs]
+        return loss, [tf.zeros([]) if g is None else g for g, _ in pairs]
 
-        loss, gradients = self.repl.run(traced)
-        return loss[0], dict(zip(paths, [g[0] for g in gradients], strict=True))
+    loss, gradients = repl.run(step)
+    return float(loss[0]), dict(zip(paths, [g[0] for g in gradients], strict=True))
 
 
 def chained(layers, values):
@@ -260,10 +250,7 @@ def test_drawn_models_and_cuts(bodies, cuts, frozen, loss, as_functions, recompu
 
 
 def run(stages, batch, loss_fn, *, is_scaled=False):
-    repl = replicator.create(
-        "in_graph", num_replicas=1, devices=["CPU:0", "CPU:1"],
-        logical_devices_per_replica=2,
-    )  # fmt: skip
+    repl = on_cpus(1, 2)
     optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.0), loss_scale="dynamic")
     loss = loss_fn
     if is_scaled:
@@ -271,15 +258,7 @@ def run(stages, batch, loss_fn, *, is_scaled=False):
     pipeline = stages
     if isinstance(stages, list):
         pipeline = replicator.Pipeline(stages, num_microbatches=PARTS)
-    names = []
-
-    def step():
-        value, pairs = pipeline.loss_and_gradients(batch, loss)
-        names[:] = [v.path for _, v in pairs]
-        return value, [g for g, _ in pairs]
-
-    value, gradients = repl.run(step)
-    return float(value[0]), dict(zip(names, [g[0] for g in gradients], strict=True))
+    return computed(repl, pipeline, batch, loss)
 
 
 def built(layer):
@@ -290,10 +269,6 @@ def built(layer):
 X = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
-def squared(outputs, targets):
-    return tf.reduce_mean((outputs - targets) ** 2)
-
-
 def test_flags_decide_whenever_they_are_set():
     first, second, critic = (built(dense(name=name)) for name in "abc")
     parent = keras.Sequential([keras.Input((WIDTH,)), second])
@@ -302,7 +277,7 @@ def test_flags_decide_whenever_they_are_set():
     critic.trainable = False
 
     def loss_fn(outputs, targets):
-        return squared(critic(outputs), targets)
+        return mean_squared(critic(outputs), targets)
 
     both = {"a/kernel", "a/bias", "b/kernel", "b/bias"}
     assert both == set(run(pipeline, (X, X), loss_fn)[1])
@@ -319,11 +294,11 @@ def test_a_regularizer_is_scaled_as_the_loss(is_scaled):
     second = built(dense(name="second"))
 
     with tf.GradientTape() as tape:
-        expected = squared(second(first(X)), X) + first.losses[0]
+        expected = mean_squared(second(first(X)), X) + first.losses[0]
     gradient = tape.gradient(expected, first.kernel.value)
     scale = 2.0**15 if is_scaled else 1.0
 
-    loss, found = run([first, second], (X, X), squared, is_scaled=is_scaled)
+    loss, found = run([first, second], (X, X), mean_squared, is_scaled=is_scaled)
 
     np.testing.assert_allclose(loss, scale * expected, rtol=1e-5)
     np.testing.assert_allclose(
@@ -335,17 +310,17 @@ def test_the_mask_of_a_batch_is_cut_with_it():
     x = np.random.default_rng(3).standard_normal((ROWS, STEPS, WIDTH))
     x = np.float32(x * (TOKENS > 0)[..., None])
     pool, masking = keras.layers.GlobalAveragePooling1D(), keras.layers.Masking()
-    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    repl = on_cpus(1, 1)
     pipeline = replicator.Pipeline([pool], num_microbatches=PARTS)
 
     def step():
-        return pipeline.loss_and_gradients((masking(x), X), squared)[0]
+        return pipeline.loss_and_gradients((masking(x), X), mean_squared)[0]
 
-    expected = squared(pool(masking(x)), X)
+    expected = mean_squared(pool(masking(x)), X)
     np.testing.assert_allclose(repl.run(step)[0], expected, rtol=1e-5)
 
 
-def refused(message, stages, loss_fn=squared, batch=(X, X)):
+def refused(message, stages, loss_fn=mean_squared, batch=(X, X)):
     with pytest.raises(PipelineError, match=message):
         run(stages, batch, loss_fn)
 

@@ -31,7 +31,6 @@ def in_one_piece_after_four():
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
 @pytest.mark.covering(strength=1)
 def test_options_of_the_optimizer_combine(of_optimizer, placement):
-    """Gradients are averages of a whole batch, as those that it gets otherwise."""
     options = {"of_optimizer": of_optimizer, "variable_placement": placement}
     plain, cut = (Model(2, 2, **options) for _ in range(2))
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from executed_graph import before, partitions, together
-from staged_model import PARTS, WIDTH, Model, batches, examples, mean_squared
+from staged_model import (
+    PARTS,
+    WIDTH,
+    Model,
+    batches,
+    examples,
+    mean_squared,
+    on_cpus,
+)
 
 import replicator
 
@@ -18,7 +26,7 @@ SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
 
 def test_each_micro_batch_and_step_draws_its_own_mask():
-    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    repl = on_cpus(1, 1)
     dropout = keras.layers.Dropout(0.5, seed=3)
     pipeline = replicator.Pipeline(
         [functools.partial(dropout, training=True)], num_microbatches=2
@@ -56,9 +64,7 @@ def test_batch_norm_has_statistics_of_micro_batches_and_one_update():
 
 def test_gradients_of_low_precision_are_summed_in_float32():
     """256 + 1 is 256 in bfloat16, so that small micro-batches would vanish."""
-    repl = replicator.create(
-        "in_graph", num_replicas=1, devices=["CPU:0"], logical_devices_per_replica=1
-    )
+    repl = on_cpus(1, 1)
     with repl.context():
         weight = tf.Variable(tf.ones([], tf.bfloat16))
     values = tf.constant([256.0, *[1.0] * 31], tf.bfloat16)
@@ -151,7 +157,6 @@ def products_by_task(graph):
 
 
 def test_explain_draws_the_schedule():
-    """A row per stage, and what each keeps: its results and what it has received."""
     model = Model(1, 2)
     pipeline = model.pipeline()
     model.train(pipeline, 1)
@@ -167,13 +172,10 @@ def test_explain_draws_the_schedule():
 
 
 class InTurn:
-    """The micro-batches of a model one after the other, without a pipeline."""
-
     def __init__(self, model):
         self._model = model
 
     def loss_and_gradients(self, batch, loss_fn):
-        """As those of ``Pipeline``."""
         variables = [v for s in self._model.stages for v in s.trainable_variables]
         losses, gradients = [], []
         for part in zip(*(tf.split(x, PARTS) for x in batch), strict=True):
@@ -190,7 +192,6 @@ class InTurn:
 
 @functools.cache
 def trained(num_replicas, num_stages, of_pipeline=(), **options):
-    """Losses, gradients and last weights of steps of Adam, with dropout."""
     dropout = [lambda: keras.layers.Dropout(0.5, seed=3)]
     model = Model(num_replicas, num_stages, dropout, **options)
     of = model.pipeline(**dict(of_pipeline)) if of_pipeline else InTurn(model)

@@ -42,8 +42,6 @@ def _uneven(x=X, y=Y):
 
 
 class OfOneDevice(keras.Sequential):
-    """A step that knows nothing of replicas, as published programs have it."""
-
     def train_step(self, data):
         """A mean of its own, and one of Keras, which would divide by replicas."""
         x, y = data[:2]
@@ -57,8 +55,6 @@ class OfOneDevice(keras.Sequential):
 
 
 class Counting(keras.Sequential):
-    """Metrics are given numbers of a batch, and logs are such numbers."""
-
     def __init__(self, layers):
         super().__init__(layers)
         self.total = keras.metrics.Sum(name="total")
@@ -112,7 +108,6 @@ def recall(y, y_pred):
 
 
 def counted(y, y_pred):
-    """The same in integers."""
     hits = tf.math.count_nonzero((y > 0) & (y_pred > 0))
     number = tf.reduce_sum(tf.cast(y > 0, tf.int32)) + 1
     return tf.cast(hits, tf.float32) / tf.cast(number, tf.float32)
@@ -134,8 +129,6 @@ class PlainSum(keras.metrics.Metric):
 
 
 class Largest(keras.metrics.Metric):
-    """The largest error of all replicas so far, which is no sum."""
-
     def __init__(self, name="largest"):
         super().__init__(name=name)
         options = {"aggregation": "only_first_replica"}
@@ -156,13 +149,11 @@ def _metrics():
 
 
 def _mean(value):
-    """The mean over all replicas, or that of one device."""
     replica = tf.distribute.get_replica_context()
     return replica.all_reduce("mean", value) if replica else value
 
 
 def functions_of_means(y, y_pred):
-    """Of means of all replicas; and a mean by column, multiplied and added."""
     root = tf.sqrt(_mean(tf.reduce_mean(tf.square(y - y_pred))))
     by_column = _mean(tf.reduce_mean(tf.square(y - y_pred), axis=0))
     errors = tf.reduce_mean(tf.abs(y - y_pred), axis=0)
@@ -273,7 +264,6 @@ def _callbacks(folder):
 
 
 def trained(program, folder, scope):
-    """Logs, history, weights, state of the optimizer, predictions and scores."""
     with scope:
         model, optimizer = program.model(), program.optimizer()
         model.compile(optimizer, **program.compiled())
@@ -299,7 +289,6 @@ def trained(program, folder, scope):
 
 
 def _on_batches(model, _):
-    """Of a fresh epoch: batches one by one."""
     y = LABELS[:, None].astype(np.float32)
     return {
         "tested": model.test_on_batch(X[:16], y[:16], return_dict=True),

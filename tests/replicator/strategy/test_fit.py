@@ -41,14 +41,12 @@ def test_fit_equals_one_device(name, placement, tmp_path):
 
 
 def _of_tokens(y, y_pred):
-    """As the tutorial of the Transformer has it."""
     mask = tf.cast(y != 0, tf.float32)
     loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
     return tf.reduce_sum(loss * mask) / tf.reduce_sum(mask)
 
 
 def _of_counted_tokens(y, y_pred):
-    """With a number of Python, and integers that are counted."""
     loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
     count = tf.maximum(tf.math.count_nonzero(y), 1)
     weight = 1.0 / (tf.cast(count, tf.float32) + 1e-6)
@@ -76,7 +74,6 @@ LOSSES = {
 def test_a_loss_by_token_is_divided_by_the_tokens_of_all_replicas(
     name, num_replicas, lengths
 ):
-    """Any lengths, a batch whose last part is uneven, or leaves replicas none."""
     count = len(lengths)
     words = 1 + np.arange(count * 5).reshape(count, 5) * 7 % 5
     words[np.arange(5) >= np.array(lengths)[:, None]] = 0
@@ -113,7 +110,6 @@ def _policy(name):
 
 
 def test_fit_in_float64_is_as_exact_as_on_one_device():
-    """Weighed batches, which replicas do not share evenly."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(9, 1))
     fit = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -170,8 +166,6 @@ def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last():
 
 
 def step_by_step(strategy, model, optimizer):
-    """A loop of one's own, as TensorFlow's guide has it."""
-
     def step(inputs):
         x, y = inputs
         with tf.GradientTape() as tape:
@@ -196,7 +190,6 @@ def step_by_step(strategy, model, optimizer):
 def test_an_optimizer_that_was_made_outside_and_makes_no_slots_trains_alike(
     placement, is_fit, has_slots
 ):
-    """``fit``, and a loop of one's own; without slots, or with those made before."""
     repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
 
     def program(scope):
@@ -218,7 +211,6 @@ def test_an_optimizer_that_was_made_outside_and_makes_no_slots_trains_alike(
 
 
 def test_scores_before_training_do_not_change_it():
-    """``evaluate`` and ``predict`` first, then ``fit`` with statistics that differ."""
     outcomes = []
     for is_asked in (False, True):
         keras.utils.set_random_seed(1)

@@ -33,8 +33,6 @@ def _made(repl, kind=keras.Sequential, optimizer="sgd", loss="mse", **options):
 
 
 class OwnStep(keras.Sequential):
-    """A step that may change its gradients."""
-
     def train_step(self, data):
         x, y, *_ = data
         with tf.GradientTape() as tape:
@@ -151,8 +149,6 @@ def _compiled_for(call):
 
 
 def _evaluated(make_dataset):
-    """Of a model that is not built."""
-
     def program(repl):
         with repl.scope():
             model = keras.Sequential([keras.layers.Dense(1)])
@@ -228,7 +224,6 @@ def test_what_fit_cannot_do_is_refused(repl, program, message):
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_batch_norm_of_each_replica_is_said(repl, is_own, recwarn):
-    """Training goes on as under ``tf.distribute``, but one device has other numbers."""
     norm = keras.layers.BatchNormalization
     norm = norm if is_own else replicator.CrossReplicaBatchNormalization
     with repl.scope():

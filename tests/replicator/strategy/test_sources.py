@@ -157,7 +157,6 @@ def _programs(draw):
     program=_programs(),
 )
 def test_sources_are_read_as_on_one_device(backend, program):
-    """Opened as often, for the same elements in the same order."""
     expected, one = _outcome(contextlib.nullcontext, *program)
 
     found, log = _outcome(_ours(backend).scope, *program)
@@ -200,7 +199,6 @@ def test_a_stock_strategy_opens_its_source_once_too():
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("prefetched", [0, 2])
 def test_input_iterators_open_nothing_before_a_step(repl_once, prefetched, tmp_path):
-    """Neither when they are made, nor saved, nor asked for their types."""
     log = Log()
     inputs = repl_once.make_input_iterator(
         lambda ctx: _again(log, ctx.input_pipeline_id),
@@ -226,7 +224,6 @@ def test_input_iterators_open_nothing_before_a_step(repl_once, prefetched, tmp_p
 
 
 def test_datasets_of_a_function_are_read_by_steps_alone(in_graph):
-    """One element for each replica and step."""
     log, strategy = Log(), in_graph.as_strategy()
 
     distributed = strategy.distribute_datasets_from_function(lambda _: _again(log, ""))
@@ -238,7 +235,6 @@ def test_datasets_of_a_function_are_read_by_steps_alone(in_graph):
 
 
 def test_a_dataset_that_tensorflow_tunes_is_read_one_batch_ahead():
-    """As TensorFlow does without a strategy, and no further."""
     log, spec = Log(), tf.TensorSpec((None, 1))
     dataset = tf.data.Dataset.from_generator(log.batches, output_signature=(spec, spec))
     strategy = _ours("shared").as_strategy()

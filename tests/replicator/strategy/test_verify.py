@@ -56,7 +56,6 @@ def own_step(function):
 
 
 def load_balance(x):
-    """As of a mixture of experts."""
     shares = tf.nn.softmax(x)
     chosen = tf.one_hot(tf.argmax(shares, axis=1), shares.shape[1])
     return tf.reduce_sum(
@@ -69,8 +68,6 @@ def root(y, y_pred):
 
 
 class Largest(keras.metrics.Metric):
-    """The largest error so far, which is no sum."""
-
     def __init__(self):
         super().__init__(name="largest")
         self.value = self.add_variable((), "zeros", name="value")
@@ -143,8 +140,6 @@ class Augmenting(keras.Sequential):
 
 
 class Clipping(keras.Sequential):
-    """Clips between tape and optimizer."""
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -213,8 +208,6 @@ def test_a_right_program_is_equal(name):
 
 
 class Shuffled(keras.Sequential):
-    """Draws what the check cannot hold still."""
-
     def train_step(self, data):
         x, y = data
         return super().train_step((tf.random.shuffle(x), y))  # drawn here

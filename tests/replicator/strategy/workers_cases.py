@@ -22,7 +22,6 @@ def set_up(folder, backend):
 
 
 def runs_once(repl):
-    """Whether one process runs the program, for all workers."""
     return repl.num_local_replicas == repl.num_replicas
 
 
@@ -43,7 +42,6 @@ def check_fit(expected, found):
 
 
 def fit_equals_one_device(repl, _folder):
-    """With an optimizer of Keras, which sums, or a wrapped one, which averages."""
     if runs_once(repl):
         found = fitted(repl.scope(), repl.wrap_optimizer)
     else:
@@ -53,7 +51,6 @@ def fit_equals_one_device(repl, _folder):
 
 
 def fitted(scope, *wrapped):
-    """Shuffled, with a split, a callback that reads scores, and all predictions."""
     model = made(scope, *wrapped)
     fit = {"batch_size": 16, "epochs": 2, "verbose": 0, "validation_split": 0.3}
     rates = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
@@ -125,7 +122,6 @@ def reductions_and_steps_of_one_function_take_turns(repl, _folder):
 
 
 def batches_in_an_unknown_order_are_refused(repl, _folder):
-    """Where each process takes its part."""
     tf.random.set_seed(None)
     data, strategy = tf.data.Dataset.range(4).batch(4), repl.as_strategy()
     check_message(
@@ -135,14 +131,12 @@ def batches_in_an_unknown_order_are_refused(repl, _folder):
 
 
 def sources_are_read_as_on_one_device(repl, _folder):
-    """Not once more for the shapes of a model."""
     found = read_once(repl.scope())
     if repl.is_chief:
         check_fit(read_once(contextlib.nullcontext()), found)
 
 
 def read_once(scope):
-    """Epochs with validation, of batches of other sizes than the last."""
     log = []
     keras.utils.set_random_seed(1)
     with scope:
@@ -171,7 +165,6 @@ def read_once(scope):
 
 
 def files_of_two_workers_are_refused_before_they_are_written(repl, folder):
-    """They ended in an error of HDF5, or in a file that was neither's."""
     if runs_once(repl):
         return
     files = keras.callbacks

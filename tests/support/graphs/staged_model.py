@@ -15,6 +15,17 @@ def mean_squared(outputs, targets):
     return tf.reduce_mean(tf.square(outputs - targets))
 
 
+def on_cpus(num_replicas, num_stages, **options):
+    """A replicator whose replicas have a CPU device for each stage."""
+    return replicator.create(
+        "in_graph",
+        num_replicas=num_replicas,
+        devices=[f"CPU:{i}" for i in range(num_replicas * num_stages)],
+        logical_devices_per_replica=num_stages,
+        **options,
+    )
+
+
 class Model:
     """Stages on a replicator, and a step that trains them, in a pipeline or not."""
 
@@ -22,14 +33,7 @@ class Model:
         self, num_replicas, num_stages, layers=(), *, of_optimizer=None, **options
     ):
         keras.utils.set_random_seed(0)
-        devices = [f"CPU:{i}" for i in range(num_replicas * num_stages)]
-        self.repl = replicator.create(
-            "in_graph",
-            num_replicas=num_replicas,
-            devices=devices,
-            logical_devices_per_replica=num_stages,
-            **options,
-        )
+        self.repl = on_cpus(num_replicas, num_stages, **options)
         self.stages = []
         with self.repl.context():
             for k in range(num_stages):
