@@ -256,13 +256,19 @@ def call_function(
     return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
 
-def graph_optimizer_off() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def graph_optimizer_off() -> Iterator[None]:
     """Calls functions unchanged, without optimizing their graph again."""
     # The function's graph was optimized before it was replicated; doing it again costs
     # time that grows with the number of replicas (test_optimize).
-    of_thread = eager_context.context()._thread_local_data  # noqa: SLF001
-    options = _unoptimized_call(tf.config.get_soft_device_placement())
-    return compat.altered(of_thread, function_call_options=options)
+    context = eager_context.context()
+    before = context.function_call_options
+    is_soft = tf.config.get_soft_device_placement()
+    context.function_call_options = _unoptimized_call(is_soft)
+    try:
+        yield
+    finally:
+        context.function_call_options = before
 
 
 def _unoptimized_call(is_soft: bool) -> Any:
