@@ -346,9 +346,6 @@ class _Between(NamedTuple):
         size = [height // _SIDE, width // _SIDE]
         return to.reshape(coarse, [self.sizes.batch, *size, self._channels[1]])
 
-    def turned(self) -> _Between:
-        return self._replace(is_repeated=True)
-
     def _in_order(self, to: Additions, kernel: str) -> str:
         """Channels in the order of the other convolution, if it is turned around."""
         if not self.is_repeated:
@@ -438,7 +435,11 @@ def _image_gradient(gradient: Any) -> Resampled | None:
     added = _find_added_blocks(gradient.outputs[0])
     if added is None:
         return None
-    fine, shape, turned = _text(above), list(added.shape), between.turned()
+    fine, shape, turned = (
+        _text(above),
+        list(added.shape),
+        between._replace(is_repeated=True),
+    )
 
     def rewrite(to: Additions) -> None:
         result = turned.coarse(to, fine, kernel)
@@ -459,7 +460,11 @@ def _kernel_gradient(gradient: Any) -> Resampled | None:
         source = _repeated(image)
         if source is None:
             return None
-        between, fine, coarse = between.turned(), _text(above), _text(source)
+        between, fine, coarse = (
+            between._replace(is_repeated=True),
+            _text(above),
+            _text(source),
+        )
     return gradient.name, lambda to: between.kernel(to, fine, coarse)
 
 

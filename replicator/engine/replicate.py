@@ -303,10 +303,8 @@ class Replicas:
 
     def _after(self, replica: int, node: str) -> list[str]:
         """Control edges that make a replica wait for the effect of a node."""
-        primary, writer = (
-            self._topology.primaries[replica],
-            self._live.writers.get(node),
-        )
+        primary = self._topology.primaries[replica]
+        writer = self._live.writers.get(node)
         name = f"^{self.name(replica, node)}"
         if writer is None:
             where = self._live.assigned_replica.get(node, primary)

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
-from replicator._tf import keras_parts, random_ops
-from replicator._tf.random_ops import StageSeeds
+from replicator._tf import keras_parts
+from replicator._tf.keras_parts import StageSeeds
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step
 from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, task_name
@@ -206,7 +206,7 @@ class Stage:
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
         first_casts: dict[tuple[int, str], Any] = {}
-        specs = [] if is_first else list(map(random_ops.generator_spec, seeds))
+        specs = [] if is_first else list(map(keras_parts.generator_spec, seeds))
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
         except CollectiveControlFlowError as error:
@@ -307,7 +307,7 @@ class Stage:
                 return list(map(dense, found))
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
-        seeds = list(map(random_ops.generator_spec, self.generators))
+        seeds = list(map(keras_parts.generator_spec, self.generators))
         return _to_function(
             run,
             self._specs,

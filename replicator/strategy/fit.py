@@ -33,7 +33,7 @@ from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from replicator.strategy.gradients import GradientSum
+    from replicator.strategy.replica_context import GradientSum
 
 
 # Operations that pass a sum on, or a sum and a constant.

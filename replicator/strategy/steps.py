@@ -26,8 +26,7 @@ from replicator.errors import StrategyError
 from replicator.inputs.context import num_rows
 from replicator.strategy import fit
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
-from replicator.strategy.gradients import GradientSum
-from replicator.strategy.replica_context import entered_by
+from replicator.strategy.replica_context import GradientSum, entered_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

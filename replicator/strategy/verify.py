@@ -21,7 +21,6 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
-from replicator._tf import random_ops as _tf_random_ops
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step as step_lib
 from replicator.core.validation import format_value, is_positive
@@ -224,7 +223,7 @@ class _Restored:
         self.add([generator.state] if generator else [])
         self.add([*model.variables, *model.metrics_variables])
         self.add(v for optimizer in self.optimizers for v in optimizer.variables)
-        self._draws = _tf_random_ops.eager_state()
+        self._draws = _tf_keras_parts.eager_state()
 
         def of_all(values: Any) -> tuple[Any, ...]:
             parts = grouped([tf.constant(value)[tf.newaxis] for value in values])
@@ -244,7 +243,7 @@ class _Restored:
         for variable, value in self._values.values():
             variable.assign(value)
         self._repl.restore_local_state(self._local)
-        _tf_random_ops.set_eager_state(self._draws)
+        _tf_keras_parts.set_eager_state(self._draws)
 
     def prepare(self, model: Any, *, is_moved: bool) -> None:
         """Restores; moves weights a little, and takes scales that do not overflow."""
@@ -318,11 +317,11 @@ class _Comparison:
         step = getattr(model.train_step, "python_function", model.train_step)
         gradients: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_tf_random_ops.constants())
+            stack.enter_context(_tf_keras_parts.random_constants())
             for optimizer in self.state.optimizers:
                 stack.enter_context(_recorded(optimizer, graph, gradients))
             logs = _tf_distribute.converted(step)(data)
-        left = _tf_random_ops.left(graph)
+        left = _tf_keras_parts.left_random(graph)
         self._drawing = [step_lib.line_of(op.traceback) for op in left]
         self.state.add(graph.variables)
         return logs, gradients

@@ -144,8 +144,9 @@ def _call(x):
     return tf.py_function(_square, [x], tf.float32)
 
 
-def _gradients(repl, function):
-    """d(all_sum(f(w x))) / dw at w = 2, by replica."""
+@pytest.mark.parametrize("function", [_call, tf.function(_call)], ids=["", "nested"])
+def test_the_gradient_of_a_python_function_is_that_of_the_own_call(in_graph, function):
+    """A collective between call and gradient makes all calls come first."""
     weight = tf.Variable(2.0)
 
     def step(x):
@@ -153,23 +154,12 @@ def _gradients(repl, function):
             total = replicator.all_sum(function(weight * x))
         return total, tape.gradient(total, weight)
 
-    repl.run(step, INPUTS)  # the second run uses the tokens again
-    totals, gradients = repl.run(step, INPUTS)
-    return [float(total) for total in totals], [float(g) for g in gradients]
+    in_graph.run(step, INPUTS)  # the second run uses the tokens again
+    totals, gradients = in_graph.run(step, INPUTS)
 
-
-def test_the_gradient_of_a_python_function_is_that_of_the_own_call(in_graph):
-    """A collective between call and gradient makes all calls come first."""
-    totals, gradients = _gradients(in_graph, _call)
-
-    assert [80.0, 80.0] == totals  # 2 (2 x)^2, of 1 and 3
-    assert [2 * 8.0 * 1.0, 2 * 8.0 * 9.0] == gradients  # 2 replicas, 4 w x^2
-
-
-def test_so_it_is_in_a_nested_function(in_graph):
-    _, gradients = _gradients(in_graph, tf.function(_call))
-
-    assert [16.0, 144.0] == gradients
+    assert [80.0, 80.0] == list(map(float, totals))  # 2 (2 x)^2, of 1 and 3
+    # 2 replicas, 4 w x^2
+    assert [2 * 8.0 * 1.0, 2 * 8.0 * 9.0] == list(map(float, gradients))
 
 
 def test_a_numpy_function_runs_once_per_replica(in_graph):
