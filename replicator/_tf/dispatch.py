@@ -55,7 +55,7 @@ def optimize_graph(
     has_device_rules: bool = True,
 ) -> Any:
     """Runs TensorFlow's graph optimizer once over a graph (test_grappler)."""
-    # What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
+    # What the user set by ``tf.config.optimizer`` holds (test_optimize).
     config = _config()
     rewrite = config.graph_options.rewrite_options
     if rewrite.disable_meta_optimizer:
@@ -80,7 +80,7 @@ def is_optimizer_on() -> bool:
 def optimizer_settings() -> Hashable:
     """What the user set by ``tf.config.optimizer``, for comparison only."""
     # Read in every call of ``run``, so it makes no protocol buffers
-    # (test_optimizer_settings).
+    # (test_optimize).
     context = eager_context.context()
     return (
         context._optimizer_jit,  # noqa: SLF001

@@ -186,15 +186,13 @@ class ReplicatorStrategy(StepStrategy):
         )
 
     def _reduced(self, op: str, value: Any, axis: Any) -> Any:
-        repl, own = self._repl, local_values(value, 1)
-        if not is_per_replica(value) and repl.num_local_replicas > 1:
-            if op == "sum" and axis is None:
-                raise StrategyError(
-                    f"strategy.reduce(SUM) of {format_value(value)}, which is not a "
-                    "value per replica; reduce what strategy.run() returns, or "
-                    "multiply by strategy.num_replicas_in_sync"
-                )
-            own = own * repl.num_local_replicas
+        repl, own = self._repl, local_values(value, self._repl.num_local_replicas)
+        if not is_per_replica(value) and len(own) > 1 and op == "sum" and axis is None:
+            raise StrategyError(
+                f"strategy.reduce(SUM) of {format_value(value)}, which is not a value "
+                "per replica; reduce what strategy.run() returns, or multiply by "
+                "strategy.num_replicas_in_sync"
+            )
         if repl.num_programs > 1:
             step = _reduction(op, tuple(axis) if isinstance(axis, list) else axis)
             return local_values(self.run(step, args=(value,)), 1)[0]
@@ -208,12 +206,10 @@ class ReplicatorStrategy(StepStrategy):
         return tf.nest.map_structure(lambda leaf: self._gathered(leaf, axis), value)
 
     def _gathered(self, value: Any, axis: int) -> Any:
-        repl, own = self._repl, local_values(value, 1)
+        repl = self._repl
         if repl.num_programs > 1:
             return local_values(self.run(_joining(axis), args=(value,)), 1)[0]
-        if len(own) == 1:
-            own = own * repl.num_local_replicas
-        return tf.concat(own, axis=axis)
+        return tf.concat(local_values(value, repl.num_local_replicas), axis=axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of the replicas of this process."""
