@@ -48,7 +48,6 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmarks; returns 1 if one of them could not measure."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures the figures of docs/benchmarks; needs a quiet machine.",

@@ -29,7 +29,6 @@ TIMEOUT_SEC = 280.0
 
 
 def main() -> None:
-    """Runs all blocks and prints measurements, ratios and targets."""
     parser = runner.make_parser(__doc__, num_repeats=7)
     parser.add_argument(
         "--updates", type=runner.positive, default=1000, help="of one block"

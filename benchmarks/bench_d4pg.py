@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import runner
 from benchmarks.runner import Figure
-from workloads import child_process
+from workloads import ONE_THREAD
 from workloads.d4pg.actor import Actor, ActorSettings, PolicySpec
 from workloads.d4pg.control import FRAME_SIZE, Environment
 from workloads.d4pg.replay import make_replay
@@ -61,7 +61,6 @@ FIGURES = (
 
 
 def main() -> None:
-    """Measures each part in a process of its own and prints the figures."""
     given = runner.make_parser(__doc__, num_repeats=5).parse_args()
     found: dict[str, list[float]] = {}
     for part in PARTS:
@@ -70,7 +69,7 @@ def main() -> None:
             part=part,
             num_repeats=given.num_repeats,
             cores=runner.CORES[:1],
-            variables=child_process.ONE_THREAD,  # as the pool starts actors
+            variables=ONE_THREAD,  # as the pool starts actors
         )
     runner.print_figures(FIGURES, found)
     print(

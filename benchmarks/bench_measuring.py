@@ -46,7 +46,6 @@ PLAN = (
 
 
 def run_command(*args: str) -> float:
-    """Returns the wall time of a command in seconds."""
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "harness", *args],
@@ -96,7 +95,6 @@ class SpinningProgram:
         self.own_ns: list[int] = []
 
     def run(self, num_steps: int = 1) -> float:
-        """Takes 5 ms."""
         assert num_steps == 1
         start_ns = time.monotonic_ns()
         now_ns = start_ns
@@ -117,7 +115,6 @@ class SpinningProgram:
     pause = resume = start_window
 
     def explain(self) -> str:
-        """Nothing is communicated."""
         return ""
 
 
@@ -235,7 +232,6 @@ def _compute(number: int = 0) -> float:
 
 @functools.cache
 def _num_operations() -> int:
-    """How many take 5 ms here."""
     number = 50_000
     best = min(runner.seconds(lambda: _compute(number)) for _ in range(20))
     return round(number * STEP_NS / 1e9 / best)

@@ -36,7 +36,6 @@ TARGETS: dict[str, float | None] = {
 
 
 def run_case(name: str) -> dict[str, float]:
-    """Runs the two processes of one case, on one core each."""
     kind, _, compression = name.partition(" ")
     process = runner.Process(
         function=measure,

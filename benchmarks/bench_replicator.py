@@ -86,7 +86,6 @@ FIGURES = [
 
 
 def main() -> None:
-    """Runs all cases and prints measurements, ratios and targets."""
     from harness.run import trial_tree
     from results.records.models import Allocator
 
@@ -185,17 +184,10 @@ def _plain_loop() -> Any:
     import replicator
     from workloads.data.images import Images
     from workloads.resnet50 import model as model_lib
-    from workloads.resnet50.model import ResNet50
     from workloads.resnet50.study import WORKLOAD
 
     config = WORKLOAD.make_config("laptop", {})
-    model = ResNet50(
-        num_classes=config.num_classes,
-        version=config.version,
-        zero_gamma=config.zero_gamma,
-        compute_dtype=config.compute_dtype,
-        seed=0,
-    )
+    model = model_lib.ResNet50(config)
     weights = [w.value for w in model.trainable_variables]
     slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
     images = Images(None, config, data="synthetic", seed=0)

@@ -94,7 +94,6 @@ def look(page: pathlib.Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Makes stores, builds their reports in fresh processes, prints the times."""
     # The study that nobody measured is one of the tests.
     sys.path.insert(0, str(runner.ROOT / "tests" / "support" / "studies"))
     import synthetic

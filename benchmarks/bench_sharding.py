@@ -36,7 +36,6 @@ CASES = ("time", "memory", "optimizer")
 
 
 def main() -> None:
-    """Starts the measuring processes and prints ratios to no sharding."""
     parser = runner.make_parser(__doc__, num_repeats=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     given = parser.parse_args()

@@ -45,7 +45,6 @@ class _Listener:
         self.times = [time.perf_counter()]
 
     def trial_ended(self, *_: object) -> None:
-        """Called after every trial."""
         self.times.append(time.perf_counter())
 
     def __getattr__(self, _name: str) -> Any:
@@ -136,7 +135,6 @@ def _differences(times: list[float]) -> list[float]:
 
 
 def measure_in_job(num_trials: int) -> dict[str, list[float]]:
-    """The same in a job of two nodes of Slurm."""
     sys.path.append(str(TESTS / "support"))
     import slurm_cluster
 

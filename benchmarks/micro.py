@@ -54,7 +54,6 @@ _Fact = Annotated[str | int | None, Field(default=None)]
 
 
 def names() -> list[str]:
-    """The files, without what all of their names have."""
     return sorted(path.stem.removeprefix(PREFIX) for path in FOLDER.glob("bench_*.py"))
 
 
@@ -117,8 +116,6 @@ class Machine(pydantic.BaseModel):
 
 
 class Benchmark(pydantic.BaseModel):
-    """One benchmark in one process."""
-
     name: Line = Field(validation_alias="fullname")
     repetition: int = Field(
         default=0, validation_alias=AliasPath("extra_info", REPETITION)
@@ -127,8 +124,6 @@ class Benchmark(pydantic.BaseModel):
 
 
 class Measured(pydantic.BaseModel):
-    """What one file holds."""
-
     machine: Machine = Field(validation_alias="machine_info")
     benchmarks: tuple[Benchmark, ...] = Field(min_length=1)
 
@@ -228,7 +223,6 @@ def compare(change: Path, baseline: Path, delta: str, alpha: str, form: str) -> 
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.micro",
         description="Measures micro-benchmarks, or judges two measurements.",
@@ -255,7 +249,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; bad input is one line and exit code 2."""
     parser = make_parser()
     given = vars(parser.parse_args(arguments))
     if given.pop("verb") == "run":

@@ -57,14 +57,12 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Module and function."""
         module = self.function.__module__
         if module == "__main__":
             module = sys.modules[module].__spec__.name
         return f"{module}.{self.function.__name__}"
 
     def argv(self, result: str = "") -> list[str]:
-        """The command line; with a path, the result is written there."""
         plan = [self.name, dict(self.arguments), list(self.cores), result]
         return [sys.executable, "-m", "benchmarks.runner", json.dumps(plan)]
 
@@ -227,7 +225,6 @@ def run(
 
 
 def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> None:
-    """Prints the figures of the ways that were measured."""
     for title, of, over, unit, at_least, at_most in figures:
         if not {of[0], *over[:1]} <= found.keys():
             continue
@@ -280,7 +277,6 @@ def print_figure(
 
 
 def make_parser(text: str, *, num_repeats: int) -> Any:
-    """A parser of the command line of a script, whose first line is its description."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument(
         "--repeats",
@@ -294,7 +290,6 @@ def make_parser(text: str, *, num_repeats: int) -> Any:
 
 
 def positive(text: str) -> int:
-    """A number of times, at least once."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")

@@ -1,8 +1,15 @@
-"""Names and facts of the workloads, readable without TensorFlow."""
+"""Names and facts of the workloads, readable without TensorFlow.
+
+    python -m workloads.catalog WORKLOAD
+
+runs steps of one on a GPU, and measures nothing: where TensorFlow has no machine code
+for a GPU, the driver compiles each kernel when it is first used, and keeps it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from workloads.d4pg import study as d4pg
@@ -13,7 +20,7 @@ from workloads.spec import SYNTHETIC, PresetInfo, WorkloadInfo
 from workloads.transformer import study as transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["SYNTHETIC", "WORKLOADS", "PresetInfo", "WorkloadInfo"]
 
@@ -69,10 +76,45 @@ def memory_table(
 def check_machine(
     workload: str, preset: str, options: Mapping[str, Any], **planned: Any
 ) -> None:
-    """Raises unless this machine can run ``workload`` as it is planned.
-
-    ``planned`` is ``data``, ``global_batch_size`` and ``num_workers``.
-    """
+    """Raises unless this machine can run ``workload`` as it is planned."""
     if name := WORKLOADS[workload].machine_module:
         config = make_config(workload, preset, options)
         importlib.import_module(name).check(config, **planned)
+
+
+_WARM_UP_BATCH_SIZE = 8  # kernels are the same for any
+
+
+def warm_up(
+    workload: str,
+    preset: str = "gpu",
+    dtypes: Sequence[str | None] = ("float32", None),  # None: that of the preset
+) -> None:
+    """Builds and runs each program twice: step 2 reads what step 1 wrote."""
+    import tensorflow as tf
+
+    import replicator
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, enable=True)
+    info = WORKLOADS[workload]
+    info.prepare(data=SYNTHETIC)
+    if not hasattr(info.make_config(preset, {}), "compute_dtype"):
+        dtypes = (None,)  # it has one number type
+    for dtype in dtypes:
+        program = info.build(
+            replicator.create("in_graph", num_replicas=1),
+            preset=preset,
+            data=SYNTHETIC,
+            per_replica_batch_size=_WARM_UP_BATCH_SIZE,
+            seed=0,
+            options={} if dtype is None else {"compute_dtype": dtype},
+        )
+        for _ in range(2):
+            program.run(1)
+        del program
+        tf.keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    warm_up(*sys.argv[1:])

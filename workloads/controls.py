@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class Delegating:
-    """Has the attributes of the object that it was made of, but for its own.
-
-    Attributes:
-      original: That object.
-    """
+    """Has the attributes of the object that it was made of, but for its own."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -38,32 +34,26 @@ class Delegating:
 
 
 class InputOnlyProgram(Delegating):
-    """A program that only reads what another one would train on.
+    """Reads the batches of steps to the replicas' devices, and computes nothing.
 
-    Everything is built as for the case, and every "step" reads the batches of a step to
-    the devices of the replicas, in one dispatch. Where that takes as long as the step
-    of the case, faster replicas would wait for their batches.
+    Where that takes as long as a step of the case, faster replicas would wait.
     """
 
     flops_per_example = None  # nothing is computed
     compute_dtype = "float32"
 
     def run(self, num_steps: int = 1) -> float:
-        """Reads the batches of steps, and returns 0: there is no loss."""
         self.original.read(num_steps)
         return 0.0
 
     def dispatch(self) -> Callable[[], float]:
-        """Reads the batches of a step."""
         loss = self.run()
         return lambda: loss
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Nothing is trained, so nothing is evaluated."""
         return ()
 
     def losses_of_replicas(self) -> tuple[float, ...]:
-        """There are none."""
         return ()
 
     def samples(self) -> None:
@@ -73,7 +63,6 @@ class InputOnlyProgram(Delegating):
         """Writes nothing."""
 
     def sanity(self) -> tuple[SanityCheck, ...]:
-        """Says that there is nothing to check."""
         return (
             SanityCheck(
                 name="input_only",
@@ -84,12 +73,10 @@ class InputOnlyProgram(Delegating):
 
 
 class ReusingReplicator(Delegating):
-    """A replicator whose pipelines repeat the first batch of each replica.
+    """A replicator whose pipelines repeat the first batch of each replica, from memory.
 
-    The batch is made once, by the pipeline of the workload, and kept in memory, so a
-    step has its real inputs without what it costs to read, decode and shuffle them.
-    What a case takes longer than this control is the input that its steps wait for. The
-    copy from the host to another device stays in the step. Learning means nothing.
+    What a case takes longer is the input that its steps wait for. The copy from the
+    host to another device stays in the step.
     """
 
     def make_input_iterator(
@@ -98,8 +85,6 @@ class ReusingReplicator(Delegating):
         *args: Any,
         **options: Any,
     ) -> replicator.InputIterator:
-        """Makes pipelines that repeat; see ``Replicator.make_input_iterator``."""
-
         def reusing_fn(context: replicator.InputContext) -> tf.data.Dataset:
             # A pipeline feeds its replicas in turn, so each gets its own batch again.
             num_fed = context.num_replicas_in_sync // context.num_input_pipelines
@@ -111,13 +96,10 @@ class ReusingReplicator(Delegating):
 class NotUpdatingReplicator(Delegating):
     """A replicator whose optimizers sum gradients and update nothing.
 
-    One number of each sum is used, so that TensorFlow computes all of it. What follows
-    is left out: clipping, the optimizer's arithmetic and its writes, which take time
-    without any communication. Learning means nothing: the weights stay as they are.
+    One number of each sum is used, so that TensorFlow computes all of it.
     """
 
     def wrap_optimizer(self, *args: Any, **options: Any) -> NotUpdatingOptimizer:
-        """Wraps an optimizer; see ``Replicator.wrap_optimizer``."""
         return NotUpdatingOptimizer(self.original.wrap_optimizer(*args, **options))
 
 
@@ -144,7 +126,7 @@ def _one_number(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 # Both sides train a few steps on the same global batches. The pipeline of the workload
 # makes them once, as for one replica, and every replica gets its share by position; so
 # is noise that a step draws (``own_rows``). What a workload changes for this, such as
-# batch normalization over the global batch, is in ``spec.Matching``.
+# batch normalization over the global batch, is its ``spec.EquivalenceCheck``.
 #
 # Losses show what replicas read, and later what they learned. What training changed
 # shows the mistakes that a loss hides: replicas that do not communicate, a replica that
@@ -166,15 +148,11 @@ SKETCH_SIZE: Final = 64
 
 
 class MatchingReplicator(Delegating):
-    """A replicator whose pipelines divide the global batches of one pipeline.
-
-    The input function makes batches for all replicas.
-    """
+    """A replicator whose pipelines divide the global batches of one pipeline."""
 
     def __init__(
         self, original: replicator.Replicator, *, has_dense_gradients: bool = False
     ) -> None:
-        """Wraps a replicator."""
         super().__init__(original)
         self._has_dense_gradients = has_dense_gradients
 
@@ -184,15 +162,12 @@ class MatchingReplicator(Delegating):
         *args: Any,
         **options: Any,
     ) -> replicator.InputIterator:
-        """Makes pipelines of shares; see ``Replicator.make_input_iterator``."""
-
         def share_of(context: replicator.InputContext) -> tf.data.Dataset:
             return _share(input_fn(replicator.InputContext()), context)
 
         return self.original.make_input_iterator(share_of, *args, **options)
 
     def wrap_optimizer(self, *args: Any, **options: Any) -> Any:
-        """Wraps an optimizer; see ``Replicator.wrap_optimizer``."""
         wrapped = self.original.wrap_optimizer(*args, **options)
         return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
 
@@ -201,7 +176,6 @@ class _DenseGradients(Delegating):
     """An optimizer that gets dense gradients; otherwise the one it was made of."""
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """Updates by gradients without sparse rows."""
         return self.original.apply_gradients(
             [(tf.convert_to_tensor(g), variable) for g, variable in grads_and_vars]
         )
@@ -239,14 +213,12 @@ class MatchedProgram(Delegating):
     """A program that also records what its first steps changed."""
 
     def __init__(self, original: Any, record: Callable[..., None]) -> None:
-        """Remembers the values that training changes."""
         super().__init__(original)
         self._record = record
         self._before = original.trained_values()
         self._num_steps = 0
 
     def run(self, num_steps: int = 1) -> float:
-        """Runs steps; records after ``NUM_CHANGING_STEPS`` what has changed."""
         loss = self.original.run(num_steps)
         self._num_steps += num_steps
         if self._num_steps == NUM_CHANGING_STEPS:
@@ -261,10 +233,7 @@ def sketches(
     before: Mapping[tuple[str, str], Sequence[np.ndarray]],
     after: Mapping[tuple[str, str], Sequence[np.ndarray]],
 ) -> dict[tuple[str, str], list[float]]:
-    """Returns a sketch of what changed, by group of values.
-
-    Every element of a group has a random sign and one of the sums, both by position.
-    """
+    """Returns sums of changes by group; each has a random sign, by position."""
     found = {}
     for key, values in after.items():
         generator = np.random.default_rng(zlib.crc32(" ".join(key).encode()))

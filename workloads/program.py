@@ -42,29 +42,11 @@ class StepProgram:
 
     Every process of a trial calls each method, outside of timed windows but for ``run``
     and ``dispatch``.
-
-    Attributes:
-      per_replica_batch_size: Examples one replica consumes in one step.
-      global_batch_size: Examples all replicas consume in one step.
-      num_parameters: Trainable scalars of the model (one copy).
-      flops_per_example: Floating-point operations of one example in a training step, by
-        the model alone: two per multiply-add; None if they were not counted.
-      compute_dtype: Number type of most of them.
-      training: Its data, models, optimizers and step (``workloads/NAME/train.py``).
-      source: The data set, or None for synthetic data.
-      reuses_batch: Whether every step gets the first batch again: a measuring control.
     """
 
     def __init__(
         self, repl: replicator.Replicator, training: Training, info: WorkloadInfo
     ) -> None:
-        """Creates the pipelines and counts the parameters.
-
-        Args:
-          repl: The replicator, maybe one that leaves something out.
-          training: A ``Training`` of the workload.
-          info: The ``WorkloadInfo`` that built it.
-        """
         self._repl = repl
         self.training = training
         self.source: Examples | None = training.source
@@ -101,7 +83,6 @@ class StepProgram:
         )
 
     def _input_mode(self) -> replicator.InputReplicationMode:
-        """Returns which replicas each pipeline feeds."""
         return replicator.InputReplicationMode.PER_WORKER
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
@@ -114,10 +95,7 @@ class StepProgram:
             yield self._inputs.get_next()
 
     def trained_values(self) -> dict[tuple[str, str], list[np.ndarray]]:
-        """Returns copies of what training changes, by group and name.
-
-        A group is ``model`` or ``optimizer``.
-        """
+        """Returns copies of what training changes, of ``model`` or ``optimizer``."""
         found = {}
         for name, trackable in self.training.trackables.items():
             is_optimizer = hasattr(trackable, "apply_gradients")
@@ -135,10 +113,7 @@ class StepProgram:
         return found
 
     def read(self, num_steps: int = 1) -> None:
-        """Reads the batches of steps to the devices of the replicas; no step runs.
-
-        Returns after the last batch has arrived.
-        """
+        """Reads batches to the replicas' devices, and waits for the last."""
         with self._explained():
             for output in self._repl.run(_touch, self._inputs, num_steps=num_steps):
                 float(output)
@@ -155,11 +130,7 @@ class StepProgram:
             raise ValueError(reason) from error
 
     def run(self, num_steps: int = 1) -> float:
-        """Runs steps and returns the last loss, its mean over the global batch.
-
-        Returns after all device work is finished, so a clock read next to the call
-        measures the step.
-        """
+        """Runs steps; returns the last mean loss, when all device work is done."""
         if len(self._cycle) == 1:
             return self._start(num_steps)()
         loss = math.nan
@@ -170,15 +141,11 @@ class StepProgram:
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; returns a function that waits for it and returns its loss.
 
-        Several steps can be started before the first is waited for, which keeps a GPU
-        busy while the host prepares the next one; wait in the order of the steps.
-        Programs that use the results of each step on the host have ended it when this
-        returns.
+        Several can be started before the first is waited for; wait in their order.
         """
         return self._start(1)
 
     def _start(self, num_steps: int) -> Callable[[], float]:
-        """Starts steps, and keeps their ids; the function waits for their loss."""
         step = self._cycle[self._num_steps % len(self._cycle)]
         with self._explained():
             outputs = self._repl.run(step, self._inputs, num_steps=num_steps)
@@ -206,25 +173,18 @@ class StepProgram:
         return read
 
     def losses_of_replicas(self) -> tuple[float, ...]:
-        """Returns the losses of the last step, one per replica of the whole trial.
+        """Returns the last loss of each replica; empty if they are not separate."""
+        found = self._gather([float(loss) for loss in self._replica_losses])
+        return tuple(loss for own in found for loss in own)
 
-        Empty if the program does not keep them separate.
-        """
-        own = [float(loss) for loss in self._replica_losses]
+    def _gather(self, value: Any) -> list[Any]:
+        """Returns the values of all processes, in their order."""
         # Python's JSON can represent NaN and infinity.
-        of_workers = self._repl.gather_bytes(json.dumps(own).encode("ascii"))
-        return tuple(loss for text in of_workers for loss in json.loads(text))
+        texts = self._repl.gather_bytes(json.dumps(value).encode("ascii"))
+        return [json.loads(text) for text in texts]
 
     def save(self, directory: str) -> str | None:
-        """Writes a checkpoint of models and optimizers in place of the previous one.
-
-        The position in the data is not part of it.
-
-        Args:
-          directory: Directory of the checkpoints, visible to all processes.
-
-        Returns:
-          The prefix of its files.
+        """Replaces the previous checkpoint; returns the prefix of its files.
 
         Raises:
           FloatingPointError: A variable is not finite; the previous checkpoint is kept.
@@ -305,11 +265,7 @@ class StepProgram:
         """Starts what ``window_metrics`` describes, right before a measured step."""
 
     def pause(self) -> None:
-        """Stops what runs in the background, such as actors, until ``resume``.
-
-        While programs take turns, a waiting one does not disturb the one that is
-        measured. The time until ``resume`` is not part of the window.
-        """
+        """Stops what runs in the background, such as actors, until ``resume``."""
 
     def resume(self) -> None:
         """Continues what ``pause`` stopped."""
@@ -324,10 +280,9 @@ class StepProgram:
 
     def agree(self, value: int) -> int:
         """Returns the value of the first process, on all of them."""
-        return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
+        return int(self._gather(value)[0])
 
     def explain(self) -> str:
-        """Returns the replicator's description of the collectives in one step."""
         return self._repl.explain()
 
 
@@ -345,8 +300,7 @@ def check_shards(
 ) -> SanityCheck:
     """Checks that the pipelines' shards cover the training split exactly once.
 
-    Reads the ids of one epoch over all pipelines (no image is decoded). A split of more
-    than 100,000 examples is checked only by its ranges, and the detail says so.
+    Of more than 100,000 examples the ranges alone are checked.
     """
     name = "each_training_example_once_per_epoch"
     contexts = [*contexts]

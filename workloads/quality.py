@@ -34,10 +34,7 @@ def student_quantile(degrees_of_freedom: int) -> float:
 def of_examples(
     metrics: Sequence[Metric], batches: Iterable[tuple[Any, ...]]
 ) -> tuple[QualityMetric, ...]:
-    """Returns what was learned, from the value of each example.
-
-    Of answers that are right or wrong it is a fraction with its Wilson interval.
-    """
+    """Returns means of the values of examples; fractions have Wilson's interval."""
     from scipy import stats  # half a second
 
     parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in metrics}
@@ -56,18 +53,6 @@ def of_examples(
         else:
             found.append(mean(metric, values))
     return tuple(found)
-
-
-def held_out(metrics: Sequence[Metric], training: Any) -> tuple[QualityMetric, ...]:
-    """Measures metrics of ``training.predictions()`` on the whole held-out split."""
-    found = of_examples(metrics, training.predictions())
-    num_examples, source = found[0].num_examples, training.source
-    if num_examples != source.num_evaluation_examples:
-        raise RuntimeError(
-            f"evaluation counted {num_examples} examples of {source.name!r}, but its "
-            f"{source.evaluation_split!r} split has {source.num_evaluation_examples}"
-        )
-    return found
 
 
 def mean(

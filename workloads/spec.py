@@ -362,10 +362,7 @@ class WorkloadInfo:
         return dataclasses.replace(chosen, **converted)
 
     def prepare(self, *, data: str) -> None:
-        """Prepares what a workload keeps on a machine, before anything is timed.
-
-        So the first trial on a machine does not start more slowly than the others.
-        """
+        """Prepares what a workload keeps on a machine, before anything is timed."""
         if data != SYNTHETIC:
             importlib.import_module(self.train).Training.prepare(data)
 

@@ -325,7 +325,7 @@ def _compile(environ: Mapping[str, str]) -> bool:
 def _run(name: str, environ: Mapping[str, str]) -> int:
     """Runs a workload, and shows that it goes on; there is no limit to its time."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "workloads.warm_up", name],
+        [sys.executable, "-m", "workloads.catalog", name],
         env=environment.own_variables({"TF_CPP_MIN_LOG_LEVEL": "2", **environ}),
     )
     folder = Path(environ[gpus.CACHE_PATH])

@@ -26,15 +26,28 @@ OPTIONS = {
 }
 
 
-def build(name, repl, *, data="synthetic", per_replica_batch_size=4, seed=1, **options):
+def build(name, repl, **settings):
     """Builds the smoke preset of a workload with a small network."""
-    workload = catalog.WORKLOADS[name]
     with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            repl,
-            preset="smoke",
-            data=data,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
-            options={**OPTIONS.get(name, {}), **options},
-        )
+        return build_whole(name, repl, **{**OPTIONS.get(name, {}), **settings})
+
+
+def build_whole(
+    name,
+    repl,
+    *,
+    preset="smoke",
+    data="synthetic",
+    per_replica_batch_size=4,
+    seed=1,
+    **options,
+):
+    """Builds a preset of a workload."""
+    return catalog.WORKLOADS[name].build(
+        repl,
+        preset=preset,
+        data=data,
+        per_replica_batch_size=per_replica_batch_size,
+        seed=seed,
+        options=options,
+    )

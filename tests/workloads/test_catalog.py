@@ -9,7 +9,7 @@ import case_cluster
 import fork_server
 import pytest
 
-from workloads import catalog, child_process
+from workloads import catalog, child_environment
 
 PLANNER = """
 import json, sys
@@ -58,7 +58,6 @@ def test_misspelt_data_are_answered_with_the_nearest_and_without_tensorflow():
 
 @pytest.mark.parametrize("name", catalog.WORKLOADS)
 def test_catalogue_and_workload_say_the_same(name):
-    """Every preset that the planner offers has a configuration; each metric is once."""
     info = catalog.WORKLOADS[name]
     metrics = info.metrics
 
@@ -70,10 +69,6 @@ def test_catalogue_and_workload_say_the_same(name):
 
 
 def test_presets_for_gpus_promise_what_others_do_not():
-    """Nobody else writes the variables; layers compute in TF32, without XLA.
-
-    Data are synthetic: eight threads that decode would bound eight GPUs.
-    """
     for info in catalog.WORKLOADS.values():
         presets = {preset.name: preset for preset in info.presets}
         found = catalog.make_config(info.name, "gpu", {})
@@ -141,7 +136,6 @@ def test_wrong_option_values_are_named(row):
 
 
 def test_options_override_the_preset():
-    """An option replaces its field and leaves the others; an integer serves a float."""
     plain = catalog.make_config("resnet50", "laptop", {})
     made = catalog.make_config("resnet50", "laptop", {"weight_decay": 0})
 
@@ -169,7 +163,7 @@ def test_preparing_leaves_room_for_virtual_devices(tmp_path):
 
     code, output = fork_server.server(**case_cluster.ENV).run(
         [str(program)],
-        env=child_process.environment(case_cluster.ENV),
+        env=child_environment(case_cluster.ENV),
         log=tmp_path / "log",
         timeout_sec=300,
     )

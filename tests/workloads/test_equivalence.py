@@ -66,7 +66,6 @@ def one_replica():
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_replicas_match_one(name, one_replica):
-    """By a wide margin; examples are read once, and all copies are equal."""
     repl = replicator.create("in_graph", num_replicas=2)
 
     # The worker records after as many steps as the report compares.
@@ -147,7 +146,6 @@ MISTAKES = {
 )
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
-    """By a wide margin, in losses or in what the steps change."""
     right = one_replica(name)  # before the mistake, which would be in both
     worst, program = _worst(name, MISTAKES[mistake](monkeypatch), right)
 
@@ -161,7 +159,6 @@ def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
 
 
 def test_two_replicas_of_sngan_draw_what_one_draws():
-    """Latents, classes and the noise of pixels, by position in the global batch."""
     found = []
     for repl in (
         replicator.create("single"),
@@ -188,7 +185,6 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
 
 
 def test_replicas_read_different_shares_of_one_batch():
-    """Whatever the number of pipelines: by position in the global batch."""
     mode = replicator.InputReplicationMode
     found = {}
     for kind in (mode.PER_WORKER, mode.PER_REPLICA, mode.SINGLE):

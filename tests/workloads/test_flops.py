@@ -19,7 +19,6 @@ def per_example(function, make_args):
 
 
 def test_the_step_of_resnet50_does_what_is_counted():
-    """Convolutions and products that loss and gradients need, at 32 px."""
     program = build("resnet50")
 
     def batch(count):
@@ -38,7 +37,6 @@ def test_the_step_of_resnet50_does_what_is_counted():
     ],
 )
 def test_the_steps_of_sngan_do_what_is_counted(options):
-    """Of both kinds of steps, the second with its share."""
     program = build("sngan", **options)
     config = program.training.config
     size, latent = config.image_size, config.latent_size
@@ -65,7 +63,6 @@ def test_the_steps_of_sngan_do_what_is_counted(options):
     ids=["state", "pixels"],
 )
 def test_the_learner_does_what_is_counted(options):
-    """From states and from frames, where the action joins early and late."""
     sizes = {"policy_sizes": "24,20", "critic_sizes": "28,24,16"}
     program = build("d4pg", **sizes, **options)
     spec = program.training.policy_spec
@@ -88,7 +85,6 @@ def test_the_learner_does_what_is_counted(options):
 
 
 def test_the_step_of_the_language_model_does_what_is_counted():
-    """Per token, of whole sequences; attention over both halves of the mask."""
     length = 6
     program = build(
         "transformer", per_replica_batch_size=length, sequence_length=length

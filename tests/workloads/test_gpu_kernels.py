@@ -187,7 +187,6 @@ def _conversions(graph_def):
     ids=".".join,
 )
 def test_nhwc_is_kept_where_it_is_native_or_asked_for(graphs, case):
-    """As presets for GPUs compute; without the option, float32 is converted."""
     found = _graph(graphs, case)
     is_kept = "nhwc" in case or "mixed_bfloat16" in case
 

@@ -12,7 +12,7 @@ from small_programs import build as build_small
 import replicator
 from replicator._tf import dispatch
 from replicator.core import devices
-from workloads import catalog, controls, warm_up
+from workloads import catalog, controls
 from workloads.common import training
 
 FULL = pytest.mark.full
@@ -42,8 +42,6 @@ def is_unchanged(program, before):
 
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_precision_and_pipelines_follow_the_device(name, monkeypatch):
-    """TF32 as asked; two batches wait on each GPU, and none where CPUs compute."""
-
     def fed(program):
         prefetch = program._inputs._prefetch
         options = program._inputs.pipelines[0].options()
@@ -83,7 +81,6 @@ def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
 
 
 def test_the_layout_is_set_for_the_steps_that_follow():
-    """And set back by a program that does not request one."""
     build("resnet50", conv_layout="nhwc")
     found = tf.config.optimizer.get_experimental_options()
     build("resnet50")
@@ -103,7 +100,6 @@ def test_the_layout_is_set_for_the_steps_that_follow():
     ],
 )
 def test_the_input_control_reads_batches_and_trains_nothing(name, backend, data):
-    """As many as steps would read; its record says that nothing was checked."""
     program = build(name, backend, 1 if backend == "single" else 2, data=data)
     control = controls.InputOnlyProgram(program)
     before = program.trained_values()
@@ -126,8 +122,6 @@ def test_the_input_control_reads_batches_and_trains_nothing(name, backend, data)
     ["d4pg", pytest.param("resnet50", marks=FULL), pytest.param("sngan", marks=FULL)],
 )
 def test_the_control_without_updates_sums_and_changes_no_weight(name):
-    """The plan still has the communication of the step, and its bytes."""
-
     def bytes_of(program):
         pattern = r"all_reduce\S* .*? (\d+) bytes per replica"
         return sum(map(int, re.findall(pattern, program.explain())))
@@ -145,7 +139,6 @@ def test_the_control_without_updates_sums_and_changes_no_weight(name):
 
 @pytest.mark.parametrize("name", ["resnet50", "d4pg"])
 def test_the_control_without_a_pipeline_repeats_the_first_batch(name):
-    """Each replica has its own; the record says that examples were not checked."""
     data = {"resnet50": "digits", "d4pg": "cartpole:swingup"}[name]
     program = build(name, wrap=controls.ReusingReplicator, data=data)
     batches = program.batches()
@@ -191,7 +184,6 @@ def parts_of(program):
     ],
 )
 def test_a_step_whose_passes_are_compiled_has_the_same_loss(name, backend):
-    """Before and after an update; by default nothing is compiled."""
     plain, default = train(name, backend, 2)
     compiled, program = train(name, backend, 2, jit="compute")
 
@@ -228,7 +220,6 @@ def dispatches(monkeypatch):
     ["d4pg", pytest.param("resnet50", marks=FULL), pytest.param("sngan", marks=FULL)],
 )
 def test_nobody_else_writes_the_variables_of_a_program(name, dispatches):
-    """As presets for GPUs promise: without the promise nothing is compared either."""
     found = []
     for policy in ("detect", "never"):
         repl = replicator.create(
@@ -249,8 +240,7 @@ def test_nobody_else_writes_the_variables_of_a_program(name, dispatches):
 
 
 def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
-    """On CPUs, with a short network: what would end it on a GPU ends it here."""
-    monkeypatch.setattr(warm_up, "_PER_REPLICA_BATCH_SIZE", 2)
+    monkeypatch.setattr(catalog, "_WARM_UP_BATCH_SIZE", 2)
     info = catalog.WORKLOADS["resnet50"]
     built, make = [], type(info).build
 
@@ -260,7 +250,7 @@ def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
 
     monkeypatch.setattr(type(info), "build", note)
     with short_resnet.short():
-        warm_up.warm_up("resnet50", "smoke", ("float32", "mixed_bfloat16"))
+        catalog.warm_up("resnet50", "smoke", ("float32", "mixed_bfloat16"))
 
     assert ["float32", "bfloat16"] == [program.compute_dtype for program in built]
     assert [2, 2] == [program.per_replica_batch_size for program in built]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from workloads import child_process, quality
+from workloads import ONE_THREAD, child_environment, quality
 from workloads.spec import Metric
 
 WILSON = "Wilson score interval"
@@ -19,7 +19,6 @@ METRIC = Metric(
 
 
 def test_intervals_are_scipys():
-    """Student's of means."""
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     metric = quality.mean(METRIC, values)
@@ -29,7 +28,6 @@ def test_intervals_are_scipys():
 
 
 def test_values_that_are_alike_in_groups_have_the_interval_of_groups():
-    """Of equal groups that of their means; more of the same value adds nothing."""
     of_groups = [1.0, 2.0, 4.0, 9.0]
     expected = quality.mean(METRIC, of_groups)
 
@@ -52,7 +50,6 @@ def test_a_large_group_counts_for_more():
 
 
 def test_examples_of_all_batches_count():
-    """Yes and no give a share with Wilson's interval, numbers a mean with Student's."""
     is_even = dataclasses.replace(METRIC, name="even", of=lambda x: x % 2 == 0)
     itself = dataclasses.replace(METRIC, name="itself", of=lambda x: x)
     batches = [(np.array([1.0, 2.0]),), (np.array([6.0]),)]
@@ -96,13 +93,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_variables_are_added_and_the_others_kept(monkeypatch):
-    """No directory is named by nothing: that would be wherever the child works."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "path", ["", "/somewhere", str(ROOT)])
 
     assert {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere"} == (
-        child_process.environment()
+        child_environment()
     )
-    found = child_process.environment(child_process.ONE_THREAD)
+    found = child_environment(ONE_THREAD)
     assert ("1", "0") == (found["OMP_NUM_THREADS"], found["LP_NUM_THREADS"])

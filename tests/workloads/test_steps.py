@@ -40,7 +40,6 @@ def counts(*, num_replicas=2, size=SIZE, change=None, sizes=(4, 4), times=1):
 
 
 def test_a_change_of_the_step_shows_in_its_counts():
-    """By exactly so much; None for any increase."""
     plain = counts()
     assert (1, 4 * SIZE) == (plain["collectives"], plain["collective_bytes"])
     assert (1, 0) == (plain["dispatches"], plain["retraces"])
@@ -73,7 +72,6 @@ def test_a_change_of_the_step_shows_in_its_counts():
 
 
 def test_where_a_backend_starts_nothing_by_name_its_graph_is_not_counted():
-    """A number that is not known is left out, and is not 0."""
     counter = StepCounter(recorded, count_functions)
     counter.replicator = replicator.create("single")
     counter.start()

@@ -9,7 +9,7 @@ import fork_server
 import pytest
 import small_fit
 
-from workloads import child_process
+from workloads import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = r"top_1: 0\.\d{3} \(n = 359\)"
@@ -67,10 +67,6 @@ assert not ours & {{"harness", "results", "reports"}}, ours
 @pytest.mark.processes
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_a_folder_that_was_copied_trains(name, tmp_path):
-    """Two replicas, losses and a rate for each step; nothing of the harness.
-
-    Its help has the settings of the paper: each field of the configuration.
-    """
     small, measured, setting = PROGRAMS[name]
     shutil.copytree(ROOT / "workloads" / name, tmp_path / "mine")
     program = tmp_path / "program.py"
@@ -79,7 +75,7 @@ def test_a_folder_that_was_copied_trains(name, tmp_path):
     assert len(train.splitlines()) <= 250  # it is read on one page
     code, output = fork_server.server(**case_cluster.ENV).run(
         [str(program)],
-        env=child_process.environment({**case_cluster.ENV, "COLUMNS": "80"}),
+        env=child_environment({**case_cluster.ENV, "COLUMNS": "80"}),
         log=tmp_path / "log",
         timeout_sec=600,
     )

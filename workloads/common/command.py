@@ -30,11 +30,7 @@ def main(description: str | None, info: WorkloadInfo, training: Any) -> None:
 
 
 def parse(description: str | None, info: WorkloadInfo) -> argparse.Namespace:
-    """Returns where to run and for how long.
-
-    Also ``config`` with the recipe's settings, ``batches`` with the other arguments of
-    a ``Training``, and ``info`` of the workload.
-    """
+    """Returns where to run and how long, with ``config``, ``batches`` and ``info``."""
     presets = {preset.name: preset.config for preset in info.presets}
     (usual,) = (each for each in info.presets if each.name == info.default_preset)
     parser = argparse.ArgumentParser(
@@ -125,7 +121,6 @@ class Progress:
         self._before = time.perf_counter()
 
     def update(self, num_steps: int, loss: Any) -> None:
-        """Waits for the loss of a step, which ends it, and shows it."""
         value, now = float(loss), time.perf_counter()
         rate = self._examples_per_step / (now - self._before)
         self._bar.update(num_steps, [("loss", value), (self._rate, rate)])

@@ -1,8 +1,9 @@
-"""What training steps share: compilation, layouts, losses, LARS and precision."""
+"""What training steps share: compilation, layouts, batch norm, LARS and precision."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+import replicator
 from workloads import quality
 from workloads.data.images import Images
 from workloads.spec import JIT_COMPUTE
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    import replicator
     from workloads.data.images import Augmentation
     from workloads.spec import Metric, QualityMetric, SanityCheck
 
@@ -41,9 +42,8 @@ _deferred = _Deferred()
 def assign(variable: Any, value: tf.Tensor) -> None:
     """Assigns a value that is the same on all replicas.
 
-    In a compiled program it is an output, which is assigned afterwards: stock
-    strategies choose the replica that assigns, which they cannot in a function.
-    (``in_graph`` does not look into programs, so each replica then keeps a copy.)
+    In a compiled program it is an output, assigned afterwards: stock strategies choose
+    the replica that assigns, which they cannot in a function.
     """
     if _deferred.assignments is None:
         variable.assign(value)
@@ -52,10 +52,7 @@ def assign(variable: Any, value: tf.Tensor) -> None:
 
 
 def copy_of(variable: Any, name: str) -> keras.Variable:
-    """Returns an untrained copy of a variable, to which all replicas write the same.
-
-    Stock strategies must be given the replica whose value is used.
-    """
+    """Returns an untrained copy of a variable, to which all replicas write the same."""
     return keras.Variable(
         variable.numpy(), trainable=False, aggregation="only_first_replica", name=name
     )
@@ -67,12 +64,7 @@ def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
 
 
 class Compiled:
-    """A function that XLA compiles.
-
-    Attributes:
-      program: The compiled function; of ``tf.IndexedSlices`` it returns values and
-        indices, and beside the outputs the values that are assigned afterwards.
-    """
+    """A function that XLA compiles; sparse gradients are values and indices in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -127,14 +119,93 @@ class Compiled:
 _OPTIMIZER = "layout_optimizer"
 
 
-def choose(layout: str) -> None:
-    """Sets the layout for the steps that this process traces from now on."""
-    options = tf.config.optimizer.get_experimental_options()
-    if layout == "nhwc":
-        tf.config.optimizer.set_experimental_options({_OPTIMIZER: False})
-    elif options.get(_OPTIMIZER) is False:
-        # By a program before this one; a sweep's trial has a process of its own.
-        tf.config.optimizer.set_experimental_options({_OPTIMIZER: True})
+# Of batch normalization of ResNet (He et al. 2016) and the published SN-GAN code.
+MOMENTUM = 0.9
+
+
+def batch_norm(
+    statistics: str,
+    num_channels: int,
+    *,
+    epsilon: float,
+    gamma_init: str = "ones",
+    is_affine: bool = True,
+    name: str | None = None,
+) -> Any:
+    """Creates and builds a layer that normalizes channels by the batch."""
+    if statistics == "local":
+        return FusedBatchNorm(
+            num_channels,
+            epsilon=epsilon,
+            gamma_init=gamma_init,
+            is_affine=is_affine,
+            name=name,
+        )
+    layer = replicator.CrossReplicaBatchNormalization(
+        momentum=MOMENTUM,
+        epsilon=epsilon,
+        gamma_initializer=gamma_init,
+        center=is_affine,
+        scale=is_affine,
+        name=name,
+    )
+    layer.build((None, None, None, num_channels))
+    return layer
+
+
+class FusedBatchNorm(keras.layers.Layer):
+    """Normalization over this replica's batch, by one kernel."""
+
+    def __init__(
+        self,
+        num_channels: int,
+        *,
+        epsilon: float,
+        gamma_init: str = "ones",
+        is_affine: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._epsilon = epsilon
+        self._num_channels = num_channels
+        self.gamma = self.beta = None
+        if is_affine:
+            self.gamma = self._channel_weight("gamma", gamma_init)
+            self.beta = self._channel_weight("beta", "zeros")
+        self.moving_mean = self._channel_weight("moving_mean", "zeros", trainable=False)
+        self.moving_variance = self._channel_weight(
+            "moving_variance", "ones", trainable=False
+        )
+        self.built = True
+
+    def _channel_weight(
+        self, name: str, initializer: str, *, trainable: bool = True
+    ) -> Any:
+        return self.add_weight(
+            name=name,
+            shape=(self._num_channels,),
+            initializer=initializer,
+            trainable=trainable,
+            autocast=False,  # statistics stay float32 in mixed precision
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        size = [self._num_channels]
+        result = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=tf.ones(size) if self.gamma is None else self.gamma.value,
+            offset=tf.zeros(size) if self.beta is None else self.beta.value,
+            mean=self.moving_mean.value,
+            variance=self.moving_variance.value,
+            epsilon=self._epsilon,
+            # The weight of the batch in the new moving statistics; the kernel mixes.
+            exponential_avg_factor=1.0 - MOMENTUM if training else 1.0,
+            is_training=training,
+        )
+        if training:
+            self.moving_mean.assign(result.batch_mean)
+            self.moving_variance.assign(result.batch_variance)
+        return result.y
 
 
 _VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
@@ -164,7 +235,6 @@ class LARS(keras.optimizers.Optimizer):
         name: str = "lars",
         **options: Any,
     ) -> None:
-        """Creates the optimizer."""
         super().__init__(learning_rate=learning_rate, name=name, **options)
         self.momentum = momentum
         self.decay = decay
@@ -172,7 +242,6 @@ class LARS(keras.optimizers.Optimizer):
         self._velocities: list[Any] = []
 
     def build(self, variables: Any) -> None:
-        """Creates one v per variable, initially zero."""
         if self.built:
             return
         super().build(variables)
@@ -182,7 +251,6 @@ class LARS(keras.optimizers.Optimizer):
         ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable; see the class."""
         rate = tf.cast(learning_rate, variable.dtype)
         gradient = tf.cast(gradient, variable.dtype)
         velocity = self._velocities[self._get_variable_index(variable)]
@@ -201,7 +269,6 @@ class LARS(keras.optimizers.Optimizer):
         self.assign_sub(variable, moved)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "momentum": self.momentum,
@@ -211,61 +278,45 @@ class LARS(keras.optimizers.Optimizer):
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate by the number of updates; its arguments are its configuration.
-
-    ``__call__`` returns the rate of update number ``step`` (0-based, a scalar tensor).
-    """
-
-    def __init__(self, **arguments: Any) -> None:
-        self.arguments = arguments
+    """A learning rate by the number of updates; a dataclass, whose fields configure."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return dict(self.arguments)
+        fields: Any = dataclasses.fields(self)
+        return {field.name: getattr(self, field.name) for field in fields}
 
 
 # Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
-_LARS_RATES = ((16_384, 10.0, 5), (32_768, 25.0, 5), (65_536, 32.0, 14))
-_LARS_RATE_ABOVE = (35.6, 40)
+_LARS_RATES = (
+    (16_384, 10.0, 5),
+    (32_768, 25.0, 5),
+    (65_536, 32.0, 14),
+    (math.inf, 35.6, 40),
+)
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
+@dataclasses.dataclass(kw_only=True, eq=False)
 class PolynomialSchedule(Schedule):
-    """Rises linearly from zero, then falls as the square of the remaining steps.
+    """Google's schedule of LARS for TPUs: rises linearly, falls quadratically.
 
-    Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
-    TPUs with LARS (batches of 16,384 and more). Do not scale it with the batch again.
-
-    Attributes:
-      target: The highest rate.
-      lr_warmup_steps: Steps until it is reached.
-      num_steps: Steps until zero.
+    Its highest rate and warmup follow from the global batch: do not scale it again.
     """
 
-    def __init__(
-        self, *, global_batch_size: int, num_train_examples: int, num_epochs: float
-    ) -> None:
-        super().__init__(
-            global_batch_size=global_batch_size,
-            num_train_examples=num_train_examples,
-            num_epochs=num_epochs,
-        )
+    global_batch_size: int
+    num_train_examples: int
+    num_epochs: float
+
+    def __post_init__(self) -> None:
         self.target, num_warmup_epochs = next(
-            (
-                (rate, epochs)
-                for below, rate, epochs in _LARS_RATES
-                if global_batch_size < below
-            ),
-            _LARS_RATE_ABOVE,
+            found for below, *found in _LARS_RATES if self.global_batch_size < below
         )
-        steps_per_epoch = num_train_examples / global_batch_size
+        steps_per_epoch = self.num_train_examples / self.global_batch_size
         self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
         self.num_steps = max(
-            math.ceil(num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
+            math.ceil(self.num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
         )
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of an update."""
         step = tf.cast(step, tf.float32)
         rising = step / self.lr_warmup_steps
         past = step - self.lr_warmup_steps
@@ -293,8 +344,11 @@ def dtype_policy(policy: str) -> Iterator[None]:
 def set_up(repl: replicator.Replicator, config: Any) -> None:
     """Sets what a configuration says of the number types and layouts of a process."""
     set_tf32(repl, is_on=config.tf32)
-    if hasattr(config, "conv_layout"):
-        choose(config.conv_layout)
+    is_set = tf.config.optimizer.get_experimental_options().get(_OPTIMIZER) is False
+    is_kept = getattr(config, "conv_layout", "auto") == "nhwc"
+    # Set back after a program before this one; a trial has a process of its own.
+    if is_kept != is_set and hasattr(config, "conv_layout"):
+        tf.config.optimizer.set_experimental_options({_OPTIMIZER: not is_kept})
 
 
 def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
@@ -315,15 +369,6 @@ class Training:
 
     Besides, it has ``input_fn``, which returns the batches of an input pipeline, and
     ``step_fn``, or ``cycle``: steps that take turns.
-
-    Attributes:
-      config: Its settings.
-      data: The name of its data.
-      seed: Of initial weights, order and noise.
-      source: The data set; None for synthetic data.
-      trackables: What a checkpoint holds, by name.
-      global_batch_size: Examples of a step.
-      batch_per_example: How many of these are one example of the data.
     """
 
     source: Any = None
@@ -341,23 +386,16 @@ class Training:
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        """Sets number types and layouts."""
         set_up(repl, config)
         self.config, self.data, self.seed = config, data, seed
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
 
     @staticmethod
     def prepare(data: str) -> None:
-        """Prepares what is kept on this machine, where that has to be done once.
-
-        Runs no op, after which no virtual devices could be created.
-        """
+        """Prepares what a machine keeps; runs no op, so that devices can be made."""
 
     def flops(self) -> int | None:
-        """Returns the floating-point operations of one example in a training step.
-
-        By the model alone, two per multiply-add; None if not counted.
-        """
+        """Returns the operations of the model for one example: two per multiply-add."""
         return None
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
@@ -382,12 +420,7 @@ class Training:
 
 
 class ImageTraining(Training):
-    """What a training on labelled images has: settings, data, held-out predictions.
-
-    Attributes:
-      images: Its data.
-      model: Maps images to logits, where it is a classifier.
-    """
+    """What a training on labelled images has: settings, data, held-out predictions."""
 
     model: Any
 
@@ -399,7 +432,6 @@ class ImageTraining(Training):
         augmentation: Augmentation | None = None,
         **batches: Any,
     ) -> None:
-        """Sets number types and layouts, and opens the data."""
         super().__init__(repl, config, **batches)
         self.images = Images(
             repl, config, data=self.data, seed=self.seed, augmentation=augmentation
@@ -415,9 +447,23 @@ class ImageTraining(Training):
         return self.images.batches(context, size)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
-        """Measures metrics on the whole held-out split."""
-        return quality.held_out(metrics, self) if self.source is not None else ()
+        """Measures metrics on the whole held-out split, on one device."""
+        source = self.source
+        if source is None:  # random images have no labels to be found
+            return ()
+        found = quality.of_examples(metrics, self._predictions())
+        num_examples = found[0].num_examples
+        if num_examples != source.num_evaluation_examples:
+            raise RuntimeError(
+                f"evaluation counted {num_examples} examples of {source.name!r}, but "
+                f"its {source.evaluation_split!r} split has "
+                f"{source.num_evaluation_examples}"
+            )
+        return found
 
-    def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields logits and labels of the held-out split, computed on one device."""
-        return self.images.predictions(self._predict)
+    def _predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        size = self.config.evaluation_batch_size
+        for batch in self.images.whole_split(self.source.evaluation_split, size):
+            is_example = batch["is_example"].numpy()
+            predicted = self._predict(batch["image"]).numpy()
+            yield predicted[is_example], batch["label"].numpy()[is_example]

@@ -49,7 +49,6 @@ class PolicySpec:
 
     @property
     def uses_pixels(self) -> bool:
-        """Whether observations are stacked frames."""
         return len(self.observation_shape) == _PIXELS
 
     @property
@@ -81,7 +80,6 @@ class PolicySpec:
 
     @property
     def num_floats(self) -> int:
-        """Length of the flat vector."""
         return sum(math.prod(shape) for _, shape in self.variables)
 
 
@@ -115,8 +113,6 @@ def make_policy_spec(
 
 
 class Policy:
-    """Computes actions from observations."""
-
     def __init__(self, spec: PolicySpec) -> None:
         """Creates a policy whose weights are all zero: its action is always 0."""
         self.spec = spec
@@ -124,7 +120,6 @@ class Policy:
         self.load(np.zeros(spec.num_floats, np.float32))
 
     def load(self, flat: np.ndarray) -> None:
-        """Sets the weights to a copy."""
         expected = (self.spec.num_floats,)
         if flat.shape != expected or flat.dtype != np.float32:
             raise ValueError(
@@ -217,14 +212,12 @@ class ActorSettings:
 
     @property
     def num_streams(self) -> int:
-        """Environments of all actors; each writes a separate stream."""
         return self.num_actors * self.config.environments_per_actor
 
     def sigma(self, stream_id: int) -> float:
-        """Returns the standard deviation of the noise in one environment.
+        """Returns the deviation of one environment's noise (Tassa et al. 2018).
 
-        Each has its own, as each actor does in Tassa et al. 2018: evenly spaced in the
-        logarithm. A single environment has the geometric mean of both ends.
+        Evenly spaced in the logarithm; a single environment has the geometric mean.
         """
         low, high = self.config.noise_low, self.config.noise_high
         if self.num_streams == 1:
@@ -295,9 +288,7 @@ class Actor:
             self.step()
 
     def step(self) -> None:
-        """Takes one environment step in each environment."""
-        actions = self._act()
-        for place, action in zip(self._places, actions, strict=True):
+        for place, action in zip(self._places, self._act(), strict=True):
             self._advance(place, action)
         self._beat()
 

@@ -30,19 +30,11 @@ def margin(steps_per_stream: int) -> int:
 
 
 def num_transitions(steps_per_stream: int, *, num_around: int) -> int:
-    """Returns how many records of a full ring can start a transition.
-
-    ``num_around``: other records that a transition reads, before and after its first.
-    """
     return steps_per_stream - margin(steps_per_stream) - num_around
 
 
 def least_steps_per_stream(num_needed: int, *, num_around: int) -> int:
-    """Returns the smallest ring that holds this many transitions.
-
-    In a ring smaller than twice the margin, most samples would be overwritten while
-    they are read.
-    """
+    """Returns the smallest ring with so many transitions, and twice its margin."""
     size = num_needed
     while num_transitions(size, num_around=num_around) < max(num_needed, size / 2):
         size += 1
@@ -51,8 +43,6 @@ def least_steps_per_stream(num_needed: int, *, num_around: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """The share of one pipeline in a trial's actors and replay."""
-
     num_actors: int  # At least one.
     capacity: int  # Environment steps that it stores.
     min_size: int  # Environment steps before its first batch.
@@ -119,7 +109,6 @@ def _round_up(value: float) -> float:
 def streams_spec(
     config: D4PGConfig, environment: EnvironmentSpec, among: Share
 ) -> StreamsSpec:
-    """Returns the rings of one pipeline."""
     from .streams import StreamsSpec
 
     num_streams = among.num_actors * config.environments_per_actor
@@ -148,11 +137,7 @@ _GROUP_FILES = {
 
 
 def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
-    """Returns the bytes of a full replay.
-
-    Its records; if prioritized, also a tree of sums over twice the next power of two,
-    and the number of each leaf's record.
-    """
+    """Returns the bytes of a full replay: its records, and what priorities take."""
     found = spec.memory_bytes
     if is_prioritized:
         num_records = spec.num_streams * spec.steps_per_stream
@@ -209,32 +194,26 @@ def check_memory(
 def check(
     config: D4PGConfig, *, data: str, global_batch_size: int, num_workers: int = 1
 ) -> None:
-    """Raises unless a trial could run its environment, replay and learner here.
+    """Raises unless this machine has OpenGL and the memory that a trial needs.
 
-    Problems that it would find after minutes: missing OpenGL, or too little memory.
     Creates the environment once, in a separate process, which takes about 2 s.
     """
     if data == SYNTHETIC:
         return
     check_learning(config, global_batch_size=global_batch_size)
     check_rings(config, num_pipelines=num_workers)
-    environment = _make_environment(data, config)
-    check_memory(config, streams_spec(config, environment, share(config, 0, 1)))
-
-
-def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:
     from .evaluator import EvaluatorClient
 
     try:
         # Output of libraries on a missing driver is in the error.
-        client = EvaluatorClient(name, config, seed=0, is_quiet=True)
+        client = EvaluatorClient(data, config, seed=0, is_quiet=True)
     except RuntimeError as error:
         raise ValueError(
-            f"data {name!r} cannot be created here ({error}): check the installation "
+            f"data {data!r} cannot be created here ({error}): check the installation "
             "of dm-control and mujoco"
         ) from error
     client.close()
-    return client.spec
+    check_memory(config, streams_spec(config, client.spec, share(config, 0, 1)))
 
 
 def _in_words(num_bytes: int) -> str:

@@ -177,10 +177,7 @@ _UNBOUNDED = 1e10
 
 
 class BrokenEpisodeError(ArithmeticError):
-    """The physics diverged, or an observation or reward is not finite.
-
-    The environment must be reset, and the last action is not recorded.
-    """
+    """The physics diverged, or a value is not finite: reset, and record no action."""
 
 
 class Step(NamedTuple):
@@ -251,7 +248,6 @@ class Environment:
         )
 
     def reset(self) -> np.ndarray:
-        """Starts an episode and returns its first observation."""
         self._num_control_steps = 0
         observation = self._observe(self._call(self._env.reset))
         self.seen = self._stack.add(observation, is_first=True)
@@ -259,7 +255,6 @@ class Environment:
         return observation
 
     def step(self, action: np.ndarray) -> Step:
-        """Takes one environment step."""
         if self._must_reset:
             raise RuntimeError("no episode is running: call reset() first")
         self._must_reset = True
@@ -290,7 +285,6 @@ class Environment:
         return picture
 
     def close(self) -> None:
-        """Releases the physics and its OpenGL context."""
         self._camera = self._film = None
         self._env.close()
 
@@ -319,7 +313,6 @@ class FrameStack:
     """What a policy sees: a state, or the last frames as channels, the oldest first."""
 
     def __init__(self, num_frames: int = 3) -> None:
-        """Stacks frames; one is returned as it is, as a state is."""
         self._num_frames = num_frames
         self._stack = np.zeros((FRAME_SIZE, FRAME_SIZE, 3 * num_frames), np.uint8)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads import child_process, quality
+from workloads import ONE_THREAD, child_environment, quality
 
 from .actor import Policy, PolicySpec
 from .control import MAX_CONTROL_STEPS, BrokenEpisodeError, Environment, EnvironmentSpec
@@ -68,7 +68,7 @@ class EvaluatorClient:
                 stdout=log,
                 stderr=log,
                 pass_fds=[other.fileno()],
-                env=child_process.environment(child_process.ONE_THREAD),
+                env=child_environment(ONE_THREAD),
             )
         try:
             self.spec = self._ask(name, config, seed)
@@ -84,10 +84,6 @@ class EvaluatorClient:
         return quality.of_examples(metrics, [(returns,)])
 
     def film(self, policy: PolicySpec, weights: np.ndarray) -> bytes | None:
-        """Returns a film of one episode as animated PNG, or None without OpenGL.
-
-        Warns, once, if there is none.
-        """
         if not self._can_film:
             return None
         try:
@@ -99,7 +95,6 @@ class EvaluatorClient:
         return content
 
     def close(self) -> None:
-        """Terminates the process."""
         self._connection.close()
         try:
             self._process.wait(timeout=_END_SEC)
@@ -122,11 +117,7 @@ class EvaluatorClient:
 
 
 class Evaluator:
-    """Plays episodes of one environment with the actions of a policy, without noise.
-
-    Environments are created when first needed and kept; every evaluation continues with
-    new initial states.
-    """
+    """Plays episodes of one environment with the actions of a policy, without noise."""
 
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
@@ -159,7 +150,6 @@ class Evaluator:
         return returns
 
     def film(self, policy: Policy) -> bytes:
-        """Returns a film of one episode as animated PNG."""
         num_skipped = max(self._num_actions // _MOST_FRAMES, 1)
         player = self._make_player(_MOST_ENVIRONMENTS)
         try:
@@ -186,7 +176,6 @@ class _Player:
         self.reset()
 
     def reset(self) -> None:
-        """Starts an episode."""
         self.environment.reset()
         self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
 
@@ -209,10 +198,7 @@ class _Player:
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
-    """Returns a film that plays in a loop, as animated PNG.
-
-    Each frame after the first is transparent where nothing changed.
-    """
+    """Returns animated PNG; later frames are transparent where nothing changed."""
     from PIL import Image  # comes with matplotlib
 
     frames = frames & _COLOURS

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from . import capacity
 from .actor import ActorSettings
-from .pool import ActorPool
-from .ray_pool import RayActorPool
+from .pool import ActorPool, RayActorPool
 from .replay import make_replay
 from .streams import SharedWeights, StepStreams
 
@@ -31,14 +30,7 @@ _SEEDS_PER_PIPELINE = 100_000
 
 
 class Experience:
-    """Actors and replay of one input pipeline.
-
-    Attributes:
-      replay: What batches are sampled from.
-      pool: The actors.
-      weights: The policy's, which actors read.
-      error: Why sampling failed, or None.
-    """
+    """Actors and replay of one input pipeline."""
 
     def __init__(
         self,
@@ -50,11 +42,6 @@ class Experience:
         context: replicator.InputContext,
         seed: int,
     ) -> None:
-        """Starts the actors; they act at random until weights are published.
-
-        Each pipeline of a trial has its share of the actors, at least one, of the
-        replay's capacity, and of the minimum size before learning starts.
-        """
         num_pipelines = context.num_input_pipelines
         capacity.check_rings(config, num_pipelines=num_pipelines)
         share = capacity.share(config, context.input_pipeline_id, num_pipelines)
@@ -130,7 +117,6 @@ class Experience:
         return float(self._streams.version.clip(min=0).mean())
 
     def counters(self) -> dict[str, float]:
-        """Returns the counters of actors so far, and of sampling."""
         return {
             **self.pool.counters(),
             "num_sampled": self.replay.num_sampled,
@@ -138,12 +124,10 @@ class Experience:
         }
 
     def pause(self) -> None:
-        """Stops actors and sampling until ``resume``."""
         self.pool.pause()
         self.replay.pause()
 
     def resume(self) -> None:
-        """Continues what ``pause`` stopped."""
         self.pool.resume()
         self.replay.resume()
 
@@ -168,10 +152,7 @@ def synthetic_dataset(
     per_replica_batch_size: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """Returns an infinite pipeline of batches that are sampled with replacement.
-
-    Transitions are as from replay; rewards are in [0, 1], as in the suite.
-    """
+    """Returns an infinite pipeline of batches that are sampled with replacement."""
     rng = np.random.default_rng(seed)
     count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
     shape = (count, *spec.observation_shape)

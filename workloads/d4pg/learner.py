@@ -1,12 +1,13 @@
-"""The learner of D4PG: networks, their target copies, optimizers and gradients.
+"""D4PG's networks (Tassa et al. 2018), losses, gradients and learner step.
 
 All is code for one device; ``replicator`` runs it on many. Gradients are averaged over
 replicas before they are clipped, so R replicas with b transitions each compute the same
-as one with R * b.
+as one with R * b. The weights of the policy have the order of ``actor.PolicySpec``.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,23 +17,314 @@ import tensorflow as tf
 import replicator
 from workloads.common.training import compiled, copy_of
 
-from . import networks
+from . import actor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .actor import PolicySpec
     from .study import D4PGConfig
+
+_SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
+
+
+class _Builder:
+    """Creates and builds layers with separate seeds, in the order of construction."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._kind = kind
+        self._seed = seed
+
+    def _initializer(self, *, is_last: bool = False) -> keras.initializers.Initializer:
+        self._seed += 1
+        if is_last:
+            return keras.initializers.RandomUniform(-_SMALL, _SMALL, seed=self._seed)
+        # Lillicrap et al. 2015: uniform up to 1 / sqrt(inputs). Acme: of the outputs.
+        mode = "fan_in" if self._kind == "mlp" else "fan_out"
+        return keras.initializers.VarianceScaling(
+            1 / 3, mode=mode, distribution="uniform", seed=self._seed
+        )
+
+    def dense(
+        self, name: str, num_inputs: int, num_outputs: int, *, is_last: bool = False
+    ) -> keras.layers.Dense:
+        initializer = self._initializer(is_last=is_last)
+        layer = keras.layers.Dense(
+            num_outputs, kernel_initializer=initializer, name=name
+        )
+        layer.build((None, num_inputs))
+        return layer
+
+    def conv(self, index: int, num_inputs: int, num_outputs: int, stride: int) -> Any:
+        layer = keras.layers.Conv2D(
+            num_outputs,
+            actor.KERNEL_SIZE,
+            strides=stride,
+            activation="elu",
+            kernel_initializer=self._initializer(),
+            name=f"conv_{index}",
+        )
+        layer.build((None, None, None, num_inputs))
+        return layer
+
+    def norm(self, name: str, size: int) -> keras.layers.LayerNormalization:
+        layer = keras.layers.LayerNormalization(epsilon=actor.EPSILON, name=name)
+        layer.build((None, size))
+        return layer
+
+
+class Torso(keras.Model):
+    """Two convolutions over stacked frames, shared by policy and critic."""
+
+    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
+        super().__init__(name="torso")
+        make = _Builder("mlp", seed)
+        channels = [spec.observation_shape[-1], *(2 * [spec.num_conv_filters])]
+        self.convs = [
+            make.conv(index, channels[index], channels[index + 1], stride)
+            for index, stride in enumerate(actor.STRIDES)
+        ]
+        self.built = True
+
+    def call(self, frames: Any) -> Any:
+        """Returns [examples, conv_size] float32 of stacked uint8 frames."""
+        hidden = tf.cast(frames, tf.float32) * (1 / 255)
+        for conv in self.convs:
+            hidden = conv(hidden)
+        return tf.reshape(
+            hidden, [-1, hidden.shape[1] * hidden.shape[2] * hidden.shape[3]]
+        )
+
+
+class _Head(keras.Model):
+    """Hidden layers and a last one; before them, the layer that sees frames."""
+
+    features: Any = None
+
+    def __init__(
+        self,
+        name: str,
+        spec: PolicySpec,
+        sizes: Sequence[int],
+        last: tuple[str, int],
+        *,
+        num_actions: int = 0,
+        seed: int,
+    ) -> None:
+        """Creates layers whose weights are in the order of construction.
+
+        Actions join the inputs of the first hidden layer; in an ``mlp`` the outputs of
+        the second one, by a linear layer without a bias, which that layer has.
+        """
+        super().__init__(name=name)
+        make = _Builder(spec.kind, seed)
+        self.is_mlp = spec.kind == "mlp"
+        width = spec.observation_shape[0]
+        if spec.uses_pixels:
+            width = spec.num_features
+            self.features = make.dense("features", actor.conv_size(spec), width)
+            self.features_norm = make.norm("features_norm", width)
+        if not self.is_mlp:
+            width += num_actions
+        self.hidden = []
+        for index, size in enumerate(sizes):
+            self.hidden.append(make.dense(f"dense_{index}", width, size))
+            if index == 0 and not self.is_mlp:
+                self.norm = make.norm("norm", size)
+            width = size
+        if self.is_mlp and num_actions:
+            self.joining = keras.layers.Dense(
+                sizes[1],
+                use_bias=False,
+                kernel_initializer=keras.initializers.VarianceScaling(
+                    1 / 3,
+                    mode="fan_in",
+                    distribution="uniform",
+                    seed=seed + len(sizes) + 10,
+                ),
+                name="joining",
+            )
+            self.joining.build((None, num_actions))
+        self.last = make.dense(last[0], width, last[1], is_last=True)
+        self.built = True
+
+    def multiply_adds(self) -> list[int]:
+        """Returns those of each layer, for one example; without ``joining``."""
+        layers = [*self.hidden, self.last]
+        if self.features is not None:
+            layers.insert(0, self.features)
+        return [math.prod(layer.kernel.shape) for layer in layers]
+
+    def _see(self, inputs: Any) -> Any:
+        if self.features is None:
+            return inputs
+        return tf.nn.tanh(self.features_norm(self.features(inputs)))
+
+    def _outputs(self, inputs: Any, actions: Any = None) -> Any:
+        hidden = self._see(inputs)
+        if actions is not None and not self.is_mlp:
+            hidden = tf.concat([hidden, actions], axis=1)
+        for index, dense in enumerate(self.hidden):
+            hidden = dense(hidden)
+            if index == 1 and self.is_mlp and actions is not None:
+                hidden = hidden + self.joining(actions)
+            if self.is_mlp:
+                hidden = tf.nn.relu(hidden)
+            else:
+                hidden = tf.nn.elu(hidden) if index else tf.nn.tanh(self.norm(hidden))
+        return self.last(hidden)
+
+
+class Policy(_Head):
+    """Maps states, or outputs of the torso, to actions in [-1, 1]."""
+
+    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
+        last = ("action", spec.action_size)
+        super().__init__("policy", spec, spec.hidden_sizes, last, seed=seed)
+
+    def call(self, inputs: Any) -> Any:
+        return tf.nn.tanh(self._outputs(inputs))
+
+
+class Critic(_Head):
+    """Maps states, or outputs of the torso, and actions to distributions."""
+
+    def __init__(
+        self, spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
+    ) -> None:
+        last, num_actions = ("logits", num_atoms), spec.action_size
+        super().__init__(
+            "critic", spec, sizes, last, num_actions=num_actions, seed=seed
+        )
+
+    def call(self, inputs: Any, actions: Any) -> Any:
+        return self._outputs(inputs, actions)
+
+
+def training_flops(
+    policy: Policy, critic: Critic, torso: Torso | None, spec: PolicySpec
+) -> int:
+    """Returns the floating-point operations of one transition in a learner step.
+
+    Two per multiply-add of convolutions and dense layers; norms, activations, losses
+    and updates are left out, as for ResNet-50. The target networks look at the next
+    observation once. The critic's loss trains torso and critic; the policy's goes
+    through a critic whose weights need no gradient, back to the action. Inputs need no
+    gradient.
+    """
+    seeing = []
+    if torso is not None:
+        height, width, _ = spec.observation_shape
+        for conv, stride in zip(torso.convs, actor.STRIDES, strict=True):
+            height = (height - actor.KERNEL_SIZE) // stride + 1
+            width = (width - actor.KERNEL_SIZE) // stride + 1
+            seeing.append(height * width * math.prod(conv.kernel.shape))
+    acting, judging = policy.multiply_adds(), critic.multiply_adds()
+    joining = math.prod(critic.joining.kernel.shape) if critic.is_mlp else 0
+    # Layers of the critic that the gradient of an action does not reach.
+    before = judging[: (torso is not None) + 2 * critic.is_mlp]
+    of_critic = sum(judging) + joining
+    target = sum(seeing) + sum(acting) + of_critic
+    inputs = seeing[:1] or judging[:1]
+    learning = 3 * (sum(seeing) + of_critic) - sum(inputs) - joining
+    improving = 3 * sum(acting) - acting[0] + 2 * of_critic - sum(before)
+    improving += 2 * critic.last.units  # the mean return, and its gradient
+    return 2 * (target + learning + improving)
+
+
+# Logits and targets are [examples, num_atoms], actions [examples, action_size], the
+# other arguments [examples]; all are float32.
+
+
+def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns the cross-entropy from target to predicted distributions of returns."""
+    return tf.nn.softmax_cross_entropy_with_logits(tf.stop_gradient(target), logits)
+
+
+def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns KL(target || prediction), the priority of replay: 0 if perfect."""
+    entropy = -tf.reduce_sum(tf.math.xlogy(target, target), axis=1)
+    return tf.maximum(critic_loss(logits, target) - entropy, 0.0)
+
+
+def policy_loss(
+    action: tf.Tensor, value_gradient: tf.Tensor, *, clip_norm: float
+) -> tf.Tensor:
+    """Returns a loss whose gradient for the actions is minus that of their value.
+
+    The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
+    Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
+    is first clipped, per example.
+    """
+    if clip_norm:
+        value_gradient = tf.clip_by_norm(value_gradient, clip_norm, axes=1)
+    better = tf.stop_gradient(action + value_gradient)
+    return 0.5 * tf.reduce_sum(tf.square(better - action), axis=1)
+
+
+# A distribution assigns a probability to each of N evenly spaced returns, the atoms. A
+# Bellman backup moves the atoms, and their probabilities are projected back onto the
+# original ones: equation 7.
+
+RIM = 1e-3
+"""How far beyond the last atom a return does not count as clipped, in spacings."""
+
+
+def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
+    """Returns evenly spaced returns, [num_atoms] float32."""
+    return np.linspace(low, high, num_atoms, dtype=np.float32)
+
+
+def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
+    return tf.linalg.matvec(tf.nn.softmax(logits), atoms)
+
+
+def backup(
+    reward: tf.Tensor,
+    discount: tf.Tensor,
+    next_probabilities: tf.Tensor,
+    atoms: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the distribution of reward + discount * next return, on the atoms.
+
+    Each backed-up atom is clipped to the range of the atoms, and its probability is
+    distributed linearly to its two neighbours (equation 7):
+
+        target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
+    """
+    num_atoms = atoms.shape[0]
+    spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
+    returns = reward[:, None] + discount[:, None] * atoms[None, :]
+    # In units of the spacing, from the lowest atom: 0 to num_atoms - 1.
+    places = (returns - atoms[0]) / spacing
+    last = tf.cast(num_atoms - 1, tf.float32)
+    # Rounding can put an atom at the end slightly outside; that is not clipping.
+    is_outside = (places < -RIM) | (places > last + RIM)
+    clipped = tf.reduce_sum(
+        tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1
+    )
+    places = tf.clip_by_value(places, 0.0, last)
+    below = tf.minimum(tf.floor(places), last - 1.0)
+    to_above = places - below
+    # A scatter over 2 N entries: the kernel of equation 7 itself has N^2. GPUs leave
+    # arithmetic in int32 to the host, for which every step would wait.
+    rows = tf.range(tf.shape(places, tf.int64)[0])[:, None] * num_atoms
+    index = rows + tf.cast(below, tf.int64)
+    target = tf.math.unsorted_segment_sum(
+        tf.stack(
+            [next_probabilities * (1.0 - to_above), next_probabilities * to_above]
+        ),
+        tf.stack([index, index + 1]),
+        tf.size(places),
+    )
+    return tf.reshape(target, tf.shape(places)), clipped
+
 
 _CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
 
 
 class Learner:
-    """Networks, their target copies, optimizers and the step.
-
-    Attributes:
-      torso: Convolutions over frames, shared by both networks; None for states.
-      num_steps: Learner steps so far.
-      trackables: What a checkpoint holds, by name.
-    """
+    """Networks, their target copies, optimizers and the step."""
 
     def __init__(
         self,
@@ -45,22 +337,20 @@ class Learner:
         self.config = config
         self._repl = repl
         self.num_steps = 0
-        self._atoms = networks.make_atoms(
+        self._atoms = make_atoms(
             config.lowest_return, config.highest_return, config.num_atoms
         )
         self.differentiate = compiled(self.loss_and_gradients, config.jit)
         with repl.context():
-            self.policy = networks.Policy(spec, seed=seed)
-            self.critic = networks.Critic(
+            self.policy = Policy(spec, seed=seed)
+            self.critic = Critic(
                 spec,
                 config.critic_layers,
                 num_atoms=config.num_atoms,
                 seed=seed + _CRITIC_SEEDS,
             )
             self.torso = (
-                networks.Torso(spec, seed=seed + _TORSO_SEEDS)
-                if spec.uses_pixels
-                else None
+                Torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
             )
             torso: list[Any] = [] if self.torso is None else [self.torso]
             self._networks = [self.policy, self.critic, *torso]
@@ -100,10 +390,7 @@ class Learner:
         )
 
     def learn(self, inputs: Any) -> Any:
-        """Runs one learner step; updates the targets every ``target_update_period``.
-
-        The first step updates them too, as in Acme: they start equal to the networks.
-        """
+        """Runs one step; targets are copied before the first, as in Acme, and later."""
         if self.num_steps % self.config.target_update_period == 0:
             self._repl.run(self.copy_targets)
         outputs = self._repl.run(self.step_fn, inputs)
@@ -111,7 +398,6 @@ class Learner:
         return outputs
 
     def copy_targets(self) -> tf.Tensor:
-        """Copies the networks to the target networks."""
         for network, targets in zip(self._networks, self._targets, strict=True):
             for target, variable in zip(
                 targets, network.trainable_variables, strict=True
@@ -120,7 +406,6 @@ class Learner:
         return tf.constant(0)
 
     def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """One learner step of one replica."""
         used = ("observation", "action", "next_observation", "reward", "discount")
         outputs, critic_gradients, policy_gradients = self.differentiate(
             {name: batch[name] for name in used}, self._weights(batch)
@@ -153,7 +438,7 @@ class Learner:
             if self.torso is not None:
                 features = self.torso(features)
             logits = self.critic(features, batch["action"])
-            loss = tf.reduce_mean(weights * networks.critic_loss(logits, target))
+            loss = tf.reduce_mean(weights * critic_loss(logits, target))
         critic_gradients = tape.gradient(loss, self._critic_variables)
         policy_gradients, value = self._policy_gradients(
             tf.stop_gradient(features), atoms
@@ -162,7 +447,7 @@ class Learner:
             "loss": loss,
             "value": value,
             "clipped": tf.reduce_mean(clipped),
-            "divergence": networks.divergence(logits, target),
+            "divergence": divergence(logits, target),
         }
         return outputs, critic_gradients, policy_gradients
 
@@ -180,7 +465,7 @@ class Learner:
         action = _with_weights(self.policy, policy, features)
         logits = _with_weights(self.critic, critic, features, action)
         discount = batch["discount"] * self.config.discount
-        return networks.backup(batch["reward"], discount, tf.nn.softmax(logits), atoms)
+        return backup(batch["reward"], discount, tf.nn.softmax(logits), atoms)
 
     def _policy_gradients(
         self, features: tf.Tensor, atoms: tf.Tensor
@@ -191,10 +476,10 @@ class Learner:
             action = self.policy(features)
             with tf.GradientTape(watch_accessed_variables=False) as of_value:
                 of_value.watch(action)
-                values = networks.expectation(self.critic(features, action), atoms)
+                values = expectation(self.critic(features, action), atoms)
             with tape.stop_recording():
                 gradient = of_value.gradient(values, action)
-            losses = networks.policy_loss(action, gradient, clip_norm=clip_norm)
+            losses = policy_loss(action, gradient, clip_norm=clip_norm)
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, self.policy.trainable_variables)
         return gradients, tf.reduce_mean(values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import json
 import math
 import time
 import warnings
@@ -58,11 +57,7 @@ class D4PGProgram(StepProgram):
         return input_mode(self._repl, self.training.data)
 
     def run(self, num_steps: int = 1) -> float:
-        """Runs learner steps and returns the critic's last loss, over the global batch.
-
-        The value is a cross-entropy in nats: the logarithm of the number of atoms for a
-        uniform prediction.
-        """
+        """Runs learner steps; returns the critic's last loss, in nats."""
         loss = math.nan
         for _ in range(num_steps):
             with self._explained():
@@ -78,12 +73,10 @@ class D4PGProgram(StepProgram):
         return loss
 
     def dispatch(self) -> Callable[[], float]:
-        """Runs a step, whose results actors and replay use."""
         loss = self.run()
         return lambda: loss
 
     def read(self, num_steps: int = 1) -> None:
-        """Reads batches from replay; see ``StepProgram.read``."""
         super().read(num_steps)
         self._num_steps += num_steps
 
@@ -101,19 +94,16 @@ class D4PGProgram(StepProgram):
             raise
 
     def start_window(self) -> None:
-        """Starts a window; see ``StepProgram.start_window``."""
         self._clipped.clear()
         self._lags.clear()
         self._window = Window(self._now)
 
     def pause(self) -> None:
-        """Stops actors and replay; the time until ``resume`` is not measured."""
         for experience in self.training.experiences:
             experience.pause()
         self._window.pause()
 
     def resume(self) -> None:
-        """Continues what ``pause`` stopped."""
         self._window.resume()
         for experience in self.training.experiences:
             experience.resume()
@@ -123,48 +113,37 @@ class D4PGProgram(StepProgram):
         return added([now, *self._counters()])
 
     def window_metrics(self) -> tuple[QualityMetric, ...]:
-        """Returns rates of learner and actors since ``start_window``.
-
-        Warns if a large part of the targets is outside the atoms.
-        """
+        """Returns rates of learner and actors since ``start_window``."""
         values = [float(v) for clipped in self._clipped for v in clipped]
         clipped = sum(values) / max(len(values), 1)
         if clipped > _MOST_CLIPPED:
-            low, high = (
-                self.training.config.lowest_return,
-                self.training.config.highest_return,
-            )
+            config = self.training.config
             warnings.warn(
                 f"{clipped:.0%} of the target distributions' probability lies outside "
-                f"the atoms, from {low:g} to {high:g}: set options lowest_return and "
+                f"the atoms, from {config.lowest_return:g} to "
+                f"{config.highest_return:g}: set options lowest_return and "
                 "highest_return to the range of discounted returns",
                 stacklevel=2,
             )
-        policy_lag = sum(self._lags) / max(len(self._lags), 1)
         counted = {
             **self._window.changes(),
             "num_pipelines": len(self.training.experiences),
             "num_processes": 1,
             "clipped": clipped,
-            "policy_lag": policy_lag,
+            "policy_lag": sum(self._lags) / max(len(self._lags), 1),
         }
-        mine = json.dumps(counted).encode("ascii")
-        found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
+        found = self._gather(counted)
         return describe(found, global_batch_size=self.global_batch_size)
 
     def num_environment_steps(self) -> int | None:
-        """Returns the environment steps of all actors of the trial so far."""
         if self.training.data == SYNTHETIC:
             return None
-        mine = added(self._counters())["num_environment_steps"]
-        found = self._repl.gather_bytes(str(mine).encode("ascii"))
-        return sum(int(text) for text in found)
+        return sum(self._gather(added(self._counters())["num_environment_steps"]))
 
     def _counters(self) -> list[dict[str, float]]:
         return [experience.counters() for experience in self.training.experiences]
 
     def close(self) -> None:
-        """Terminates actors and environments; the exit of the process does so too."""
         self.training.close()
         atexit.unregister(self.close)
 
@@ -202,15 +181,12 @@ class Window:
         self._before: Counts = collections.Counter()
 
     def pause(self) -> None:
-        """Counts nothing until ``resume``."""
         self._before, self._start = self.changes(), None
 
     def resume(self) -> None:
-        """Continues to count."""
         self._start = self._read()
 
     def changes(self) -> Counts:
-        """Returns the changes so far."""
         if self._start is None:
             return self._before
         found = added([self._before, self._read()])

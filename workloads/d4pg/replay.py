@@ -57,8 +57,6 @@ class Transitions:
 
 
 class TransitionReader:
-    """Reads transitions that start at given records."""
-
     def __init__(self, streams: StepStreams, config: D4PGConfig) -> None:
         self._streams = streams
         self._size = streams.spec.steps_per_stream
@@ -82,7 +80,6 @@ class TransitionReader:
         return low, np.maximum(written - self._num_return_steps, low)
 
     def read(self, streams: np.ndarray, numbers: np.ndarray) -> Transitions:
-        """Returns the transitions that start at records."""
         numbers = numbers[:, np.newaxis] + self._offsets
         exists = numbers < self._streams.num_written[streams][:, np.newaxis]
         slots = (streams * self._size)[:, np.newaxis] + numbers % self._size
@@ -141,10 +138,7 @@ class TransitionReader:
 
 
 class Replay(abc.ABC):
-    """Transitions of the last environment steps of all streams.
-
-    One thread samples; another one may update priorities.
-    """
+    """Transitions of the last environment steps of all streams."""
 
     wait_sec: float = 0.0  # Time that ``sample`` has waited for actors.
     num_torn: int = 0  # Samples repeated because an actor overwrote them.
@@ -175,20 +169,16 @@ class Replay(abc.ABC):
 
     @property
     def num_inserted(self) -> int:
-        """Total records that actors have written."""
         return self._streams.num_inserted()
 
     @property
     def num_sampled(self) -> int:
-        """Total transitions that were sampled."""
         return self._limiter.num_sampled
 
     def pause(self) -> None:
-        """Makes sampling wait without polling while the actors are stopped."""
         self._is_running.clear()
 
     def resume(self) -> None:
-        """Ends ``pause``; the time in between counts as nobody's wait."""
         self._is_running.set()
 
     def sample(
@@ -284,11 +274,7 @@ class UniformReplay(Replay):
 
 
 class SumTree:
-    """Non-negative weights of leaves, and the sums above them.
-
-    Sums are recomputed from their two parts, never incremented, so that they do not
-    drift.
-    """
+    """Non-negative weights of leaves, and the sums above them."""
 
     def __init__(self, num_leaves: int) -> None:
         self._num_leaves = num_leaves
@@ -299,11 +285,9 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Sum of all weights."""
         return float(self._sums[1])
 
     def weights(self, leaves: np.ndarray) -> np.ndarray:
-        """Returns weights of leaves, float64 [n]."""
         return self._sums[self._first + leaves]
 
     def set(self, leaves: np.ndarray, weights: np.ndarray | float) -> None:
@@ -315,11 +299,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the leaves that cover positions in [0, total), int64 [n].
-
-        Leaf k covers the interval from the sum of the weights before it to the sum that
-        includes its own.
-        """
+        """Returns the leaves whose interval of cumulated weights holds positions."""
         left_over = np.array(positions, np.float64)
         nodes = np.ones(len(left_over), np.int64)
         for _ in range(self._depth):
@@ -335,9 +315,7 @@ class SumTree:
 class PrioritizedReplay(Replay):
     """A transition's probability is proportional to |error| ** alpha.
 
-    New transitions have the largest priority so far, so that each is likely to be
-    sampled. The tree has one leaf per record of the rings, and is updated with the new
-    records when something is sampled.
+    New ones have the largest priority so far. The tree has a leaf for each record.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -385,7 +363,6 @@ class PrioritizedReplay(Replay):
         return leaves // self._size, self._owner[leaves], probability
 
     def _follow(self) -> None:
-        """Sets the leaves of new transitions, and clears those of overwritten ones."""
         low, high = self._reader.bounds()
         gone, new = [], []
         for stream in np.flatnonzero((low != self._low) | (high != self._high)):
@@ -427,9 +404,6 @@ def make_replay(
     seed: int = 0,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Returns a replay of the records of streams, sampled as a configuration says.
-
-    ``on_wait`` is called while sampling waits for actors.
-    """
+    """Returns the replay of a configuration; ``on_wait`` is called while it waits."""
     kind = PrioritizedReplay if config.replay == "prioritized" else UniformReplay
     return kind(streams, config, min_size=min_size, seed=seed, on_wait=on_wait)

@@ -12,6 +12,7 @@ visible in order on x86; elsewhere the margin before the write head ensures that
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import mmap
@@ -25,8 +26,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Self
-
 NO_WEIGHTS = -1
 """Version of an actor that acts at random because it has no weights yet."""
 
@@ -39,12 +38,11 @@ _MOST_ATTEMPTS = 100
 _BUFFER_SHARE = 0.1
 
 
-class SharedArrays:
+class SharedArrays(contextlib.AbstractContextManager["SharedArrays"]):
     """Named arrays in one piece of shared memory, zero at first.
 
-    The memory has no name: a child inherits its descriptor. Named shared memory is in
-    ``/dev/shm``, which containers limit to 64 MB, and it outlives a killed process.
-    Pages are allocated when first written, so unused parts take no memory.
+    The memory has no name: a child inherits its descriptor. Named shared memory is
+    limited to 64 MB in containers, and outlives a killed process.
     """
 
     descriptor: int  # For children: pass it on with ``pass_fds``.
@@ -71,14 +69,10 @@ class SharedArrays:
         """Returns the array of that name; all processes see what is written to it."""
         return self._arrays[name]
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the descriptor; the memory is freed with its last array."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -98,8 +92,6 @@ def _make_memory(size: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StreamsSpec:
-    """Shapes of the streams."""
-
     num_streams: int  # Rings, one per environment.
     steps_per_stream: int  # Records that one ring holds.
     observation_shape: tuple[int, ...]  # Shape of one record: a state or one frame.
@@ -120,9 +112,8 @@ class StreamsSpec:
 class StepStreams(SharedArrays):
     """The rings of all environments, and the counters that processes share.
 
-    A record is an observation, the action that was taken, and the resulting reward and
-    discount. The final observation of an episode is a separate record without a
-    meaningful action. Records are numbered from 0 within a stream.
+    A record is an observation, the action taken, and the resulting reward and discount.
+    An episode's final observation is a record without a meaningful action.
     """
 
     spec: StreamsSpec
@@ -172,12 +163,10 @@ class StepStreams(SharedArrays):
         return array.reshape(-1, *array.shape[2:])
 
     def writer(self, stream_id: int) -> StreamWriter:
-        """Returns a writer of a stream; a stream must have at most one."""
         counter = self.num_written[stream_id : stream_id + 1]
         return StreamWriter([self[name][stream_id] for name in FIELDS], counter)
 
     def num_inserted(self) -> int:
-        """Returns the total number of records written."""
         return int(self.num_written.sum())
 
     def set_limit(self, num_records: float) -> None:
@@ -195,7 +184,6 @@ class StepStreams(SharedArrays):
         return bool((self.num_written[streams] < numbers + size).all())
 
     def describe_actors(self) -> str:
-        """Describes the state of each actor in one line."""
         per_actor = self.spec.num_streams // self.spec.num_actors
         written = self.num_written.reshape(-1, per_actor).sum(axis=1)
         refused = self.num_refused.reshape(-1, per_actor).sum(axis=1)
@@ -230,7 +218,6 @@ class StreamWriter:
         is_first: bool,
         is_last: bool,
     ) -> None:
-        """Writes one record and publishes it."""
         slot = self._next % len(self._reward)
         self._observation[slot] = observation
         self._action[slot] = action
@@ -301,7 +288,6 @@ class SharedWeights(SharedArrays):
             self._version[0] = NO_WEIGHTS
 
     def publish(self, weights: np.ndarray, version: int) -> None:
-        """Publishes new weights to readers; only one process may call it."""
         if weights.shape != (self.num_floats,):
             raise ValueError(
                 f"weights of shape {weights.shape} cannot be published: a vector "

@@ -9,16 +9,8 @@ import dataclasses
 import importlib.util
 from typing import TYPE_CHECKING
 
-from workloads.spec import (
-    GPU_OPTIONS,
-    SYNTHETIC,
-    EquivalenceCheck,
-    Metric,
-    PresetInfo,
-    TrainingConfig,
-    WorkloadInfo,
-    limited,
-)
+from workloads import spec
+from workloads.spec import limited
 
 from . import capacity
 
@@ -32,12 +24,8 @@ ACTORS = ("processes", "ray")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class D4PGConfig(TrainingConfig):
-    """Settings of computation and training.
-
-    Defaults are those of Tassa et al. 2018 ("DeepMind Control Suite"), where these
-    differ from Barth-Maron et al. 2018 ("D4PG").
-    """
+class D4PGConfig(spec.TrainingConfig):
+    """Settings; defaults are Tassa et al. 2018, else Barth-Maron et al. 2018."""
 
     observations: str = limited(
         "state",
@@ -113,7 +101,7 @@ class D4PGConfig(TrainingConfig):
     num_evaluation_episodes: int = limited(20, "without noise, per evaluation", low=2)
 
     def __post_init__(self) -> None:
-        TrainingConfig.__post_init__(self)
+        spec.TrainingConfig.__post_init__(self)
         if self.actors == "ray":
             check_ray()
         for name in ("policy_sizes", "critic_sizes"):
@@ -144,12 +132,10 @@ class D4PGConfig(TrainingConfig):
 
     @property
     def policy_layers(self) -> tuple[int, ...]:
-        """Units of the policy's hidden layers."""
         return _sizes("policy_sizes", self.policy_sizes)
 
     @property
     def critic_layers(self) -> tuple[int, ...]:
-        """Units of the critic's hidden layers."""
         return _sizes("critic_sizes", self.critic_sizes)
 
 
@@ -205,7 +191,6 @@ _LAPTOP_PIXELS = dataclasses.replace(
 
 
 def check_ray() -> None:
-    """Raises unless Ray is installed."""
     found = importlib.util.find_spec("ray")
     # A directory of that name would be found too, such as Ray's own below /tmp.
     if found is None or found.origin is None:
@@ -219,7 +204,7 @@ def check_ray() -> None:
 _OF_LEARNER = ("num_learner_steps", "num_transitions", "clipped")
 
 LEARNED = (
-    Metric(
+    spec.Metric(
         name="episode_return",
         title="Episode return",
         unit="return",
@@ -232,7 +217,7 @@ LEARNED = (
 
 def _of_window(
     name: str, unit: str, ratio: str, protocol: str, is_higher_better: bool | None
-) -> Metric:
+) -> spec.Metric:
     """A total over others, ``a / b``; none where one of these is 0, or no actor is."""
     part, *wholes = ratio.split(" / ")
 
@@ -247,7 +232,7 @@ def _of_window(
         return value
 
     words = name.replace("_", " ").replace(" per sec", " per second")
-    return Metric(
+    return spec.Metric(
         name=name,
         title=words.capitalize(),
         unit=unit,
@@ -335,7 +320,7 @@ OF_WINDOW = (
 )
 
 
-WORKLOAD = WorkloadInfo(
+WORKLOAD = spec.WorkloadInfo(
     name="d4pg",
     version="1",
     example_unit="transitions",
@@ -343,7 +328,7 @@ WORKLOAD = WorkloadInfo(
     train="workloads.d4pg.train",
     program="workloads.d4pg.program:D4PGProgram",
     presets=(
-        PresetInfo(
+        spec.PresetInfo(
             name="smoke",
             description="seconds, for tests: state, 32 units",
             data="cartpole:swingup",
@@ -361,7 +346,7 @@ WORKLOAD = WorkloadInfo(
                 num_evaluation_episodes=2,
             ),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="laptop",
             description="minutes per sweep on CPU cores: state, 256 units",
             data="cartpole:swingup",
@@ -372,7 +357,7 @@ WORKLOAD = WorkloadInfo(
             num_evaluations=6,
             config=_LAPTOP,
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="laptop_pixels",
             description="half an hour per sweep on CPUs: pixels, 16 filters",
             data="cartpole:balance",
@@ -383,19 +368,19 @@ WORKLOAD = WorkloadInfo(
             num_evaluations=6,
             config=_LAPTOP_PIXELS,
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="gpu",
             description="GPUs such as H100: pixels, synthetic transitions",
-            data=SYNTHETIC,
+            data=spec.SYNTHETIC,
             per_replica_batch_size=256,
             num_warmup_steps=50,
             num_measured_steps=200,
-            options=GPU_OPTIONS,
+            options=spec.GPU_OPTIONS,
             config=D4PGConfig(
                 observations="pixels", samples_per_insert=32.0, num_actors=8
             ),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="paper",
             description="the published hyperparameters: pixels, 32 actors",
             data="walker:walk",
@@ -407,14 +392,14 @@ WORKLOAD = WorkloadInfo(
     ),
     default_preset="laptop",
     metrics=LEARNED + OF_WINDOW,
-    builtin_data=("cartpole:swingup", "cartpole:balance", SYNTHETIC),
+    builtin_data=("cartpole:swingup", "cartpole:balance", spec.SYNTHETIC),
     other_data="another domain:task of the control suite",
     data_module="workloads.d4pg.control",
     machine_module="workloads.d4pg.capacity",
     syncs_because="actors and replay use the results of each learner step",
-    equivalence=EquivalenceCheck(
+    equivalence=spec.EquivalenceCheck(
         options={"jit": "off", "tf32": False},
-        data=SYNTHETIC,
+        data=spec.SYNTHETIC,
         remark="synthetic transitions, since actors do not repeat themselves",
     ),
 )

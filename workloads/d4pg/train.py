@@ -15,10 +15,10 @@ import replicator
 from workloads.common import command, training
 from workloads.spec import SYNTHETIC
 
-from . import capacity, control, experience, networks, study
+from . import capacity, control, experience, study
 from .actor import make_policy_spec
 from .evaluator import EvaluatorClient
-from .learner import Learner
+from .learner import Learner, training_flops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class Training(Learner, training.Training):
-    """A learner with its actors and replay.
-
-    Attributes:
-      has_actors: Whether transitions are those of actors, not synthetic ones.
-      experiences: Actors and replay of each pipeline of this process.
-      policy_spec: What actors compute of observations.
-    """
+    """A learner with its actors and replay."""
 
     def __init__(
         self, repl: replicator.Replicator, config: study.D4PGConfig, **batches: Any
@@ -53,7 +47,6 @@ class Training(Learner, training.Training):
         Learner.__init__(self, repl, config, self.policy_spec, seed=self.seed)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, which starts its actors."""
         size = context.get_per_replica_batch_size(self.global_batch_size)
         if not self.has_actors or self._evaluator is None:
             return experience.synthetic_dataset(
@@ -74,10 +67,7 @@ class Training(Learner, training.Training):
         )
 
     def pass_on(self, outputs: Any) -> None:
-        """Gives what a step computed to replay, and every few steps to actors.
-
-        Actors keep the last finite weights.
-        """
+        """Gives priorities to replay, and every few steps finite weights to actors."""
         if not all(math.isfinite(float(value)) for value in outputs["value"]):
             # The critic's loss would not show it before the targets are copied.
             raise FloatingPointError(
@@ -96,10 +86,7 @@ class Training(Learner, training.Training):
                 each.weights.publish(weights, self.num_steps)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
-        """Measures the mean return of episodes without noise; of actors only.
-
-        Every process plays its own episodes.
-        """
+        """Measures the mean return of episodes without noise; of actors only."""
         if self._evaluator is None:
             return ()
         return self._evaluator.score(
@@ -109,19 +96,14 @@ class Training(Learner, training.Training):
         )
 
     def samples(self) -> bytes | None:
-        """Returns a film of one episode, as animated PNG, or None without OpenGL."""
         if self._evaluator is None:
             return None
         return self._evaluator.film(self.policy_spec, self.policy_weights())
 
     def flops(self) -> int:
-        """Returns the floating-point operations of one transition in a step."""
-        return networks.training_flops(
-            self.policy, self.critic, self.torso, self.policy_spec
-        )
+        return training_flops(self.policy, self.critic, self.torso, self.policy_spec)
 
     def close(self) -> None:
-        """Terminates actors and environments; the exit of the process does so too."""
         for each in self.experiences:
             each.close()
         if self._evaluator is not None:

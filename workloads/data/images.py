@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,11 +20,6 @@ import replicator
 from workloads.data import sources
 from workloads.data.sources import TRAIN_SPLIT, fold, open_source, shard
 from workloads.spec import SYNTHETIC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +64,7 @@ _NUM_LEVELS = 256
 
 
 class Images:
-    """A data set of labelled images, or random ones.
-
-    Attributes:
-      source: The data set; None for synthetic images.
-      augmentation: How training images are augmented, and all are normalised.
-    """
+    """A data set of labelled images, or random ones."""
 
     def __init__(
         self,
@@ -85,15 +75,6 @@ class Images:
         seed: int,
         augmentation: Augmentation | None = None,
     ) -> None:
-        """Opens the data.
-
-        Args:
-          repl: The replicator that is fed; None where no training is.
-          config: An ``ImageConfig``.
-          data: The name of a data set, or ``synthetic``.
-          seed: Determines order and augmentation.
-          augmentation: None for that of the data set: the digits have their own.
-        """
         self._config, self._seed = config, seed
         self._feeds_gpus = repl is not None and repl.feeds_gpus
         self.source = None if data == SYNTHETIC else open_source(data)
@@ -108,10 +89,9 @@ class Images:
     def batches(
         self, context: replicator.InputContext, num_examples: int
     ) -> tf.data.Dataset:
-        """Returns shuffled and augmented batches of this pipeline's share, endless.
+        """Returns shuffled and augmented batches of this pipeline's shard, endless.
 
-        Every epoch reads each example of the pipeline's shard once, in a new order. The
-        same seed gives the same batches, in the same order, on every backend.
+        The same seed gives the same batches, in the same order, on every backend.
         """
         num_threads = self._config.num_input_threads
         if self._feeds_gpus:
@@ -142,11 +122,7 @@ class Images:
         return sources.prefetched(dataset, context, num_threads)
 
     def whole_split(self, split: str, num_examples: int) -> tf.data.Dataset:
-        """Returns one pass over a split, in stored order.
-
-        The last batch is padded with zeros to ``num_examples`` rows, and ``is_example``
-        [examples] bool distinguishes examples from padding.
-        """
+        """Returns one pass over a split; ``is_example`` tells examples from padding."""
         assert self.source is not None
         num_threads = self._config.num_input_threads
         dataset = self.source.read(split, threads=num_threads)
@@ -156,26 +132,11 @@ class Images:
         return dataset.prefetch(1).with_options(options)
 
     def normalised(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns a replica's batch with the images that a network takes.
-
-        Called in the step, so that pixels are sent to the device as they are stored.
-        """
+        """Returns a batch with normalised images; called in the step."""
         if batch["image"].dtype != tf.uint8:
             return batch
         pixels = tf.cast(batch["image"], tf.float32)
         return {**batch, "image": self._normalise(pixels)}
-
-    def predictions(
-        self, predict: Callable[[tf.Tensor], tf.Tensor]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields what is predicted of the held-out split, and its labels."""
-        if self.source is None:  # random images have no labels to be found
-            return
-        size = self._config.evaluation_batch_size
-        for batch in self.whole_split(self.source.evaluation_split, size):
-            is_example = batch["is_example"].numpy()
-            predicted = predict(batch["image"]).numpy()
-            yield predicted[is_example], batch["label"].numpy()[is_example]
 
     def _labelled(self, dataset: tf.data.Dataset, num_threads: int) -> tf.data.Dataset:
         """Returns examples whose labels are checked, int32."""
@@ -201,10 +162,8 @@ class Images:
     ) -> tf.data.Dataset:
         """Returns batches of images; ``stream`` of random crops, None of central ones.
 
-        Small images of one stored size (digits, CIFAR) are cropped and resized a batch
-        at a time by one kernel: op by op they would take more time than the step leaves
-        on cores that the replicas use too. Large images are decoded one by one, and a
-        JPEG only inside its crop.
+        Small images of one size are cropped a batch at a time by one kernel: op by op
+        would take longer than the step leaves. A JPEG is decoded inside its crop.
         """
         assert self.source is not None
         height, width = self.source.image_shape[:2]
@@ -278,10 +237,7 @@ def decoded(encoded: Any, encoding: str | None, shape: tuple[int | None, ...]) -
 def boxes(
     num_images: int, augmentation: Augmentation, seed: tf.Tensor | None
 ) -> tf.Tensor:
-    """Returns crops as ``tf.image.crop_and_resize`` takes them, central without seed.
-
-    Area and log-aspect are uniform; a side longer than the image is clipped to it.
-    """
+    """Returns crops for ``tf.image.crop_and_resize``: uniform area and log-aspect."""
     if seed is None:
         margin = (1.0 - augmentation.evaluation_crop) / 2
         box = [margin, margin, 1.0 - margin, 1.0 - margin]
@@ -310,11 +266,7 @@ def decoded_crop(
     encoding: str | None,
     image_size: int,
 ) -> tf.Tensor:
-    """Decodes a crop of one large image; float32, in [0, 255].
-
-    Without a seed it is the central square, whose side is ``evaluation_crop`` of the
-    shorter side, as published (256 to 224 pixels).
-    """
+    """Decodes a crop of one large image, in [0, 255]; central without a seed."""
     if encoding == "jpeg":
         shape = tf.io.extract_jpeg_shape(encoded)
     else:

@@ -29,7 +29,6 @@ _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
 def is_folder(name: str) -> bool:
-    """Whether a data set name names a folder."""
     return name.startswith(PREFIX)
 
 
@@ -39,11 +38,7 @@ def absolute_folder(name: str) -> str:
 
 
 def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
-    """Lists a folder of images and checks the first bytes of each.
-
-    Returns path and label of each image by split, and ``jpeg`` or ``png`` if all images
-    are that, else None.
-    """
+    """Returns path and label of each image by split, and the common encoding."""
     path = _folder_path(name)
     if not path.is_dir():
         raise ValueError(
@@ -138,10 +133,7 @@ _CHANNELS = ("1", "3", "4")
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns where what is made of the embedded data is kept.
-
-    ``REPLICATOR_DATA_DIR`` if set, else ``~/.cache/replicator-harness/tfds``.
-    """
+    """Returns ``REPLICATOR_DATA_DIR``, else a folder in ``~/.cache``."""
     if configured := os.environ.get("REPLICATOR_DATA_DIR"):
         return pathlib.Path(configured)
     return pathlib.Path.home() / ".cache" / "replicator-harness" / "tfds"

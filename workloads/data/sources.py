@@ -1,4 +1,4 @@
-"""Data sets, each in one fixed order: the embedded ones, folders of images, TFDS."""
+"""Data sets, each in one fixed order: embedded ones, folders of images, TFDS, text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.data import names
+from workloads.data import names, text_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,33 +38,22 @@ class Examples:
     splits: Mapping[str, Mapping[str, np.ndarray]]
 
     def num_examples(self, split: str) -> int:
-        """Returns the examples of a split."""
         return len(next(iter(self.splits[split].values())))
 
     @property
     def num_train_examples(self) -> int:
-        """Examples of the training split."""
         return self.num_examples(TRAIN_SPLIT)
 
     @property
     def num_evaluation_examples(self) -> int:
-        """Examples of the held-out split."""
         return self.num_examples(self.evaluation_split)
 
     def read(
         self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
     ) -> tf.data.Dataset:
-        """Returns the examples of a part of a split, once.
+        """Returns the examples of a part of a split, once: dicts with ``example_id``.
 
-        Args:
-          split: Its name.
-          part: The range of examples.
-          seed: Of the order in which files are opened in training; None for the stored
-            order.
-          threads: For what is not in memory.
-
-        Returns:
-          Dicts of features, and ``example_id``: int64, its own in the split.
+        ``seed`` is of the order in which files are opened; None for the stored order.
         """
         del seed, threads  # all is in memory
         found = {name: values[part] for name, values in self.splits[split].items()}
@@ -91,7 +80,6 @@ class Source(Examples):
     image_shape: tuple[int | None, ...] = (None, None, 3)
 
     def explain(self, error: Exception) -> str | None:
-        """Describes in one line how the data made a step fail; see ``Examples``."""
         outside = _OUTSIDE.search(str(error))
         if outside is None:
             return None
@@ -113,7 +101,6 @@ class FolderSource(Source):
     def read(
         self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
     ) -> tf.data.Dataset:
-        """Reads files of which ``splits`` has the paths; see ``Examples.read``."""
         dataset = Source.read(self, split, part)
         if seed is not None:
             order = fold(seed, SHUFFLE_STREAM, 0)
@@ -125,7 +112,6 @@ class FolderSource(Source):
         )
 
     def explain(self, error: Exception) -> str | None:
-        """Also names the first image that cannot be decoded."""
         if reason := Source.explain(self, error):
             return reason
         paths = (path for split in self.splits.values() for path in split["image"])
@@ -153,13 +139,11 @@ class PreparedSource(Source):
     builder: Any  # The TFDS builder.
 
     def num_examples(self, split: str) -> int:
-        """Returns the examples of a split."""
         return int(self.builder.info.splits[split].num_examples)
 
     def read(
         self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
     ) -> tf.data.Dataset:
-        """Reads records, with hashes of their names in TFDS; see ``Examples.read``."""
         import tensorflow_datasets as tfds
 
         dataset = self.builder.as_dataset(
@@ -195,7 +179,6 @@ class PreparedSource(Source):
         return dataset.map(with_id)
 
     def ids(self, part: slice = _WHOLE) -> tf.data.Dataset:
-        """Returns the ids of training examples; nothing is decoded."""
         dataset = self.read(TRAIN_SPLIT, part)
         return dataset.map(lambda example: example["example_id"])
 
@@ -214,10 +197,9 @@ _MOST_INK = 16  # scikit-learn's pixels count ink from 0 to 16
 
 
 def _open_digits() -> Source:
-    """Opens 1,797 real handwritten digits of 8 x 8 pixels, as PNG.
+    """Opens scikit-learn's 1,797 digits of 8 x 8 pixels (Alpaydin & Kaynak 1998).
 
-    Needs no network: the pixels come with scikit-learn (UCI ML hand-written digits,
-    Alpaydin and Kaynak 1998, test part), which is not imported, as that takes seconds.
+    scikit-learn is not imported, as that takes seconds.
     """
     from PIL import Image  # comes with matplotlib
 
@@ -254,11 +236,7 @@ def _open_digits() -> Source:
 
 
 def stratified_split(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Splits the digits so that both parts have the same class proportions.
-
-    Digits are sorted by class, and about every fifth is held out, evenly spaced. No
-    random numbers are used, so the split cannot change with a library's version.
-    """
+    """Holds out about every fifth digit of each class, evenly spaced."""
     by_class = np.argsort(labels, kind="stable")
     # A position is held out where the running quota passes the next integer.
     quota = np.arange(len(labels) + 1) * NUM_TEST_DIGITS // len(labels)
@@ -269,12 +247,9 @@ def stratified_split(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 def in_stored_order(split: str, keys: Iterable[Any]) -> list[Any]:
     """Returns keys of examples in the order in which TFDS would store these."""
-    start = hashlib.md5(split.encode(), usedforsecurity=False)
 
     def hash_of(key: Any) -> bytes:
-        own = start.copy()
-        own.update(str(key).encode())
-        return own.digest()
+        return hashlib.md5(f"{split}{key}".encode(), usedforsecurity=False).digest()
 
     return sorted(keys, key=hash_of)
 
@@ -315,6 +290,41 @@ def _open_prepared(name: str) -> PreparedSource:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource(Examples):
+    """Pieces of files: ``text`` [pieces, 1024] uint8, and ``file``, a number."""
+
+    description: str  # How much text it is, of which release, and its digest.
+
+
+def open_text(name: str) -> TextSource:
+    """Opens the Python files of TensorFlow, some held out, in pieces of 1,024 bytes."""
+    if name != text_files.NAME:
+        text_files.check(name)
+    version, found = text_files.version(), text_files.read()
+    pieces: dict[str, dict[str, tuple[int, bytes]]] = {TRAIN_SPLIT: {}, "test": {}}
+    for index, file in enumerate(found):
+        part = pieces["test" if file.is_held_out else TRAIN_SPLIT]
+        for number, chunk in enumerate(file.chunks):
+            part[f"{file.path}:{number}"] = index, chunk
+    splits = {}
+    for split, by_key in pieces.items():
+        order = in_stored_order(split, by_key)
+        files, chunks = zip(*(by_key[key] for key in order), strict=True)
+        text = np.frombuffer(b"".join(chunks), np.uint8)
+        splits[split] = {
+            "text": text.reshape(-1, text_files.CHUNK_SIZE),
+            "file": np.array(files),
+        }
+    num_bytes = sum(len(file.content) for file in found)
+    return TextSource(
+        name=name,
+        splits=splits,
+        description=f"{len(found)} files, {num_bytes} bytes of tensorflow {version}, "
+        f"SHA-256 {text_files.digest_of(found)}",
+    )
+
+
 def _held_out(name: str, splits: Iterable[str]) -> str:
     """Returns the first that exists; the test labels of ImageNet are not public."""
     held_out = next((s for s in names.EVALUATION_SPLITS if s in splits), None)
@@ -335,11 +345,9 @@ _PREFETCHED_STEPS = 2
 
 
 def shard(source: Examples, context: replicator.InputContext) -> slice:
-    """Returns the shard of the training split that one pipeline reads.
+    """Returns the range of training examples that one pipeline reads.
 
-    Shards are contiguous ranges whose sizes differ by at most one example. The stored
-    order is random, so each range is a random sample; a pipeline skips the other ranges
-    instead of reading and dropping them.
+    The stored order is random, so each contiguous range is a random sample.
     """
     total, count = source.num_train_examples, context.num_input_pipelines
     if count > total:
@@ -376,10 +384,7 @@ def prefetched(
 
 
 def repeated(batch: dict[str, tf.Tensor], size: int, threads: int) -> tf.data.Dataset:
-    """Returns one cached batch without end: no reading, no decoding.
-
-    Its ``example_id`` are -1, because there are no examples to distinguish.
-    """
+    """Returns one cached batch without end; its ``example_id`` are -1."""
     ids = tf.fill([size], tf.constant(-1, tf.int64))
     dataset = tf.data.Dataset.from_tensors({**batch, "example_id": ids})
     options = replicator.default_data_options(num_threads=threads)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 PACKAGE = "tensorflow"
+NAME = "tensorflow_source"
 CHUNK_SIZE = 1024
 """Bytes of an example: files are cut into pieces of this length, from their start."""
 
@@ -29,8 +30,6 @@ _ONE_IN = 20  # files are held out
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """A file of the text."""
-
     path: str  # Relative to the folder of installed packages, with slashes.
     content: bytes  # Its bytes.
 
@@ -125,6 +124,6 @@ def _distribution() -> Any:
 def check(name: str) -> None:
     """Raises, since a name that is not built in is no text."""
     raise ValueError(
-        f"data {name!r} is not a text: use 'tensorflow_source', the Python files of "
+        f"data {name!r} is not a text: use {NAME!r}, the Python files of "
         "the installed TensorFlow, or 'synthetic'"
     )

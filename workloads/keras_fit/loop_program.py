@@ -36,12 +36,7 @@ class _EndOfLoop(BaseException):
 
 
 class _Turns(keras.callbacks.Callback):
-    """Waits before each batch, and passes its logs on.
-
-    Attributes:
-      asked: Whether a further step is asked for, one by one.
-      found: Number and mean loss of each step, or an error.
-    """
+    """Waits before each batch, and passes its logs on."""
 
     # Keras calls on_train_batch_end in its executor then, as without any callback.
     async_safe = True
@@ -54,18 +49,15 @@ class _Turns(keras.callbacks.Callback):
         self._first_step = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes which step is the first of the epoch."""
         del logs
         self._first_step = epoch * self._steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Waits until the step is asked for."""
         del batch, logs
         if not self.asked.get():
             raise _EndOfLoop
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Passes the mean loss of the epoch so far on."""
         self.found.put((self._first_step + batch, float((logs or {})["loss"])))
 
 
@@ -75,7 +67,6 @@ class FitLoop:
     def __init__(
         self, model: keras.Model, dataset: Any, *, steps_per_epoch: int
     ) -> None:
-        """Prepares; ``fit`` is called for the first step."""
         self._turns = turns = _Turns(steps_per_epoch)
         self._num_started = self._num_read = 0
         self._steps_per_epoch = steps_per_epoch
@@ -101,10 +92,7 @@ class FitLoop:
         self._thread = threading.Thread(target=train, name="fit", daemon=True)
 
     def start(self) -> Callable[[], float]:
-        """Starts a step; returns a function that waits for it and returns its loss.
-
-        The functions are to be called in the order of the steps.
-        """
+        """Starts a step; returns what waits for its loss, to be called in order."""
         if not self._num_started:
             self._thread.start()
         self._num_started += 1
@@ -127,7 +115,6 @@ class FitLoop:
         return loss
 
     def close(self) -> None:
-        """Ends ``fit`` before its next step."""
         self._turns.asked.put(False)
         if self._thread.is_alive():
             self._thread.join()
@@ -158,11 +145,7 @@ class KerasProgram(StepProgram):
             self.compute_dtype = "float32"
 
     def _input_mode(self) -> replicator.InputReplicationMode:
-        """Returns which replicas each pipeline feeds, as the loop reads it.
-
-        ``fit`` reads one in its program, which sends batches to workers that only serve
-        TensorFlow.
-        """
+        """``fit`` reads one pipeline, also for workers that only serve TensorFlow."""
         mode = replicator.InputReplicationMode
         is_served = self._repl.num_programs < self._repl.num_workers
         return mode.SINGLE if self._is_fit and is_served else mode.PER_WORKER
@@ -189,17 +172,12 @@ class KerasProgram(StepProgram):
         )
 
     def run(self, num_steps: int = 1) -> float:
-        """Runs steps and returns the last loss, its mean over the global batch.
-
-        The loss of ``fit`` includes what layers add, such as penalties on weights.
-        """
         if not self._is_fit:
             return super().run(num_steps)
         readers = [self.dispatch() for _ in range(num_steps)]
         return [read() for read in readers][-1]
 
     def dispatch(self) -> Callable[[], float]:
-        """Starts a step; see ``StepProgram.dispatch``."""
         if not self._is_fit:
             return super().dispatch()
         with self._explained():
@@ -216,7 +194,6 @@ class KerasProgram(StepProgram):
         return read_loss
 
     def close(self) -> None:
-        """Ends ``fit``."""
         if self._loop is not None:
             self._loop.close()
 
@@ -246,7 +223,6 @@ class Training(KerasTraining):
         self._make(repl, lambda: _own_model(config))
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, each for one replica."""
         dataset = _function(self.data)()
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(  # noqa: TRY004 (of the user's function, not of a call)

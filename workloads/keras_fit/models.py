@@ -110,10 +110,7 @@ _NO_PRODUCTS = (
 
 
 def training_flops(model: Any) -> int | None:
-    """Returns the floating-point operations of one example in a training step.
-
-    Two per multiply-add; three passes, less the gradient of the pixels.
-    """
+    """Returns the floating-point operations of one example in a training step."""
     found = []
     for layer in layers_of(model):
         if isinstance(layer, _KERNELS):

@@ -16,15 +16,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
+from workloads import spec
 from workloads.keras_fit.study import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
-from workloads.spec import (
-    STATISTICS,
-    EquivalenceCheck,
-    PresetInfo,
-    TrainingConfig,
-    WorkloadInfo,
-    limited,
-)
+from workloads.spec import limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +27,7 @@ AS_WRITTEN: Final = "as_written"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnModelConfig(TrainingConfig):
+class OwnModelConfig(spec.TrainingConfig):
     """How a model of the user's is trained."""
 
     model: str = ""  # ``MODULE:FUNCTION``, a function that returns the compiled model.
@@ -43,11 +37,11 @@ class OwnModelConfig(TrainingConfig):
     # Of layers that name none; ``as_written`` leaves the policy alone.
     compute_dtype: str = limited(AS_WRITTEN, choices=(AS_WRITTEN, *COMPUTE_DTYPES))
     # ``cross_replica`` sets ``synchronized`` of Keras' layers.
-    batch_norm: str = limited("local", choices=STATISTICS)
+    batch_norm: str = limited("local", choices=spec.STATISTICS)
 
     def __post_init__(self) -> None:
         # Of a class with slots, super() finds another class.
-        TrainingConfig.__post_init__(self)
+        spec.TrainingConfig.__post_init__(self)
         check_jit_of_fit(self.jit)
 
 
@@ -61,7 +55,7 @@ def keras_workload(
     num_measured_steps: int = 30,
     example_unit: str = "examples",
     version: str = "1",
-) -> WorkloadInfo:
+) -> spec.WorkloadInfo:
     """Returns a workload that trains a compiled Keras model.
 
     Args:
@@ -80,7 +74,7 @@ def keras_workload(
       ValueError: A function cannot be found again by the process of a trial.
     """
     made = reference(data)
-    return WorkloadInfo(
+    return spec.WorkloadInfo(
         name=name,
         version=version,
         example_unit=example_unit,
@@ -88,7 +82,7 @@ def keras_workload(
         train="workloads.keras_fit.loop_program",
         program="workloads.keras_fit.loop_program:KerasProgram",
         presets=(
-            PresetInfo(
+            spec.PresetInfo(
                 name="own",
                 description="as it is written",
                 data=made,
@@ -103,7 +97,7 @@ def keras_workload(
         builtin_data=(made,),
         other_data="no other",
         # Deep networks at their initial weights amplify rounding to percents.
-        equivalence=EquivalenceCheck(
+        equivalence=spec.EquivalenceCheck(
             options={
                 "compute_dtype": "float64",
                 "batch_norm": "cross_replica",

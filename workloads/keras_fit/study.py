@@ -9,24 +9,9 @@ import ast
 import dataclasses
 from pathlib import Path
 
+from workloads import spec
 from workloads.resnet50.study import METRICS
-from workloads.spec import (
-    EXACT,
-    GPU,
-    JIT_OFF,
-    LAPTOP,
-    OF_BATCH_NORM,
-    OF_DTYPE,
-    OF_IMAGE_SIZE,
-    SMOKE,
-    SYNTHETIC,
-    EquivalenceCheck,
-    ImageConfig,
-    WorkloadInfo,
-    check_choice,
-    check_range,
-    limited,
-)
+from workloads.spec import limited
 
 COMPUTE_DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 LOOPS = ("fit", "run")
@@ -59,23 +44,20 @@ APPLICATIONS = (
 
 def check_jit_of_fit(jit: str) -> None:
     """Raises unless XLA is to compile nothing."""
-    if jit != JIT_OFF:
+    if jit != spec.JIT_OFF:
         raise ValueError(
             f"option jit={jit!r}: compile() of Keras takes a whole step or nothing; "
-            f"use jit {JIT_OFF!r}, or jit_compile=True in a model of yours"
+            f"use jit {spec.JIT_OFF!r}, or jit_compile=True in a model of yours"
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class KerasFitConfig(ImageConfig):
-    """Settings of the model and of its training.
+class KerasFitConfig(spec.ImageConfig):
+    """Settings of the model and of its training."""
 
-    ``batch_norm`` ``cross_replica`` sets ``synchronized`` of Keras' layers.
-    """
-
-    image_size: int = limited(224, OF_IMAGE_SIZE)
+    image_size: int = limited(224, spec.OF_IMAGE_SIZE)
     num_classes: int = limited(1000, "outputs, whatever the data set has", low=1)
-    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
+    compute_dtype: str = limited("float32", spec.OF_DTYPE, choices=COMPUTE_DTYPES)
     model: str = limited(
         "ResNet50",
         "a name of keras.applications, or FILE.py:FUNCTION, a function without"
@@ -94,13 +76,13 @@ class KerasFitConfig(ImageConfig):
     evaluation_batch_size: int = limited(128, "examples per evaluation step", low=1)
 
     def __post_init__(self) -> None:
-        ImageConfig.__post_init__(self)
-        check_choice("input_dtype", self.input_dtype, ("float32",))
+        spec.ImageConfig.__post_init__(self)
+        spec.check_choice("input_dtype", self.input_dtype, ("float32",))
         check_jit_of_fit(self.jit)
         if self.function is None:
-            check_choice("model", self.model, APPLICATIONS)
+            spec.check_choice("model", self.model, APPLICATIONS)
             smallest = _SMALLEST_OF.get(self.model, _SMALLEST)
-            check_range("image_size", self.image_size, low=smallest)
+            spec.check_range("image_size", self.image_size, low=smallest)
         else:
             self._check_function(*self.function)
 
@@ -134,7 +116,7 @@ _CPU_PRESET = KerasFitConfig(
 )
 
 
-WORKLOAD = WorkloadInfo(
+WORKLOAD = spec.WorkloadInfo(
     name="keras_fit",
     version="1",
     example_unit="images",
@@ -143,24 +125,28 @@ WORKLOAD = WorkloadInfo(
     program="workloads.keras_fit.loop_program:KerasProgram",
     presets=(
         dataclasses.replace(
-            SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)
+            spec.SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)
         ),
         dataclasses.replace(
-            LAPTOP, config=dataclasses.replace(_CPU_PRESET, image_size=64)
+            spec.LAPTOP, config=dataclasses.replace(_CPU_PRESET, image_size=64)
         ),
         dataclasses.replace(
-            GPU,
+            spec.GPU,
             config=KerasFitConfig(compute_dtype="mixed_bfloat16", num_input_threads=8),
         ),
     ),
     default_preset="laptop",
-    builtin_data=("digits", SYNTHETIC),
+    builtin_data=("digits", spec.SYNTHETIC),
     metrics=METRICS,
     needs=("fit",),
     no_update_because="Keras updates inside fit",
-    equivalence=EquivalenceCheck(
-        options={**EXACT, "compute_dtype": "float64", "batch_norm": "cross_replica"},
-        remark=f"{OF_BATCH_NORM}, in float64, without dropout",
+    equivalence=spec.EquivalenceCheck(
+        options={
+            **spec.EXACT,
+            "compute_dtype": "float64",
+            "batch_norm": "cross_replica",
+        },
+        remark=f"{spec.OF_BATCH_NORM}, in float64, without dropout",
     ),
     # Deep networks of Keras do at their initial weights, to percents.
     amplifies_rounding=True,

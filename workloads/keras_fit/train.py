@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 
 class KerasTraining(training.Training):
-    """A compiled model with its optimizer on one replicator.
-
-    Attributes:
-      is_fit: Whether ``fit`` of Keras has the loop.
-      model: The compiled Keras model; its variables belong to the replicator.
-      optimizer: The model's; wrapped for a loop over ``repl.run``.
-    """
+    """A compiled model with its optimizer on one replicator."""
 
     def _make(self, repl: replicator.Replicator, make: Callable[[], Any]) -> None:
-        """Makes the model in the scope that its loop needs."""
         self.is_fit = self.config.loop == "fit"
         with repl.context(), repl.scope() if self.is_fit else contextlib.nullcontext():
             self.model = make()
@@ -45,7 +38,6 @@ class KerasTraining(training.Training):
         self._variables = self.model.trainable_variables
 
     def flops(self) -> int | None:
-        """Returns the floating-point operations of one example in a training step."""
         return models.training_flops(self.model)
 
     def match(self, num_replicas: int) -> None:
@@ -86,11 +78,9 @@ class Training(KerasTraining, training.ImageTraining):
 
     @staticmethod
     def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-        """Returns images and labels."""
         return batch["image"], batch["label"]
 
     def step_fn(self, batch: Any) -> dict[str, tf.Tensor]:
-        """One training step of one replica; also names its examples."""
         return {**super().step_fn(batch), "example_id": batch["example_id"]}
 
 

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from workloads import child_process
+from workloads import child_environment
 from workloads.data import names, sources
 from workloads.metrics.evaluator import FeatureExtractor, digest_arrays
 
@@ -52,7 +52,6 @@ KERNELS = {
 
 
 def forward(weights: Any, images: Any, dropout_seed: Any = None) -> Any:
-    """Returns features and logits of images."""
     values = images
     for index in range(3):
         kernel, bias = weights[f"conv_{index}/kernel"], weights[f"conv_{index}/bias"]
@@ -83,10 +82,7 @@ def initial_weights() -> dict[str, np.ndarray]:
 
 
 def train(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns trained weights.
-
-    Adam with a cosine decay; each digit is moved by at most one pixel.
-    """
+    """Returns trained weights."""
     weights = {name: tf.Variable(v) for name, v in initial_weights().items()}
     variables = list(weights.values())
     num_steps = NUM_EPOCHS * (len(images) // GLOBAL_BATCH_SIZE)
@@ -132,8 +128,7 @@ def with_unit_features(
 ) -> dict[str, np.ndarray]:
     """Returns weights of the same logits whose features have mean square 1.
 
-    The kernel distance depends on the scale of features, which training does not fix:
-    rectified values can be divided by a factor that multiplies the next kernel.
+    The kernel distance depends on the scale of features, which training does not fix.
     """
     features, _ = forward(weights, images.astype(np.float32) / 255.0)
     scale = np.sqrt(np.mean(np.square(features.numpy()), dtype=np.float64))
@@ -148,7 +143,6 @@ def with_unit_features(
 
 
 def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a split of the embedded digits."""
     examples = sources.open_source("digits").splits[split]
     images = [tf.io.decode_png(encoded).numpy() for encoded in examples["image"]]
     return np.stack(images), examples["label"]
@@ -157,9 +151,7 @@ def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
 class DigitsExtractor(FeatureExtractor):
     """Three convolutions and two dense layers, trained on the 1,438 training digits.
 
-    Features are the 32 values before the logits of the ten digits, with mean square 1.
-    Images of other sizes are averaged over areas to 8 x 8, and colours over channels,
-    so a score compares digits at their original resolution, and says nothing about
+    Images are averaged over channels and areas to 8 x 8: a score says nothing about
     finer details.
     """
 
@@ -172,7 +164,6 @@ class DigitsExtractor(FeatureExtractor):
         self._forward = tf.function(self._features_and_logits)
 
     def preparation(self, image_shape: tuple[int, ...]) -> str:
-        """Describes how images become 8 x 8 grey values."""
         height, width, num_channels = image_shape
         size = IMAGE_SIZE
         resizing = "as stored" if height == width == size else "resized by area"
@@ -193,13 +184,8 @@ class DigitsExtractor(FeatureExtractor):
 def prepare_digits() -> pathlib.Path:
     """Trains the digits classifier on first use, in a few seconds; returns its file.
 
-    No TensorFlow op runs in this process: replicators create virtual devices, which
-    must be done before the first op.
-
-    The weights are stored with the embedded data, under a name that changes with the
-    code and the TensorFlow version that train them. A different kind of machine rounds
-    differently and gets different weights, with a different digest: to compare scores
-    of two machines, copy the file.
+    No op runs in this process, so that replicators can create virtual devices. Another
+    kind of machine rounds differently: to compare scores of two, copy the file.
     """
     path = cache_path()
     if path.is_file():
@@ -237,7 +223,6 @@ def open_digits() -> DigitsExtractor:
 
 
 def cache_path() -> pathlib.Path:
-    """Returns the path of the weights."""
     code = pathlib.Path(__file__).read_bytes()
     tensorflow = importlib.metadata.version("tensorflow")
     key = hashlib.sha256(code + tensorflow.encode()).hexdigest()[:_KEY_LENGTH]
@@ -249,7 +234,7 @@ def _train(path: pathlib.Path) -> None:
     # Flags of TensorFlow and XLA change the bits; that process does not inherit ours.
     variables = {
         name: value
-        for name, value in child_process.environment().items()
+        for name, value in child_environment().items()
         if not name.startswith(("TF_", "XLA_"))
     }
     title = "training the digits classifier"

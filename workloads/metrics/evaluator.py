@@ -24,8 +24,6 @@ _CHANNELS = (1, 3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """The output of a network for images."""
-
     # [num_examples, num_features], float32; for ``fid`` and ``kid``.
     features: np.ndarray
     logits: np.ndarray  # [num_examples, num_classes], float32; for ``inception_score``.
@@ -46,7 +44,6 @@ class FeatureExtractor(abc.ABC):
         """Describes the preparation of images of [height, width, channels]."""
 
     def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
-        """Returns features and logits of images."""
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
         batches = [self._forward(images[i : i + num_images_at_once]) for i in starts]
@@ -75,10 +72,7 @@ def check_images(images: np.ndarray) -> None:
 
 
 def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
-    """Converts floating-point images to uint8, as an image file stores them.
-
-    Values are clipped to [low, high] and rounded to the nearest of 256 levels.
-    """
+    """Converts floating-point images to uint8, as an image file stores them."""
     images = np.asarray(images, dtype=np.float32)
     if not np.isfinite(images).all():
         raise ValueError(
@@ -111,16 +105,11 @@ _SHOWN_DIGITS = 16  # of 64 hexadecimal ones
 
 
 class Evaluator:
-    """Stores the features of the reference and scores images against them.
-
-    Attributes:
-      extractor: The network that computes the features.
-    """
+    """Stores the features of the reference and scores images against them."""
 
     def __init__(
         self, extractor: FeatureExtractor, reference: np.ndarray, *, reference_name: str
     ) -> None:
-        """Extracts the features of the reference, such as ``digits/train``."""
         self.extractor = extractor
         self._shape = reference.shape[1:]
         features = extractor.extract(reference).features

@@ -42,7 +42,6 @@ class InceptionExtractor(FeatureExtractor):
         path: pathlib.Path,
         network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
-        """Creates the extractor and runs it once, on a black image."""
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._network = network
         self._forward = tf.function(self._features_and_logits)
@@ -56,7 +55,6 @@ class InceptionExtractor(FeatureExtractor):
             )
 
     def preparation(self, image_shape: tuple[int, ...]) -> str:
-        """Describes how images become 299 x 299 colours."""
         height, width, num_channels = image_shape
         return f"uint8 {height} x {width} x {num_channels}, {PREPARATION}"
 
@@ -80,9 +78,7 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
     """Opens ``classify_image_graph_def.pb``, or TF-GAN's frozen copy of it.
 
-    Nothing is downloaded. The digest of the file is part of every score. Logits are
-    those without bias, as in the published Inception score (Salimans et al. 2016
-    multiply the features by the weights).
+    Logits are those without bias, as in the published score (Salimans et al. 2016).
     """
     path = pathlib.Path(path)
     if not path.is_file():

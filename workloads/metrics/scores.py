@@ -55,7 +55,6 @@ class Moments:
 
     @classmethod
     def of(cls, features: Any) -> Moments:
-        """Returns the moments of an array of examples."""
         features = _check_features(features)
         parts = []
         for start in range(0, len(features), _CHUNK_SIZE):
@@ -67,7 +66,6 @@ class Moments:
         return functools.reduce(cls.merge, parts)
 
     def merge(self, other: Moments) -> Moments:
-        """Returns the moments of the examples of both."""
         if self.mean.shape != other.mean.shape:
             raise ValueError(
                 f"Moments of {len(self.mean)} and of {len(other.mean)} features cannot "
@@ -125,7 +123,6 @@ class Gaussian:
 
     @classmethod
     def of(cls, moments: Moments) -> Gaussian:
-        """Returns the Gaussian with these moments."""
         covariance = moments.covariance
         values, vectors = np.linalg.eigh(covariance)
         # Rounding error of a zero eigenvalue; its root would be 1e8 times that.

@@ -91,10 +91,7 @@ def make(
 
 
 def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the variables of a layer and of those inside, with their paths.
-
-    A path has the attributes that lead to a variable, and its own name.
-    """
+    """Yields variables with their paths: attributes that lead there, and a name."""
     inside: set[int] = set()
     for name, value in vars(layer).items():
         if name.startswith("_"):
@@ -118,7 +115,6 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _examples(source: sources.Source) -> dict[str, np.ndarray]:
-    """Returns all training examples as they are stored."""
     examples = list(source.read(sources.TRAIN_SPLIT))
     pixels = [
         images.decoded(example["image"], source.encoding, source.image_shape)
@@ -129,7 +125,6 @@ def _examples(source: sources.Source) -> dict[str, np.ndarray]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Writes the export that is requested."""
     folder, request = argv
     make(**json.loads(request)).write(Path(folder))
 

@@ -56,7 +56,6 @@ class Export:
 
     @classmethod
     def read(cls, folder: Path) -> Export:
-        """Returns an export."""
         with np.load(folder / ARRAYS, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
@@ -86,7 +85,6 @@ class Export:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
         return sum(
             value.size
             for name, value in self.part("weights").items()
@@ -118,7 +116,6 @@ class Share:
     is_repeated: bool = False  # Whether every step gets the first batch.
 
     def first_batches(self) -> list[Batch]:
-        """Returns the exported batches, one per step."""
         batches = self.export.part("batches")
         own = self._own(batches["label"].shape[1])
         images, labels = batches["image"][:, own], batches["label"][:, own]
@@ -178,10 +175,7 @@ class Share:
             )
 
     def draws(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields what each step of SN-GAN draws: the exported arrays, then its own.
-
-        What the generator needs is there in the steps that update it.
-        """
+        """Yields what each step of SN-GAN draws: the exported arrays, then its own."""
         config, first = self.export.settings["config"], self.first_draws()
         # The batches have another generator.
         rng = np.random.default_rng([self.seed, self.process, 1])
@@ -250,7 +244,7 @@ def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
 
 
 def goyal_rate(export: Export, step: int) -> float:
-    """Returns the learning rate of ResNet-50 (``workloads/resnet50/model.py``)."""
+    """Returns the learning rate of ResNet-50 (``workloads/resnet50/train.py``)."""
     settings, config = export.settings, export.settings["config"]
     batch = settings["num_replicas"] * settings["per_replica_batch_size"]
     steps_per_epoch = settings["num_train_examples"] / batch
@@ -265,7 +259,7 @@ def goyal_rate(export: Export, step: int) -> float:
 
 
 def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
-    """The part of its rate that SN-GAN has (``workloads/sngan/networks.py``)."""
+    """The part of its rate that SN-GAN has (``workloads/sngan/model.py``)."""
     if config["decay_start"] >= 1:
         return 1.0
     left = (1 - step / num_steps) / (1 - config["decay_start"])

@@ -18,12 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from workloads.common import normalization
 from workloads.common import training as training_lib
+from workloads.spec import JIT_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .study import ResNet50Config
 
 NUM_BLOCKS = (3, 4, 6, 3)
 WIDTHS = (64, 128, 256, 512)
@@ -33,25 +34,19 @@ _FC_STDDEV = 0.01
 
 
 class SeededNormal(keras.initializers.Initializer):
-    """Normal values from NumPy, the same on every device and backend.
-
-    Three times as fast as TensorFlow's truncated normal on one core, and He et al. 2015
-    do not truncate.
-    """
+    """Normal values from NumPy, the same on every device; He et al. do not truncate."""
 
     def __init__(self, stddev: float, seed: tuple[int, ...]) -> None:
         self.stddev = stddev
         self.seed = seed
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        """Returns normal values of ``shape``."""
         generator = np.random.Generator(np.random.SFC64(self.seed))
         values = generator.standard_normal(tuple(shape), dtype=np.float32)
         values *= np.float32(self.stddev)
         return tf.convert_to_tensor(values, dtype=dtype or "float32")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
         return {"stddev": self.stddev, "seed": self.seed}
 
 
@@ -69,12 +64,7 @@ def padding(kernel_size: int, strides: int) -> Any:
 
 
 class ConvBatchNorm(keras.layers.Layer):
-    """Convolution without bias, then batch normalization.
-
-    Attributes:
-      kernel: [kernel_size, kernel_size, num_inputs, num_outputs].
-      norm: The normalization; see ``batch_norm.make``.
-    """
+    """Convolution without bias, then batch normalization."""
 
     def __init__(
         self,
@@ -89,8 +79,7 @@ class ConvBatchNorm(keras.layers.Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self.strides = strides
-        self.kernel_size = kernel_size
+        self.strides, self.kernel_size = strides, kernel_size
         self._padding = padding(kernel_size, strides)
         fan_in = kernel_size * kernel_size * num_inputs
         self.kernel = self.add_weight(
@@ -98,13 +87,12 @@ class ConvBatchNorm(keras.layers.Layer):
             shape=(kernel_size, kernel_size, num_inputs, num_outputs),
             initializer=SeededNormal(math.sqrt(2.0 / fan_in), next(seeds)),
         )
-        self.norm = normalization.make(
+        self.norm = training_lib.batch_norm(
             statistics, num_outputs, epsilon=EPSILON, gamma_init=gamma_init
         )
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns the normalized convolution of [batch, height, width, num_inputs]."""
         padding = self._padding
         if padding != "SAME":
             # Padded by hand: with explicit padding, gradients of kernels do not run in
@@ -115,12 +103,7 @@ class ConvBatchNorm(keras.layers.Layer):
 
 
 class Bottleneck(keras.layers.Layer):
-    """Residual block: 1x1, 3x3, 1x1 convolutions beside a shortcut.
-
-    Attributes:
-      convs: The three convolutions, in order.
-      projection: The shortcut's convolution, or None for the identity.
-    """
+    """Residual block: 1x1, 3x3, 1x1 convolutions beside a shortcut."""
 
     def __init__(
         self,
@@ -128,17 +111,17 @@ class Bottleneck(keras.layers.Layer):
         width: int,
         *,
         strides: int,
-        version: str,
-        zero_gamma: bool,
-        statistics: str,
+        config: ResNet50Config,
         seeds: Iterator[tuple[int, int]],
         name: str,
     ) -> None:
         super().__init__(name=name)
-        first, second = (strides, 1) if version == "v1" else (1, strides)
+        first, second = (strides, 1) if config.version == "v1" else (1, strides)
         num_outputs = EXPANSION * width
-        last_gamma = "zeros" if zero_gamma else "ones"
-        conv = functools.partial(ConvBatchNorm, statistics=statistics, seeds=seeds)
+        last_gamma = "zeros" if config.zero_gamma else "ones"
+        conv = functools.partial(
+            ConvBatchNorm, statistics=config.batch_norm, seeds=seeds
+        )
         self.convs = [
             conv(num_inputs, width, kernel_size=1, strides=first),
             conv(width, width, kernel_size=3, strides=second),
@@ -152,7 +135,6 @@ class Bottleneck(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns the block of [batch, height, width, num_inputs]."""
         shortcut = inputs
         if self.projection is not None:
             shortcut = self.projection(inputs, training=training)
@@ -163,41 +145,24 @@ class Bottleneck(keras.layers.Layer):
 
 
 class ResNet50(keras.Model):
-    """The 50-layer residual network of He et al. 2015.
+    """The 50-layer residual network of He et al. 2015; float32 logits of images."""
 
-    Attributes:
-      stem: The 7x7 convolution.
-      blocks: The 16 residual blocks.
-      classifier: The fully connected layer.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_classes: int = 1000,
-        version: str = "v1.5",
-        zero_gamma: bool = True,
-        statistics: str = "local",
-        compute_dtype: str = "float32",
-        pads_pooling: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Creates the variables."""
-        super().__init__(name="resnet50", dtype=compute_dtype)
+    def __init__(self, config: ResNet50Config, *, seed: int = 0) -> None:
+        super().__init__(name="resnet50", dtype=config.compute_dtype)
         # One seed per kernel, in the order of construction.
         seeds = ((seed, number) for number in itertools.count(1))
-        with training_lib.dtype_policy(compute_dtype):
+        with training_lib.dtype_policy(config.compute_dtype):
+            num_channels = WIDTHS[0]
             self.stem = ConvBatchNorm(
                 3,
-                WIDTHS[0],
+                num_channels,
                 kernel_size=7,
                 strides=2,
-                statistics=statistics,
+                statistics=config.batch_norm,
                 seeds=seeds,
                 name="stem",
             )
             self.blocks = []
-            num_channels = WIDTHS[0]
             for group, (width, count) in enumerate(
                 zip(WIDTHS, NUM_BLOCKS, strict=True)
             ):
@@ -206,28 +171,24 @@ class ResNet50(keras.Model):
                         num_channels,
                         width,
                         strides=2 if group and not index else 1,
-                        version=version,
-                        zero_gamma=zero_gamma,
-                        statistics=statistics,
+                        config=config,
                         seeds=seeds,
                         name=f"group_{group}_block_{index}",
                     )
                     self.blocks.append(block)
                     num_channels = EXPANSION * width
             self.classifier = keras.layers.Dense(
-                num_classes,
+                config.num_classes,
                 kernel_initializer=SeededNormal(_FC_STDDEV, next(seeds)),
                 name="classifier",
             )
             self.classifier.build((None, num_channels))
-        self._pool_padding = padding(3, 2)
-        self._pads_pooling = pads_pooling
+        self._pads_pooling = config.jit != JIT_OFF
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns float32 logits."""
         features = tf.nn.relu(self.stem(inputs, training=training))
-        pool_padding = self._pool_padding
+        pool_padding = padding(3, 2)
         if self._pads_pooling:
             lowest = features.dtype.min  # it is never the largest of a window
             features = tf.pad(features, pool_padding, constant_values=lowest)
@@ -256,12 +217,9 @@ def add_weight_decay(
     *,
     weight_decay: float | tf.Tensor,
 ) -> list[Any]:
-    """Returns ``g + weight_decay * w`` for kernels and ``g`` for all else.
+    """Returns ``g + weight_decay * w`` for kernels, ``g`` for vectors, as published.
 
-    This is the gradient of ``loss + weight_decay / 2 * sum(w ** 2)`` without the cost
-    of computing that sum. It is the same on every replica, so averaging over replicas
-    does not change it. Kernels are the variables of rank 2 and above; biases and
-    batch-norm parameters have rank 1 and are not decayed, as published.
+    It is the gradient of the L2 penalty, without the cost of that sum.
     """
     if isinstance(weight_decay, float) and not weight_decay:
         return list(gradients)
@@ -294,11 +252,6 @@ def multiply_adds(model: ResNet50, image_size: int) -> tuple[int, int]:
 
 
 def training_flops(model: ResNet50, image_size: int) -> int:
-    """Returns the floating-point operations of one image in a training step.
-
-    Two per multiply-add. The backward pass has the gradients of weights and of
-    activations, each as large as the forward pass; the gradient of the pixels is not
-    needed.
-    """
+    """Returns the operations of one image in a step; pixels need no gradient."""
     total, stem = multiply_adds(model, image_size)
     return 2 * (3 * total - stem)

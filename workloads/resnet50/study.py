@@ -9,23 +9,8 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from workloads.spec import (
-    EXACT,
-    GPU,
-    LAPTOP,
-    OF_BATCH_NORM,
-    OF_DTYPE,
-    OF_IMAGE_SIZE,
-    OF_INPUT_THREADS,
-    SMOKE,
-    SYNTHETIC,
-    EquivalenceCheck,
-    ImageConfig,
-    Metric,
-    PresetInfo,
-    WorkloadInfo,
-    limited,
-)
+from workloads import spec
+from workloads.spec import limited
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,18 +22,16 @@ DOWNSAMPLING = 32  # the last feature map is image_size / 32 pixels wide
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ResNet50Config(ImageConfig):
+class ResNet50Config(spec.ImageConfig):
     """Settings of computation and training; defaults are the paper's.
 
-    ``num_classes`` is 1000 as published, whatever the data set, so that the network and
-    its gradients keep the published size. ``mixed_float16`` scales the loss
-    dynamically.
+    ``num_classes`` is 1000, whatever the data set: the network's published size.
     """
 
-    image_size: int = limited(224, OF_IMAGE_SIZE)
+    image_size: int = limited(224, spec.OF_IMAGE_SIZE)
     num_classes: int = limited(1000, "outputs, whatever the data set has", low=1)
-    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
-    num_input_threads: int = limited(8, OF_INPUT_THREADS, low=1)
+    compute_dtype: str = limited("float32", spec.OF_DTYPE, choices=COMPUTE_DTYPES)
+    num_input_threads: int = limited(8, spec.OF_INPUT_THREADS, low=1)
     version: str = limited(
         "v1.5",
         "v1.5 strides in the 3x3 convolution of a block (Goyal 2017), v1 in the first"
@@ -82,7 +65,7 @@ class ResNet50Config(ImageConfig):
     evaluation_batch_size: int = limited(128, "examples per evaluation step", low=1)
 
     def __post_init__(self) -> None:
-        ImageConfig.__post_init__(self)
+        spec.ImageConfig.__post_init__(self)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be a multiple of "
@@ -103,11 +86,7 @@ _CPU_PRESET = ResNet50Config(
 
 
 def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
-    """Returns whether each label is among the k largest logits, bool [n].
-
-    Classes that tie at the boundary are all among them. Logits that are not finite
-    recognise nothing.
-    """
+    """Returns whether labels are among the k largest logits, ties included."""
     import numpy as np  # --help reads the names of metrics without it
 
     own = np.take_along_axis(logits, labels[:, np.newaxis], axis=1)
@@ -116,7 +95,7 @@ def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
 
 
 METRICS = (
-    Metric(
+    spec.Metric(
         name="top_1",
         title="Top-1 accuracy",
         unit="ratio",
@@ -124,7 +103,7 @@ METRICS = (
         is_higher_better=True,
         of=functools.partial(is_in_top, k=1),
     ),
-    Metric(
+    spec.Metric(
         name="top_5",
         title="Top-5 accuracy",
         unit="ratio",
@@ -135,7 +114,7 @@ METRICS = (
 )
 
 
-WORKLOAD = WorkloadInfo(
+WORKLOAD = spec.WorkloadInfo(
     name="resnet50",
     version="3",
     example_unit="images",
@@ -143,22 +122,22 @@ WORKLOAD = WorkloadInfo(
     train="workloads.resnet50.train",
     presets=(
         dataclasses.replace(
-            SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)
+            spec.SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)
         ),
         # Linear scaling down to 16 examples gives a rate of 0.006, with which the
         # minutes of a laptop end before the digits are learned.
         dataclasses.replace(
-            LAPTOP,
+            spec.LAPTOP,
             budget="40s",
             config=dataclasses.replace(
                 _CPU_PRESET, image_size=64, learning_rate_per_256=2.0, num_epochs=9.0
             ),
         ),
         dataclasses.replace(
-            GPU,
+            spec.GPU,
             config=ResNet50Config(compute_dtype="mixed_bfloat16", input_dtype="uint8"),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="paper",
             description="the published hyperparameters: 224 px, ImageNet",
             data="imagenet2012",
@@ -167,9 +146,9 @@ WORKLOAD = WorkloadInfo(
         ),
     ),
     default_preset="laptop",
-    builtin_data=("digits", SYNTHETIC),
+    builtin_data=("digits", spec.SYNTHETIC),
     metrics=METRICS,
-    equivalence=EquivalenceCheck(
-        options={**EXACT, "batch_norm": "cross_replica"}, remark=OF_BATCH_NORM
+    equivalence=spec.EquivalenceCheck(
+        options={**spec.EXACT, "batch_norm": "cross_replica"}, remark=spec.OF_BATCH_NORM
     ),
 )

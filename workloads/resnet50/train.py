@@ -7,6 +7,7 @@ The step is code for a single device. ``study.py`` attaches it to the harness.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from workloads.common import command, training
-from workloads.spec import JIT_OFF
 
 from . import model as model_lib
 from . import study
@@ -30,51 +30,33 @@ _NUM_IMAGENET_EXAMPLES = 1_281_167
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
+@dataclasses.dataclass(kw_only=True, eq=False)
 class GoyalSchedule(training.Schedule):
-    """Linear scaling, gradual warmup, step decay.
+    """Linear scaling, gradual warmup, step decay (Goyal et al. 2017, section 5.1).
 
-    The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
-    above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
-    linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
-    It falls to a tenth at epochs 30, 60 and 80 of 90, and in a training of another
-    length after the same fractions of it.
-
-    Attributes:
-      target: Learning rate between the ramp and the first decay.
-      lr_warmup_steps: Length of the ramp in steps; 0 without a ramp.
-      decay_steps: Steps at which the rate falls.
+    Above a global batch of 256 the rate ramps up from ``learning_rate_per_256``, not
+    from zero. It falls to a tenth after 3/9, 6/9 and 8/9 of the training.
     """
 
-    def __init__(
-        self,
-        *,
-        global_batch_size: int,
-        num_train_examples: int,
-        learning_rate_per_256: float = 0.1,
-        lr_warmup_epochs: float = 5.0,
-        num_epochs: float = NUM_EPOCHS,
-    ) -> None:
-        super().__init__(
-            global_batch_size=global_batch_size,
-            num_train_examples=num_train_examples,
-            learning_rate_per_256=learning_rate_per_256,
-            lr_warmup_epochs=lr_warmup_epochs,
-            num_epochs=num_epochs,
-        )
-        self.initial = learning_rate_per_256
-        self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
-        steps_per_epoch = num_train_examples / global_batch_size
-        ramps = global_batch_size > REFERENCE_BATCH_SIZE
-        self.lr_warmup_steps = (
-            math.ceil(lr_warmup_epochs * steps_per_epoch) if ramps else 0
-        )
+    global_batch_size: int
+    num_train_examples: int
+    learning_rate_per_256: float = 0.1
+    lr_warmup_epochs: float = 5.0
+    num_epochs: float = NUM_EPOCHS
+
+    def __post_init__(self) -> None:
+        batch_size = self.global_batch_size
+        self.target = self.learning_rate_per_256 * batch_size / REFERENCE_BATCH_SIZE
+        steps_per_epoch = self.num_train_examples / batch_size
+        self.lr_warmup_steps = 0
+        if batch_size > REFERENCE_BATCH_SIZE:
+            self.lr_warmup_steps = math.ceil(self.lr_warmup_epochs * steps_per_epoch)
         self.decay_steps = tuple(
-            math.ceil(epoch * num_epochs / NUM_EPOCHS * steps_per_epoch)
+            math.ceil(epoch * self.num_epochs / NUM_EPOCHS * steps_per_epoch)
             for epoch in DECAY_EPOCHS
         )
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of an update."""
         step = tf.cast(step, tf.float32)
         # Two nodes: the number of decays so far, and their factor.
         num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
@@ -82,16 +64,11 @@ class GoyalSchedule(training.Schedule):
         if not self.lr_warmup_steps:
             return rate
         progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
-        return rate - (1.0 - progress) * (self.target - self.initial)
+        return rate - (1.0 - progress) * (self.target - self.learning_rate_per_256)
 
 
 class Training(training.ImageTraining):
-    """Data, model, optimizer and step of one replicator.
-
-    Attributes:
-      model: The Keras model; its variables belong to the replicator.
-      optimizer: The wrapped optimizer.
-    """
+    """Data, model, optimizer and step of one replicator."""
 
     def __init__(
         self, repl: replicator.Replicator, config: study.ResNet50Config, **batches: Any
@@ -99,15 +76,7 @@ class Training(training.ImageTraining):
         super().__init__(repl, config, **batches)
         self._is_scaled = config.compute_dtype == "mixed_float16"
         with repl.context():
-            self.model = model_lib.ResNet50(
-                num_classes=config.num_classes,
-                version=config.version,
-                zero_gamma=config.zero_gamma,
-                statistics=config.batch_norm,
-                compute_dtype=config.compute_dtype,
-                pads_pooling=config.jit != JIT_OFF,
-                seed=self.seed,
-            )
+            self.model = model_lib.ResNet50(config, seed=self.seed)
             self.optimizer = repl.wrap_optimizer(
                 self._make_optimizer(),
                 # Small gradients are zero in float16, but not in bfloat16.
@@ -140,7 +109,6 @@ class Training(training.ImageTraining):
         return keras.optimizers.SGD(schedule, momentum=config.momentum)
 
     def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """One training step of one replica; the loss is without weight decay."""
         loss, gradients = self.differentiate(
             {name: batch[name] for name in ("image", "label")}
         )
@@ -153,7 +121,6 @@ class Training(training.ImageTraining):
     def loss_and_gradients(
         self, batch: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the loss, and the gradients of its scaled value."""
         batch = self.images.normalised(batch)
         with tf.GradientTape() as tape:
             logits = self.model(batch["image"], training=True)
@@ -174,7 +141,6 @@ class Training(training.ImageTraining):
         return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
     def flops(self) -> int:
-        """Returns the floating-point operations of one image in a training step."""
         return model_lib.training_flops(self.model, self.config.image_size)
 
 

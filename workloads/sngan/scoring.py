@@ -36,7 +36,6 @@ class Scorer:
     """Scores images of a generator, always from the same latents and classes."""
 
     def __init__(self, config: SNGANConfig, images: Images) -> None:
-        """Opens the extractor and reads the reference, the training images."""
         source = images.source
         assert source is not None  # random images have no quality
         self._config = config

@@ -7,20 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from workloads.spec import (
-    EXACT,
-    GPU_OPTIONS,
-    OF_BATCH_NORM,
-    OF_DTYPE,
-    OF_IMAGE_SIZE,
-    SYNTHETIC,
-    EquivalenceCheck,
-    ImageConfig,
-    Metric,
-    PresetInfo,
-    WorkloadInfo,
-    limited,
-)
+from workloads import spec
+from workloads.spec import limited
 
 LAYOUTS = ("cifar", "imagenet")
 EXTRACTORS = ("digits", "inception")
@@ -31,11 +19,11 @@ FIRST_SIZE = 4  # height and width of the generator's first feature map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SNGANConfig(ImageConfig):
+class SNGANConfig(spec.ImageConfig):
     """Settings of computation and training; the papers' values at 32 px by default."""
 
-    image_size: int = limited(32, OF_IMAGE_SIZE)
-    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
+    image_size: int = limited(32, spec.OF_IMAGE_SIZE)
+    compute_dtype: str = limited("float32", spec.OF_DTYPE, choices=COMPUTE_DTYPES)
     layout: str = limited(
         "cifar",
         "cifar keeps the number of channels over all sizes (Miyato et al. 2018, table"
@@ -85,7 +73,7 @@ class SNGANConfig(ImageConfig):
     )
 
     def __post_init__(self) -> None:
-        ImageConfig.__post_init__(self)
+        spec.ImageConfig.__post_init__(self)
         doublings = self.num_doublings
         if doublings < 1 or FIRST_SIZE << doublings != self.image_size:
             raise ValueError(
@@ -158,21 +146,21 @@ _GENERATED = "num_metric_examples generated images"
 
 
 SCORES = (
-    Metric(
+    spec.Metric(
         name="fid",
         title="FID",
         unit="1",
         protocol=f"{_GENERATED} against the training images",
         is_higher_better=False,
     ),
-    Metric(
+    spec.Metric(
         name="kid",
         title="KID",
         unit="1",
         protocol=f"{_GENERATED} against the training images",
         is_higher_better=False,
     ),
-    Metric(
+    spec.Metric(
         name="inception_score",
         title="Inception Score",
         unit="1",
@@ -183,7 +171,7 @@ SCORES = (
 """Computed by ``workloads/metrics``."""
 
 CLASSIFIED = (
-    Metric(
+    spec.Metric(
         name="recognised",
         title="Recognised",
         unit="ratio",
@@ -195,14 +183,14 @@ CLASSIFIED = (
 """Of the classifier of digits, which was trained on the classes of the data."""
 
 
-WORKLOAD = WorkloadInfo(
+WORKLOAD = spec.WorkloadInfo(
     name="sngan",
     version="3",
     example_unit="images",
     description="class-conditional SN-GAN with projection discriminator, FID",
     train="workloads.sngan.train",
     presets=(
-        PresetInfo(
+        spec.PresetInfo(
             name="smoke",
             description="seconds, for tests: 16 px, 8 channels",
             data="digits",
@@ -217,7 +205,7 @@ WORKLOAD = WorkloadInfo(
                 num_metric_examples=200,
             ),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="laptop",
             description="minutes per sweep on CPU cores: 16 px, 32 channels",
             data="digits",
@@ -227,12 +215,12 @@ WORKLOAD = WorkloadInfo(
             budget="150s",
             config=_DIGITS,
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="gpu",
             description="GPUs such as H100: 128 px, synthetic data",
-            data=SYNTHETIC,
+            data=spec.SYNTHETIC,
             per_replica_batch_size=64,
-            options=GPU_OPTIONS,
+            options=spec.GPU_OPTIONS,
             # Scored as digits, since weights of Inception are a file that a user has to
             # give; synthetic data is not scored.
             config=dataclasses.replace(
@@ -243,7 +231,7 @@ WORKLOAD = WorkloadInfo(
                 input_dtype="uint8",
             ),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="paper",
             description="the published hyperparameters: 128 px, ImageNet",
             data="imagenet2012",
@@ -252,11 +240,11 @@ WORKLOAD = WorkloadInfo(
         ),
     ),
     default_preset="laptop",
-    builtin_data=("digits", SYNTHETIC),
+    builtin_data=("digits", spec.SYNTHETIC),
     metrics=SCORES + CLASSIFIED,
-    equivalence=EquivalenceCheck(
-        options={**EXACT, "batch_norm": "cross_replica"},
-        remark=f"{OF_BATCH_NORM}, and noise by position in it",
+    equivalence=spec.EquivalenceCheck(
+        options={**spec.EXACT, "batch_norm": "cross_replica"},
+        remark=f"{spec.OF_BATCH_NORM}, and noise by position in it",
     ),
     draws_random_numbers=True,
 )

@@ -17,7 +17,8 @@ from workloads.data.images import UNCHANGED
 from workloads.data.names import DIGITS
 from workloads.metrics.digits import prepare_digits
 
-from . import networks, scoring, study
+from . import model as model_lib
+from . import scoring, study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,25 +32,17 @@ _DISCRIMINATOR_SEEDS = 1_000
 
 
 class Training(training.ImageTraining):
-    """Data, networks, optimizers and steps of one replicator.
-
-    Attributes:
-      generator: Maps latents and classes to images.
-      discriminator: Distinguishes them from real ones.
-      averages: Moving averages of the generator's weights; none with ``ema_decay`` 0.
-      noise: What steps draw.
-      cycle: The steps that take turns, as the published code has them.
-    """
+    """Data, networks, optimizers and steps of one replicator."""
 
     def __init__(
         self, repl: replicator.Replicator, config: study.SNGANConfig, **batches: Any
     ) -> None:
         super().__init__(repl, config, augmentation=UNCHANGED, **batches)
-        self.noise = networks.Noise(config)
+        self.noise = model_lib.Noise(config)
         generator_steps = config.num_steps // config.num_discriminator_steps
         with repl.context():
-            self.generator = networks.Generator(config, seed=self.seed)
-            self.discriminator = networks.Discriminator(
+            self.generator = model_lib.Generator(config, seed=self.seed)
+            self.discriminator = model_lib.Discriminator(
                 config, seed=self.seed + _DISCRIMINATOR_SEEDS
             )
             self.averages = [
@@ -80,7 +73,7 @@ class Training(training.ImageTraining):
         num_alone = config.num_discriminator_steps - 1
         self.cycle = (self.both_step, *[self.discriminator_step] * num_alone)
         # Not replicated: it is only used to show the averaged weights.
-        self.shown = networks.Generator(config, seed=self.seed)
+        self.shown = model_lib.Generator(config, seed=self.seed)
         self._show = tf.function(
             lambda latents, labels: self.shown(latents, labels, training=False),
             autograph=False,
@@ -89,13 +82,12 @@ class Training(training.ImageTraining):
 
     @staticmethod
     def prepare(data: str) -> None:
-        """Trains the classifier of the embedded digits."""
         if data == DIGITS:
             prepare_digits()
 
     def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
         config = self.config
-        decay = networks.LinearDecay(
+        decay = model_lib.LinearDecay(
             learning_rate=learning_rate,
             num_steps=num_steps,
             decay_start=config.decay_start,
@@ -109,7 +101,7 @@ class Training(training.ImageTraining):
         """Updates the generator, then the discriminator."""
         count = batch["label"].shape[0] * self.config.generator_batch_factor
         loss, gradients = self.differentiate_generator(
-            *self._draw(count, networks.GENERATOR)
+            *self._draw(count, model_lib.GENERATOR)
         )
         self.generator_optimizer.apply_gradients(
             zip(gradients, self.generator.trainable_variables, strict=True)
@@ -120,15 +112,12 @@ class Training(training.ImageTraining):
         return {**self.discriminator_step(batch), "generator_loss": loss}
 
     def discriminator_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Updates the discriminator of one replica.
-
-        Its hinge loss is 2 where real and generated images cannot be distinguished.
-        """
+        """Updates the discriminator; the loss is 2 if nothing is distinguished."""
         batch = self.images.normalised(batch)
         count = batch["label"].shape[0]
         real = batch["image"] + self.noise.pixels(*batch["image"].shape)
         loss, gradients = self.differentiate_discriminator(
-            real, batch["label"], *self._draw(count, networks.DISCRIMINATOR)
+            real, batch["label"], *self._draw(count, model_lib.DISCRIMINATOR)
         )
         self.discriminator_optimizer.apply_gradients(
             zip(gradients, self.discriminator.trainable_variables, strict=True)
@@ -138,11 +127,10 @@ class Training(training.ImageTraining):
     def generator_gradients(
         self, latents: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the generator's loss and its gradients."""
         with tf.GradientTape() as tape:
             images = self.generator(latents, labels, training=True)
             logits = self.discriminator(images, labels, training=True)
-            loss = networks.generator_loss(logits)
+            loss = model_lib.generator_loss(logits)
         return loss, tape.gradient(loss, self.generator.trainable_variables)
 
     def discriminator_gradients(
@@ -152,7 +140,6 @@ class Training(training.ImageTraining):
         latents: tf.Tensor,
         fake_labels: tf.Tensor,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the discriminator's loss and its gradients."""
         fake = self.generator(latents, fake_labels, training=True)
         images = tf.concat([real, tf.stop_gradient(fake)], axis=0)
         labels = tf.concat([tf.cast(real_labels, tf.int64), fake_labels], axis=0)
@@ -160,7 +147,7 @@ class Training(training.ImageTraining):
         with tf.GradientTape() as tape:
             # One pass for both: no layer of the discriminator mixes examples.
             logits = self.discriminator(images, labels, training=True)
-            loss = networks.discriminator_loss(logits[:count], logits[count:])
+            loss = model_lib.discriminator_loss(logits[:count], logits[count:])
         return loss, tape.gradient(loss, self.discriminator.trainable_variables)
 
     def _draw(self, count: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -169,11 +156,9 @@ class Training(training.ImageTraining):
         return latents, tf.cast(labels, tf.int64)
 
     def flops(self) -> int:
-        """Returns the floating-point operations of one image in a training step."""
-        return networks.training_flops(self.generator, self.discriminator, self.config)
+        return model_lib.training_flops(self.generator, self.discriminator, self.config)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
-        """Scores generated images against the training images."""
         del metrics  # the scorer knows them
         if self.source is None:
             return ()
@@ -182,14 +167,10 @@ class Training(training.ImageTraining):
         return self._scorer.score(self.generate())
 
     def samples(self) -> bytes:
-        """Returns a grid of generated images as PNG: a column per class."""
         return scoring.picture(self.config, self.generate())
 
     def generate(self) -> scoring.Generate:
-        """Returns what makes images now, by the averaged weights if there are any.
-
-        On one device, with the moving statistics of batch norm.
-        """
+        """Returns what makes images now, by the averaged weights if there are any."""
         for shown, variable in zip(
             self.shown.variables, self.generator.variables, strict=True
         ):
@@ -201,11 +182,9 @@ class Training(training.ImageTraining):
         return lambda latents, labels: self._show(latents, labels).numpy()
 
     def match(self, num_replicas: int) -> None:
-        """Lets replicas use rows of what one would draw."""
-        self.noise = networks.Noise(self.config, num_replicas)
+        self.noise = model_lib.Noise(self.config, num_replicas)
 
     def matched_draws(self) -> dict[str, np.ndarray]:
-        """Returns latents, classes and noise of pixels, for all replicas."""
         return self.noise.of_all(self.global_batch_size)
 
 

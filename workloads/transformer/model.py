@@ -7,6 +7,7 @@ Between two parts are the vectors of all tokens of a batch, [sequences * length,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -33,11 +34,7 @@ _LONGEST_WAVE = 10_000.0
 
 
 def dropped(values: tf.Tensor, rate: float, seed: tf.Tensor | None, layer: int) -> Any:
-    """Returns values of which a share is zero, and the rest larger by as much.
-
-    The random numbers are those of a seed, so that a pass that is computed twice drops
-    the same ones.
-    """
+    """Returns values of which a share is zero: the same ones for the same seed."""
     if seed is None or not rate:
         return values
     own = seed + tf.constant([0, layer], tf.int32)
@@ -76,8 +73,8 @@ class Embedding(keras.layers.Layer):
     def call(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns [sequences * length, width] of [sequences, length], int64.
 
-        Every token is replaced by the one before it, the first by zero, which text does
-        not have: what follows predicts each token from those before it.
+        Every token is replaced by the one before it, the first by zero: each token is
+        predicted from those before it.
         """
         before = tf.concat([tf.zeros_like(token[:, :1]), token[:, :-1]], axis=1)
         vectors = self.tokens(before)
@@ -136,7 +133,6 @@ class Block(keras.layers.Layer):
         self.built = True
 
     def call(self, vectors: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns vectors of the same shape as its inputs."""
         rate, place = self._config.dropout, 2 * self._index + 1
         attended = self._attend(self.attention_norm(vectors))
         vectors += dropped(attended, rate, seed, place)
@@ -178,20 +174,12 @@ class Head(keras.layers.Layer):
         self.built = True
 
     def call(self, vectors: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns logits [sequences * length, 256], float32, of the inputs."""
         del seed  # nothing is dropped here
         return tf.cast(self.logits(self.norm(vectors)), tf.float32)
 
 
 class Transformer(keras.Model):
-    """The whole model.
-
-    Attributes:
-      embedding: Its first part.
-      blocks: The parts between, in their order.
-      head: Its last part.
-      stages: The parts of each stage.
-    """
+    """The whole model."""
 
     def __init__(self, config: TransformerConfig, *, seed: int) -> None:
         super().__init__(name="transformer")
@@ -216,7 +204,6 @@ class Transformer(keras.Model):
         self.built = True
 
     def call(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the logits of each token given those before it in its sequence."""
         vectors = token
         for part in (self.embedding, *self.blocks, self.head):
             vectors = part(vectors, seed)
@@ -224,12 +211,7 @@ class Transformer(keras.Model):
 
 
 class Stage:
-    """Parts of the model that follow one another, as a pipeline takes them.
-
-    Attributes:
-      name: For messages.
-      trainable_variables: Those of its parts.
-    """
+    """Parts of the model that follow one another, as a pipeline takes them."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
@@ -239,7 +221,6 @@ class Stage:
         ]
 
     def __call__(self, values: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        """Returns vectors, or logits, of tokens, or vectors."""
         vectors, *seeds = values
         for part in self._parts:
             vectors = part(vectors, seeds[0][0] if seeds else None)
@@ -253,16 +234,15 @@ def _norm(name: str, width: int) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
+@dataclasses.dataclass(kw_only=True, eq=False)
 class InverseSquareRoot(training.Schedule):
-    """``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`` (section 5.3).
+    """``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`` (section 5.3)."""
 
-    A linear ramp, then a fall with the square root of the number of updates. Arguments
-    are ``factor``, ``width`` and ``lr_warmup_steps``.
-    """
+    factor: float
+    width: int
+    lr_warmup_steps: int
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of an update."""
         count = tf.cast(step, tf.float32) + 1.0  # published: from 1
-        warmup = float(self.arguments["lr_warmup_steps"])
-        scale = self.arguments["factor"] * self.arguments["width"] ** -0.5
+        scale, warmup = self.factor * self.width**-0.5, float(self.lr_warmup_steps)
         return scale * tf.minimum(count**-0.5, count * warmup**-1.5)

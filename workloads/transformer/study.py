@@ -9,19 +9,9 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+from workloads import spec
 from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
-from workloads.spec import (
-    EXACT,
-    GPU_OPTIONS,
-    JIT_OFF,
-    SYNTHETIC,
-    EquivalenceCheck,
-    Metric,
-    PresetInfo,
-    TrainingConfig,
-    WorkloadInfo,
-    limited,
-)
+from workloads.spec import limited
 
 if TYPE_CHECKING:
     from replicator.backends.sharding import Held
@@ -35,7 +25,7 @@ LEVELS = (UNSHARDED, "state", "gradients", PARAMETERS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerConfig(TrainingConfig):
+class TransformerConfig(spec.TrainingConfig):
     """Settings of computation and training; defaults are those of the papers."""
 
     num_layers: int = limited(120, "blocks of attention and feed-forward", low=1)
@@ -79,7 +69,7 @@ class TransformerConfig(TrainingConfig):
     evaluation_batch_size: int = limited(32, "sequences per evaluation step", low=1)
 
     def __post_init__(self) -> None:
-        TrainingConfig.__post_init__(self)
+        spec.TrainingConfig.__post_init__(self)
         if self.width % 2 or self.width % self.num_heads:
             raise ValueError(
                 f"option width={self.width!r} must be even, for pairs of sinusoids, "
@@ -91,7 +81,6 @@ class TransformerConfig(TrainingConfig):
 
     @property
     def num_mesh_devices(self) -> int:
-        """Devices of a replica that share heads and hidden units."""
         return int(self.mesh.removeprefix("1x"))
 
     def _check_mesh(self) -> None:
@@ -110,7 +99,6 @@ class TransformerConfig(TrainingConfig):
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether a step works on micro-batches."""
         return self.pipeline_stages > 1 or self.num_microbatches > 1
 
     def _check_pipeline(self) -> None:
@@ -121,7 +109,7 @@ class TransformerConfig(TrainingConfig):
                 f"{num_parts} parts of a model of num_layers={self.num_layers!r}, its "
                 f"embedding and its head included: use at most {num_parts}"
             )
-        if self.is_pipeline and self.jit != JIT_OFF:
+        if self.is_pipeline and self.jit != spec.JIT_OFF:
             raise ValueError(
                 f"option jit={self.jit!r} compiles a step as a whole, and a pipeline "
                 "is many calls of its stages: use jit 'off', or pipeline_stages 1 and "
@@ -167,11 +155,7 @@ def of_parts(config: TransformerConfig) -> list[int]:
 
 
 def training_flops(config: TransformerConfig) -> int:
-    """Returns the floating-point operations of one token in a training step.
-
-    Two per multiply-add. The backward pass has the gradients of both factors of each
-    product: six per weight and token (PaLM, Chowdhery et al. 2022, appendix B).
-    """
+    """Returns the operations of one token in a step: six per weight, as in PaLM."""
     return 2 * 3 * sum(of_parts(config))
 
 
@@ -215,7 +199,7 @@ def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
 
 
 METRICS = (
-    Metric(
+    spec.Metric(
         name="bits_per_byte",
         title="Bits per byte",
         unit="bit",
@@ -226,14 +210,14 @@ METRICS = (
 )
 
 
-WORKLOAD = WorkloadInfo(
+WORKLOAD = spec.WorkloadInfo(
     name="transformer",
     version="1",
     example_unit="tokens",
     description="a decoder-only Transformer: a language model of bytes",
     train="workloads.transformer.train",
     presets=(
-        PresetInfo(
+        spec.PresetInfo(
             name="smoke",
             description="seconds, for tests: 1 M parameters",
             data="tensorflow_source",
@@ -251,7 +235,7 @@ WORKLOAD = WorkloadInfo(
                 num_evaluation_examples=64,
             ),
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="laptop",
             description="minutes per sweep on CPU cores: 10 M parameters",
             data="tensorflow_source",
@@ -268,10 +252,10 @@ WORKLOAD = WorkloadInfo(
             ),
             budget="120s",
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="gpu",
             description="GPUs such as H100: 350 M parameters, synthetic data",
-            data=SYNTHETIC,
+            data=spec.SYNTHETIC,
             per_replica_batch_size=16 * 1024,
             config=TransformerConfig(
                 num_layers=28,
@@ -281,9 +265,9 @@ WORKLOAD = WorkloadInfo(
                 dropout=0.0,
                 compute_dtype="mixed_bfloat16",
             ),
-            options=GPU_OPTIONS,
+            options=spec.GPU_OPTIONS,
         ),
-        PresetInfo(
+        spec.PresetInfo(
             name="paper",
             description="the size of GPipe: 6 B parameters; more than a device",
             data="tensorflow_source",
@@ -292,7 +276,7 @@ WORKLOAD = WorkloadInfo(
         ),
     ),
     default_preset="laptop",
-    builtin_data=("tensorflow_source", SYNTHETIC),
+    builtin_data=("tensorflow_source", spec.SYNTHETIC),
     other_data="no other",
     data_module="workloads.data.text_files",
     metrics=METRICS,
@@ -301,8 +285,8 @@ WORKLOAD = WorkloadInfo(
     # As Megatron-LM splits a block (Shoeybi et al. 2019, section 3).
     mesh_layout={"heads": "model", "hidden": "model"},
     memory_module="workloads.transformer.study",
-    equivalence=EquivalenceCheck(
-        options={**EXACT, "dropout": 0.0},
+    equivalence=spec.EquivalenceCheck(
+        options={**spec.EXACT, "dropout": 0.0},
         remark="without dropout",
         of_splits=(
             "mesh",

@@ -8,6 +8,7 @@ sizes count tokens, of which a sequence has ``sequence_length``.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ import tensorflow as tf
 import replicator
 from workloads import quality
 from workloads.common import command, training
-from workloads.data import text
+from workloads.data import sources
+from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
 from workloads.spec import SYNTHETIC, SanityCheck
 
 from . import model as model_lib
@@ -33,15 +35,12 @@ _BETAS = 0.9, 0.98
 _EPSILON = 1e-9
 _LARGEST_SEED = 2**31 - 1
 _BITS_PER_NAT = 1 / math.log(2)
+_CROP_STREAM = 2  # of random numbers; see ``sources.SHUFFLE_STREAM``
+_NUM_INPUT_THREADS = 1  # nothing is decoded
 
 
 class Training(training.Training):
-    """Data, model, optimizer and step of one replicator.
-
-    Attributes:
-      model: The Keras model; its variables belong to the replicator.
-      optimizer: The wrapped optimizer.
-    """
+    """Data, model, optimizer and step of one replicator."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Training(training.Training):
         _check_batch(config, size)
         super().__init__(repl, config, per_replica_batch_size=size, **batches)
         self.batch_per_example = config.sequence_length
-        self.source = None if self.data == SYNTHETIC else text.open_source(self.data)
+        self.source = None if self.data == SYNTHETIC else sources.open_text(self.data)
         is_sharded = config.sharded_update != study.UNSHARDED
         with repl.context():
             self.model = model_lib.Transformer(config, seed=self.seed)
@@ -82,22 +81,40 @@ class Training(training.Training):
         self._score = tf.function(self._nats, autograph=False)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, each for one replica."""
-        num_tokens = context.get_per_replica_batch_size(self.global_batch_size)
-        return text.train_dataset(
-            self.source,
-            context,
-            self.config,
-            num_sequences=num_tokens // self.config.sequence_length,
-            seed=self.seed,
+        """Returns batches: ``token`` [sequences, length] uint8, and ``example_id``.
+
+        Every epoch has a sequence at a random place of each piece of the shard.
+        """
+        length, pipeline_id = self.config.sequence_length, context.input_pipeline_id
+        size = context.get_per_replica_batch_size(self.global_batch_size) // length
+        stream = sources.fold(self.seed, _CROP_STREAM, pipeline_id)
+        draw = functools.partial(tf.random.stateless_uniform, dtype=tf.int32)
+        if self.source is None:
+            first_stream = sources.fold(self.seed, _CROP_STREAM, 0)
+            token = draw([size, length], [first_stream, 0], maxval=NUM_TOKENS)
+            batch = {"token": tf.cast(token, tf.uint8)}
+            return sources.repeated(batch, size, _NUM_INPUT_THREADS)
+        dataset = sources.shuffled(
+            self.source.read(sources.TRAIN_SPLIT, sources.shard(self.source, context)),
+            self.config.shuffle_buffer_size,
+            self.seed,
+            pipeline_id,
         )
 
-    def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """One training step of one replica.
+        def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            seed = tf.stack([tf.constant(stream, tf.int64), index])
+            first = draw([size, 1], seed, maxval=CHUNK_SIZE - length + 1)
+            place = first + tf.range(length)
+            return {
+                "token": tf.gather(batch["text"], place, batch_dims=1),
+                "example_id": batch["example_id"],
+            }
 
-        The loss is the cross-entropy of a token in nats: ln 256 = 5.5 where every byte
-        is as likely.
-        """
+        dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
+        return sources.prefetched(dataset, context, _NUM_INPUT_THREADS)
+
+    def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One training step of one replica; the loss is in nats, at first ln 256."""
         seed: tuple[tf.Tensor, ...] = ()
         if self.config.dropout:
             # Drawn once: what a compiled or a repeated pass drops depends on it alone.
@@ -117,7 +134,6 @@ class Training(training.Training):
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _in_stages(self) -> Callable[..., Any]:
-        """Returns the same as a pipeline, a stage on each logical device."""
         pipeline = replicator.Pipeline(
             [model_lib.Stage(parts) for parts in self.model.stages],
             num_microbatches=self.config.num_microbatches,
@@ -147,7 +163,6 @@ class Training(training.Training):
         return tf.reshape(losses, [-1, self.config.sequence_length])
 
     def flops(self) -> int:
-        """Returns the floating-point operations of one token in a training step."""
         return study.training_flops(self.config)
 
     def check(self) -> tuple[SanityCheck, ...]:
@@ -158,10 +173,7 @@ class Training(training.Training):
         return (SanityCheck(name=name, is_passed=True, detail=read),)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
-        """Measures bits per byte of held-out sequences, on one device.
-
-        Bytes of a file are alike, so n counts files.
-        """
+        """Measures bits per byte of held-out sequences; n counts files."""
         if self.source is None:
             return ()
         # The first pieces of the split, whose order is random and always the same.

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from workloads.d4pg.actor import ActorSettings, Policy, PolicySpec
-from workloads.d4pg.pool import ActorError, ActorPool
-from workloads.d4pg.ray_pool import RayActorPool
+from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
 from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
 from workloads.d4pg.study import WORKLOAD, D4PGConfig
@@ -87,7 +86,6 @@ def break_cartpole(folder, monkeypatch, code):
 
 @pytest.mark.processes
 def test_actors_write_episodes_and_follow_the_policy():
-    """At random first; then each action is the policy's at the recorded observation."""
     settings = make_settings(
         num_actors=2,
         environments_per_actor=2,
@@ -144,7 +142,6 @@ def test_actors_write_episodes_and_follow_the_policy():
 
 @pytest.mark.processes
 def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
-    """The learner continues to sample; both are counted."""
     settings = make_settings(num_actors=2, action_repeat=4)
     # Noise is spread evenly in the logarithm.
     assert [1 / 32, 1.0] == pytest.approx([settings.sigma(k) for k in (0, 1)])
@@ -184,7 +181,6 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
 
 @pytest.mark.processes
 def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
-    """Rewards and states that are NaN now and then; the run continues without them."""
     break_cartpole(
         tmp_path,
         monkeypatch,
@@ -216,7 +212,6 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_actors_that_always_die_end_the_run_with_their_log(tmp_path, monkeypatch):
-    """After as many replacements as are allowed."""
     break_cartpole(
         tmp_path,
         monkeypatch,
@@ -241,7 +236,6 @@ def test_actors_that_always_die_end_the_run_with_their_log(tmp_path, monkeypatch
 
 @pytest.mark.processes
 def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
-    """Its one line is the error of the run."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = make_settings(observations="pixels")
@@ -258,10 +252,6 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
 
 @pytest.mark.processes
 def test_paused_actors_stand_still_and_their_pause_is_not_counted():
-    """Stopped by the kernel, not replaced, and continued as if nothing had been.
-
-    Nothing waits for those that are paused when the pool is closed: they are killed.
-    """
     settings = make_settings(num_actors=2, stuck_sec=1.0)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written.min() > 50, pool)
@@ -302,7 +292,6 @@ def has_ended(process):
 
 @pytest.mark.processes
 def test_no_actor_outlives_its_parent():
-    """Not even a stopped one, and not even a parent that was killed."""
     code = (
         "import time\n"
         "from workloads.d4pg.pool import ActorPool\n"
@@ -338,7 +327,6 @@ def test_no_actor_outlives_its_parent():
 
 @pytest.mark.processes
 def test_no_reader_sees_a_mixture_of_weights():
-    """While another process publishes as fast as it can."""
     weights = SharedWeights(200_000)
     with pytest.raises(ValueError, match=r"shape \(3,\) cannot be published: a vec"):
         weights.publish(np.ones(3, np.float32), 8)
@@ -403,7 +391,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
 @needs_ray
 @pytest.mark.processes
 def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
-    """Weights reach them, a killed one is replaced, and none is left at the end."""
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     )

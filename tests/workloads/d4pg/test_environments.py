@@ -43,7 +43,6 @@ def test_every_task_of_the_suite_is_known_and_no_other():
 
 
 def test_a_state_is_what_dm_control_observes():
-    """Flat, in its order, as float32; the same seed gives the same episode."""
     reference = control_lib.load_suite().load(
         "reacher", "hard", task_kwargs={"random": 3}
     )
@@ -88,7 +87,6 @@ def test_an_episode_has_a_thousand_control_steps():
 
 @pytest.mark.parametrize("broken", ["reward", "state", "physics"])
 def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
-    """The next reset starts a sound one."""
     environment = Environment("cartpole:swingup", D4PGConfig())
     environment.reset()
     with monkeypatch.context() as patch:
@@ -110,7 +108,6 @@ def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 255)), max_size=12))
 def test_a_stack_holds_the_last_frames(frames):
-    """The oldest first; the first of an episode stands in for those before it."""
     stack, last = FrameStack(3), []
     for is_first, value in [(True, 7), *frames]:
         frame = np.full((84, 84, 3), value, np.uint8)
@@ -214,7 +211,6 @@ def make_policy(observation_shape=(5,)):
 
 
 def test_returns_are_those_of_episodes_played_one_by_one():
-    """Environments that are stepped together do not disturb each other."""
     player = evaluator.Evaluator(NAME, make_config(action_repeat=20), seed=5)
     actor, _ = make_policy()
     found = player.play(actor, 3)
@@ -236,7 +232,6 @@ def test_returns_are_those_of_episodes_played_one_by_one():
 
 
 def test_an_episode_that_breaks_begins_again(monkeypatch):
-    """And if that continues, it is an error that says why."""
     real_step, count, broken = Environment.step, itertools.count(), [3, 5]
 
     def step(self, action):
@@ -262,7 +257,6 @@ def make_client(**options):
 
 @pytest.mark.processes
 def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
-    """Of episodes that another process plays, as this one would; the next differ."""
     client, policy = make_client()
     (first,), (second,) = (client.score(LEARNED, *policy) for _ in range(2))
     with monkeypatch.context() as context:
@@ -287,7 +281,6 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
 
 @pytest.mark.processes
 def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
-    """The return needs no pictures; frames as observations do."""
     monkeypatch.setenv("MUJOCO_GL", "disable")
     client, policy = make_client(num_evaluation_episodes=2)
     with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
@@ -306,7 +299,6 @@ def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
 
 @pytest.mark.processes
 def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
-    """As one that stands still, or is in the middle of an episode."""
     monkeypatch.setattr(evaluator, "_END_SEC", 0.2)
     client, _ = make_client()
     client._process.send_signal(signal.SIGSTOP)
@@ -316,7 +308,6 @@ def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
 
 
 def test_every_frame_of_a_film_is_seen_as_it_was():
-    """Though later ones hold what changed only, and colours have five bits."""
     rng = np.random.default_rng(0)
     frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
     for index in range(1, 4):

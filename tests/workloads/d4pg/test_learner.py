@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import replicator
 from workloads import catalog
 from workloads.d4pg import actor as actor_lib
-from workloads.d4pg import networks as networks_lib
-from workloads.d4pg.learner import Learner
-from workloads.d4pg.networks import Critic, Policy, Torso
+from workloads.d4pg import learner as networks_lib
+from workloads.d4pg.learner import Critic, Learner, Policy, Torso
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
@@ -45,7 +44,6 @@ def randomized(network, rng):
     ("kind", "shape"), [("mlp", (23, 18, 9)), ("layer_norm_mlp", STATE)]
 )
 def test_actors_compute_what_the_learner_would(kind, shape):
-    """NumPy from a flat vector equals Keras, for states and for frames."""
     rng = np.random.default_rng(0)
     spec = make_spec(kind, shape, num_conv_filters=6, num_features=11)
     network = randomized(Policy(spec, seed=1), rng)
@@ -96,7 +94,6 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
 
 
 def test_losses_and_gradients_are_those_of_rlax():
-    """Of the inputs of ``write_goldens.py``, some of whose returns are clipped."""
     path = pathlib.Path(__file__).with_name("goldens.json")
     golden = {
         name: tf.constant(value, tf.float32)
@@ -161,7 +158,6 @@ def slow_backup(reward, discount, probabilities, atoms):
     reward_scale=st.floats(0.0, 300.0),
 )
 def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
-    """Loops in float64 give the same; probabilities add up to 1, means are kept."""
     rng = np.random.default_rng(seed)
     reward = (rng.normal(size=5) * reward_scale).astype(np.float32)
     discount = rng.choice([0.0, 0.5, 0.99, 1.0], 5).astype(np.float32)
@@ -255,10 +251,6 @@ def are_equal(first, second):
 
 
 def test_two_replicas_learn_what_one_does_with_the_same_global_batch():
-    """Losses and weights agree after six learner steps, a target copy among them.
-
-    Gradients of the halves differ, so clipping before averaging would show.
-    """
     options = {
         "network": "layer_norm_mlp",
         "observations": "pixels",
@@ -285,10 +277,6 @@ def test_two_replicas_learn_what_one_does_with_the_same_global_batch():
 
 
 def test_targets_are_copied_and_the_policy_trains_nothing_else():
-    """Before every third step, exactly the weights of that moment.
-
-    With the rate of the critic at zero, torso and critic stay as they are.
-    """
     made = make_learner(
         observations="pixels",
         target_update_period=3,
@@ -310,7 +298,6 @@ def test_targets_are_copied_and_the_policy_trains_nothing_else():
 
 
 def test_the_policy_climbs_the_value():
-    """Without the cut, its gradient is that of minus the mean value."""
     made = make_learner(value_gradient_clip_norm=0.0)
     for variable in made.critic.trainable_variables:
         variable.assign(variable.numpy() * 5.0)  # a critic that cares
@@ -328,7 +315,6 @@ def test_the_policy_climbs_the_value():
 
 
 def test_the_target_is_made_by_the_target_networks():
-    """R + gamma D z of the target policy's action, clipped to the atoms."""
     made = make_learner(highest_return=6.0, lowest_return=-6.0)
     made.copy_targets()
     batch = {k: tf.constant(v) for k, v in make_transitions(8).items()}

@@ -51,7 +51,6 @@ def program():
 
 @pytest.mark.processes
 def test_acting_and_learning_keep_their_ratio_and_are_counted(program):
-    """16 transitions per environment step, after the first 100, within the buffer."""
     (experience,) = program.training.experiences  # which both replicas share
     replay = experience.replay
     found = {metric.name: metric.value for metric in program.window_metrics()}
@@ -72,7 +71,6 @@ def test_acting_and_learning_keep_their_ratio_and_are_counted(program):
 
 @pytest.mark.processes
 def test_learning_sets_priorities(program, monkeypatch):
-    """By the divergence of each transition of the batch that was learned from."""
     seen = []
     replay = program.training.experiences[0].replay
     monkeypatch.setattr(replay, "update_priorities", lambda *found: seen.append(found))
@@ -85,7 +83,6 @@ def test_learning_sets_priorities(program, monkeypatch):
 
 @pytest.mark.processes
 def test_actors_use_what_was_learned_and_episodes_are_scored(program):
-    """By the present policy; the weights of the last publication reach actors."""
     (metric,) = program.evaluate()
     program.run(10)
     deadline, version = time.monotonic() + 60.0, -1
@@ -101,8 +98,6 @@ def test_actors_use_what_was_learned_and_episodes_are_scored(program):
 
 @pytest.mark.processes
 def test_a_starved_learner_says_what_actors_did(program, monkeypatch):
-    """In one line, not in TensorFlow's pages."""
-
     def sample(_):
         raise StarvedReplayError("nothing to sample after 60 s: actor 0: 3 steps")
 
@@ -113,7 +108,6 @@ def test_a_starved_learner_says_what_actors_did(program, monkeypatch):
 
 @pytest.mark.processes
 def test_pixels_are_learned_from(tmp_path):
-    """Stacked frames through actors, replay, convolutions and a checkpoint."""
     made = build_with_actors(
         **SMALL_FRAMES, action_repeat=8, num_actors=1, min_replay_size=30
     )
@@ -133,8 +127,6 @@ def test_pixels_are_learned_from(tmp_path):
 
 
 def test_real_data_need_learners_that_run_the_program():
-    """Workers that only serve TensorFlow have no actors beside them."""
-
     class TwoWorkers(replicator.ParameterServerReplicator):
         num_programs, num_workers = 1, 2
 
@@ -146,10 +138,6 @@ def test_real_data_need_learners_that_run_the_program():
 
 
 def test_the_learner_learns_what_there_is_to_learn():
-    """Of single rewards from 0 to 1, two of the 51 atoms at most; first it is any.
-
-    Its first losses change with the batches, the initial weights and the update.
-    """
     made = build(
         count=64, critic_sizes="32,32", discount=0.0, critic_learning_rate=3e-3
     )
@@ -163,7 +151,6 @@ def test_the_learner_learns_what_there_is_to_learn():
 
 
 def test_atoms_that_cannot_hold_the_returns_are_reported():
-    """A window has no figures of actors."""
     made = build(lowest_return=-1.0, highest_return=1.0)
     made.run()
     made.start_window()
@@ -184,7 +171,6 @@ def test_atoms_that_cannot_hold_the_returns_are_reported():
 
 
 def test_a_loss_that_is_not_finite_is_reported(tmp_path):
-    """Whoever measures names the learner step; a checkpoint names the variable."""
     made = build()
     made.run(2)
     assert made.save(str(tmp_path)) is not None
@@ -206,7 +192,6 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path):
 
 
 def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
-    """Read into another learner, the same batches lead to the same weights."""
     made, other = (build(seed=seed) for seed in (1, 2))
     made.run(3)
     made.save(str(tmp_path))
@@ -276,7 +261,6 @@ def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
 
 
 def test_differences_are_counted_and_processes_added_up():
-    """Two processes, each with one pipeline."""
     before = {"num_environment_steps": 1000, "num_episodes": 1, "num_sampled": 50}
     after = {
         "num_environment_steps": 1600,
@@ -308,7 +292,6 @@ def test_differences_are_counted_and_processes_added_up():
 
 
 def test_pauses_of_a_window_do_not_count():
-    """Two parts of 5 s and 100 learner steps each, with anything in between."""
     found = figures(
         (0.0, 0, {"num_environment_steps": 0}),
         (5.0, 100, {"num_environment_steps": 10}),

@@ -123,7 +123,6 @@ episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
     st.sampled_from([1, 3]),
 )
 def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frames):
-    """Any lengths, broken episodes, discounts, and rings that come round."""
     with make_streams(2, 60, **(SMALL_FRAMES if num_frames > 1 else {})) as streams:
         chosen = make_config(
             num_return_steps=n, discount=discount, num_frames=num_frames
@@ -160,10 +159,6 @@ def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frame
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "with errors"])
 def test_transitions_are_drawn_by_their_priorities(kind):
-    """Chi-square over all that can be drawn, in streams of unequal lengths.
-
-    All are equally likely, or by |error| ** alpha; the probabilities add up to 1.
-    """
     chosen = {"replay": "uniform" if kind == "uniform" else "prioritized", "seed": 1}
     with make_streams(3) as streams:
         records = [
@@ -213,7 +208,6 @@ def test_transitions_are_drawn_by_their_priorities(kind):
 
 
 def test_a_new_transition_has_the_largest_priority():
-    """It is drawn soon, and an overwritten one is never drawn again."""
     with make_streams() as streams:
         write_episodes(streams, 0, [60])
         replay = replay_of(streams, replay="prioritized", priority_exponent=1.0)
@@ -239,7 +233,6 @@ def test_a_new_transition_has_the_largest_priority():
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 130), min_size=1, max_size=12), st.integers(0, 2**31))
 def test_the_tree_follows_whatever_is_written(lengths, seed):
-    """Its leaves are always the transitions that are there, and no others."""
     with make_streams(2, 60) as streams:
         replay = replay_of(streams, replay="prioritized", seed=seed)
         rng = np.random.default_rng(seed)
@@ -295,7 +288,6 @@ def start_writer(streams):
 
 @pytest.mark.processes
 def test_no_sample_mixes_two_records_while_a_process_writes():
-    """In a ring that is overwritten many times, by a writer and by its replacement."""
     size, newest = 4000, 0
     with make_streams(1, size, observation_shape=(64,)) as streams:
         replay = replay_of(streams, min_size=300, discount=1)
@@ -327,7 +319,6 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
 
 
 def test_memory_has_no_name_and_is_taken_when_it_is_used():
-    """A gigabyte of replay costs nothing before it is filled."""
     with make_streams(1, 60_000, **FRAMES) as streams:
         other = StepStreams(streams.spec, os.dup(streams.descriptor))
         before = os.fstat(streams.descriptor).st_blocks
@@ -345,7 +336,6 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
 
 @pytest.mark.parametrize("ratio", [0.5, 32.0])
 def test_samples_per_insert_stay_near_their_ratio(ratio):
-    """Whoever is faster waits, and never both."""
     rng = np.random.default_rng(0)
     with make_streams(2, 2000) as streams:
         limiter = RateLimiter(streams, 100, ratio)
@@ -365,7 +355,6 @@ def test_samples_per_insert_stay_near_their_ratio(ratio):
 
 
 def test_a_sample_waits_for_actors_and_counts_the_time():
-    """The learner's share of waiting is a figure of the harness."""
     with make_streams() as streams:
         thread = threading.Thread(
             target=lambda: (time.sleep(0.1), write_episodes(streams, 0, [60]))
@@ -400,7 +389,6 @@ def test_a_starved_replay_says_what_actors_did():
 
 
 def test_what_a_replay_cannot_do_is_refused():
-    """Keep an error that would poison every sum above it."""
     with make_streams() as streams:
         write_episodes(streams, 0, [1] * 60)
         with pytest.raises(StarvedReplayError, match="every episode ends where it beg"):
@@ -420,7 +408,6 @@ def streams_of(config, environment):
 
 
 def test_workers_share_actors_and_replay():
-    """Every worker has an actor, though there may be fewer than workers."""
     for num_actors, expected in ((5, [2, 3]), (2, [1, 1, 1, 1])):
         config = preset_config(num_actors=num_actors, replay_capacity=1200)
         count = len(expected)
@@ -457,8 +444,6 @@ def test_workers_share_actors_and_replay():
     ],
 )
 def test_a_replay_that_is_too_small_is_refused(options, num_workers, line):
-    """By its options, or where workers share it; the advice is the least that does."""
-
     def check(**changes):
         config = preset_config(**{**options, **changes})
         capacity_lib.check_rings(config, num_pipelines=num_workers)
@@ -495,7 +480,6 @@ def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, l
 
 
 def test_a_replay_takes_what_is_computed():
-    """Bytes of its arrays, of the tree and the leaves; a frame is stored once."""
     pixels = EnvironmentSpec(**FRAMES, action_size=1)
     config = preset_config(replay_capacity=5000, num_actors=3)
     with StepStreams(spec := streams_of(config, pixels)) as streams:

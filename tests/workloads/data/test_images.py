@@ -127,7 +127,6 @@ def of_folder(folder):
 
 
 def test_digits_are_split_once_and_hold_scikit_learns_pixels(digits):
-    """Stored is PNG with 17 levels, in the order that TFDS would have."""
     labels = load_digits().target
     train, test = sources.stratified_split(labels).values()
     encoded = digits.splits["test"]["image"]
@@ -146,7 +145,6 @@ def test_digits_are_split_once_and_hold_scikit_learns_pixels(digits):
 
 
 def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
-    """Large images have a path of their own; of several versions, the newest."""
     (batch,) = batches_of(photos, 1, size=4, num_input_threads=2)
     evaluated = held_out(photos, 4)
     original = data_dirs / "tfds" / "photos" / "1.0.0"
@@ -169,7 +167,6 @@ def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
 
 
 def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, monkeypatch):
-    """The command, and the set that is there already."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     for name in ("cifar10", "imagenet_resized/64x64"):
         command = f"run 'tfds build {name} --data_dir {tmp_path}' .* or use --data digi"
@@ -179,7 +176,6 @@ def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("num_channels", [2, 3])
 def test_a_set_is_found_where_it_is_said_to_be(tmp_path, monkeypatch, num_channels):
-    """By TFDS_DATA_DIR, and nowhere else; images of another shape are refused."""
     shape = (8, 8, num_channels)
     image = tfds.features.Image(shape=shape, encoding_format="png")
     example = {"image": np.zeros(shape, np.uint8), "label": 0}
@@ -198,7 +194,6 @@ def test_a_set_is_found_where_it_is_said_to_be(tmp_path, monkeypatch, num_channe
 
 
 def test_sets_of_something_else_are_refused(data_dirs):
-    """Without images; or with a label outside, as in test splits that are secret."""
     place = data_dirs / "tfds"
     tfds.dataset_builders.store_as_tfds_dataset(
         name="sentences",
@@ -227,7 +222,6 @@ def test_sets_of_something_else_are_refused(data_dirs):
 
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_the_seed_determines_order_and_augmentation(of_folder, is_cached):
-    """With any number of threads; each epoch has every example, in another order."""
     settings = {"size": 3, "cache_data": is_cached}
     first = batches_of(of_folder, 8, **settings)
     again = batches_of(of_folder, 8, num_input_threads=3, **settings)
@@ -244,7 +238,6 @@ def test_the_seed_determines_order_and_augmentation(of_folder, is_cached):
 
 
 def test_augmented_digits_keep_their_labels(digits):
-    """Ids join batches to the stored labels and pixels."""
     stored = {
         example_id: (image, label)
         for whole in held_out(digits, 64, split="train")
@@ -262,7 +255,6 @@ def test_augmented_digits_keep_their_labels(digits):
 
 
 def test_synthetic_images_are_one_batch_of_the_type_that_is_sent():
-    """Random levels of every pixel, or normal values, with ids that say so."""
     for dtype in ("float32", "uint8"):
         made = opened("synthetic", input_dtype=dtype)
         first, second = made.batches(contexts(1)[0], 8).take(2)
@@ -276,7 +268,6 @@ def test_synthetic_images_are_one_batch_of_the_type_that_is_sent():
 
 
 def test_random_boxes_stay_inside_and_keep_their_area():
-    """Boxes lie in the image; digits are never mirrored, photographs half the time."""
     upright, mirrored = (
         images.boxes(2000, kind, tf.constant([1, 2])).numpy()
         for kind in (images.DIGITS, images.IMAGENET)
@@ -290,7 +281,6 @@ def test_random_boxes_stay_inside_and_keep_their_area():
 
 
 def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
-    """Decoding inside the crop gives the pixels of cropping the decoded image."""
     encoded = next(iter(photos.read("train")))["image"]
     for index in range(4):
         seed = tf.constant([index, 7])
@@ -304,7 +294,6 @@ def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
 
 
 def test_pixels_that_were_sent_as_bytes_are_normalised_on_the_device(photos):
-    """As by the pipeline, to the rounding of a pixel, with a quarter of the bytes."""
     (plain,), (small,) = (
         batches_of(photos, 1, input_dtype=dtype, size=4)
         for dtype in ("float32", "uint8")
@@ -341,7 +330,6 @@ REPEATED = [contexts(2)[0]] * 2
 def test_shards_cover_a_split_exactly_once(
     of_folder, monkeypatch, given, most_read, split, message
 ):
-    """Over all pipelines, also where shares differ; the check of every trial."""
     if most_read:
         monkeypatch.setattr(program, "_MOST_IDS_READ", most_read)
     if split:
@@ -354,7 +342,6 @@ def test_shards_cover_a_split_exactly_once(
 
 
 def test_pipelines_of_different_contexts_read_different_examples(digits, photos):
-    """Training pipelines are disjoint and complete; each has an example."""
     seen = [
         set(batches_of(digits, 1, context, size=719)[0]["example_id"])
         for context in contexts(2)
@@ -387,7 +374,6 @@ def test_an_example_twice_in_a_step_or_an_epoch_is_found(steps, is_passed):
 
 
 def test_a_folder_holds_what_image_folder_finds(folder, of_folder):
-    """Labels, splits and counts of TFDS' own reader, and the common encoding."""
     from tensorflow_datasets.core.folder_dataset import image_folder
 
     # Suffixes that TFDS would not find would be missing from its labels.
@@ -415,7 +401,6 @@ def test_a_folder_holds_what_image_folder_finds(folder, of_folder):
 
 
 def test_a_cached_pipeline_needs_its_files_once(tmp_path):
-    """After an epoch the files may go; a streamed one would miss them."""
     source = sources.open_source(f"folder:{write_images(tmp_path, 'png')}")
     cached, streamed = (
         iter(
@@ -452,7 +437,6 @@ echo 404 > images/train/dog/1.JPG -> file '.*dog/1\.JPG' is neither a JPEG nor a
 
 @pytest.mark.parametrize("row", WRONG_FOLDERS.strip().splitlines())
 def test_a_wrong_folder_is_refused(tmp_path, monkeypatch, row):
-    """A relative path is made absolute."""
     command, _, message = row.partition(" -> ")
     root = write_images(tmp_path / "images")
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
@@ -465,7 +449,6 @@ def test_a_wrong_folder_is_refused(tmp_path, monkeypatch, row):
 
 
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
-    """Its first bytes are right, so it is found when it is read."""
     write_images(tmp_path)
     for image in sorted((tmp_path / "train" / "dog").iterdir()):
         image.write_bytes(image.read_bytes()[:300])

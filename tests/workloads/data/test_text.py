@@ -4,13 +4,13 @@ import base64
 import hashlib
 import importlib.metadata
 import random
-import types
 
 import numpy as np
 import pytest
+from small_programs import build
 
 import replicator
-from workloads.data import text, text_files
+from workloads.data import sources, text_files
 
 # Of the release that the lock installs, on every machine and every Python.
 VERSION = "2.21.0"
@@ -23,7 +23,7 @@ FIRST = "2d004aff1682a668"  # of the first four pieces that are held out
 @pytest.fixture(scope="module")
 def source(data_dirs):
     del data_dirs
-    return text.open_source("tensorflow_source")
+    return sources.open_text("tensorflow_source")
 
 
 @pytest.fixture
@@ -53,7 +53,6 @@ def package(tmp_path, monkeypatch):
     reason=f"the digest is that of TensorFlow {VERSION}",
 )
 def test_every_machine_reads_the_same_bytes(source):
-    """These, from any wheel of the release; TFDS stores them in one order."""
     tokens = source.splits["test"]["text"][:4]
 
     assert (NUM_TRAIN, NUM_TEST) == (
@@ -74,7 +73,6 @@ def test_every_machine_reads_the_same_bytes(source):
 
 
 def test_generated_files_are_left_out_and_the_order_is_that_of_paths(package):
-    """Whatever the list of the package says first; equal files count once."""
     package(
         {
             "tensorflow/b.py": b"b",
@@ -100,7 +98,6 @@ def test_generated_files_are_left_out_and_the_order_is_that_of_paths(package):
 
 
 def test_the_digest_is_of_paths_and_contents():
-    """Bytes that move to the next file change it; files are cut from their start."""
     digests = {
         text_files.digest_of(
             [
@@ -119,7 +116,6 @@ def test_the_digest_is_of_paths_and_contents():
 
 
 def test_a_file_that_was_changed_is_refused(package, tmp_path):
-    """By name."""
     package({"tensorflow/a.py": b"a"})
     (tmp_path / "tensorflow/a.py").write_bytes(b"b")
 
@@ -128,11 +124,10 @@ def test_a_file_that_was_changed_is_refused(package, tmp_path):
         match=r"'tensorflow/a\.py' is not the file of the wheel of tensorflow 9\.9\.9, "
         r"which everybody else reads: install it again",
     ):
-        text.open_source("tensorflow_source")
+        sources.open_text("tensorflow_source")
 
 
 def test_other_installations_are_refused(package, tmp_path, monkeypatch):
-    """One that is no release, one without a list of files, one of another name."""
     for version, read, message in (
         (
             "2.22.0rc1",
@@ -153,25 +148,33 @@ def test_other_installations_are_refused(package, tmp_path, monkeypatch):
         text_files.read()
 
 
-def make_batches(source, seed, pipeline_id=0):
+def make_batches(seed, pipeline_id=0):
     context = replicator.InputContext(
         num_input_pipelines=2, input_pipeline_id=pipeline_id, num_replicas_in_sync=2
     )
-    config = types.SimpleNamespace(sequence_length=32, shuffle_buffer_size=64)
-    dataset = text.train_dataset(source, context, config, num_sequences=4, seed=seed)
+    program = build(
+        "transformer",
+        replicator.create("in_graph", num_replicas=2),
+        data="tensorflow_source",
+        per_replica_batch_size=4 * 32,
+        sequence_length=32,
+        shuffle_buffer_size=64,
+        seed=seed,
+    )
+    dataset = program.training.input_fn(context)
     return [
         (batch["token"].tobytes(), batch["example_id"].tolist())
         for batch in dataset.take(2).as_numpy_iterator()
     ]
 
 
-def test_batches_depend_on_the_seed_and_the_pipeline(source):
-    first = make_batches(source, 1)
+def test_batches_depend_on_the_seed_and_the_pipeline():
+    first = make_batches(1)
     everything = b"\0".join(file.content for file in text_files.read())
 
-    assert first == make_batches(source, 1)
-    assert first != make_batches(source, 2)
-    others = make_batches(source, 1, pipeline_id=1)
+    assert first == make_batches(1)
+    assert first != make_batches(2)
+    others = make_batches(1, pipeline_id=1)
     assert not {i for _, ids in first for i in ids} & {
         i for _, ids in others for i in ids
     }

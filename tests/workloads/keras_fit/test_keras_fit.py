@@ -22,6 +22,7 @@ from workloads import catalog, controls
 from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.resnet50 import model as model_lib
+from workloads.resnet50.study import ResNet50Config
 
 FILE = small_fit.__file__
 # Sums of float32 in another order.
@@ -46,7 +47,7 @@ def test_the_default_is_the_resnet_of_keras():
 
     assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
     assert models.training_flops(model) == model_lib.training_flops(
-        model_lib.ResNet50(version="v1"), 32
+        model_lib.ResNet50(ResNet50Config(version="v1")), 32
     )
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)
@@ -108,7 +109,6 @@ def one_replica():
     ],
 )
 def test_two_replicas_match_one(of, loop, backend, tolerance, one_replica):
-    """Losses and changes, as before every sweep: batch norm, no dropout, float64."""
     one, changes_of_one = one_replica(of, loop)
     repl = replicator.create(backend, num_replicas=2)
     two, changes_of_two = _matched(repl, of, loop)
@@ -135,7 +135,6 @@ def test_fit_reads_one_pipeline_in_each_program(loop, num_programs, mode):
 
 
 def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
-    """Steps one by one, several, queued ones; scores in between; the next epoch."""
     calls = []
     fit = keras.Model.fit
 
@@ -163,7 +162,6 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
 
 
 def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
-    """A loop over repl.run has the same, of the same batches; also in a later epoch."""
     monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 3)
     losses = {}
     for loop in study.LOOPS:
@@ -178,7 +176,6 @@ def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
 
 
 def test_a_program_that_is_forgotten_ends_its_thread():
-    """The thread of fit keeps no program alive."""
     program = made(replicator.create("single"), data="synthetic")
     program.run()
     thread = program._loop._thread
@@ -225,7 +222,6 @@ def test_functions_that_make_something_else_are_refused(row):
 
 
 def test_backends_without_fit_are_refused_with_those_that_have_it():
-    """By the planner, from the capabilities of backends."""
     info = harness_catalog.workload("keras_fit")
     able = [
         name
@@ -260,7 +256,6 @@ def test_the_control_without_update_is_left_out_with_a_note(tmp_path, capsys):
 
 
 def test_a_model_learns_as_it_is_written():
-    """Its own optimizer, rate and dropout; its type stays what it is."""
     program = made_own(replicator.create("in_graph", num_replicas=2))
     losses = [program.run(4) for _ in range(6)]
 
@@ -272,6 +267,5 @@ def test_a_model_learns_as_it_is_written():
 
 
 def test_functions_that_a_trial_cannot_find_are_refused():
-    """Such as those of a function, or without a name."""
     with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
         own_keras.keras_workload("own", lambda: None, own_keras.data)

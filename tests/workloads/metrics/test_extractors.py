@@ -27,7 +27,6 @@ def evaluator(extractor):
 
 
 def test_the_classifier_knows_held_out_digits(extractor):
-    """At least 98 % of the 359 digits that it was not trained on."""
     images, labels = load_digits("test")
 
     found = extractor.extract(images)
@@ -42,7 +41,6 @@ def test_the_classifier_knows_held_out_digits(extractor):
 @pytest.mark.full
 @pytest.mark.processes
 def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
-    """Another process, where no weights are kept, makes the same digest."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()
     assert not path.exists()
@@ -55,7 +53,6 @@ def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
 
 
 def test_the_scale_has_two_ends(evaluator):
-    """Held-out digits score far better than noise, by every metric, on one axis."""
     held_out, _ = load_digits("test")
 
     noise = np.random.default_rng(0).integers(0, 256, held_out.shape, np.uint8)
@@ -77,7 +74,6 @@ def test_the_scale_has_two_ends(evaluator):
 
 
 def test_a_score_without_interval_is_not_reported(extractor):
-    """A figure of a record has one, so its reader is told what to do."""
     images, _ = load_digits("test")
     judge = Evaluator(extractor, images, reference_name="x")
 
@@ -86,7 +82,6 @@ def test_a_score_without_interval_is_not_reported(extractor):
 
 
 def test_resized_digits_are_another_protocol(extractor):
-    """Sizes that 8 divides are averaged over areas; the preparation says so."""
     images, _ = load_digits("test")
     enlarged = images.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3)
 
@@ -123,7 +118,6 @@ def test_wrong_images_are_refused(evaluator, call, message):
 
 
 def test_floats_become_pixels_as_a_viewer_stores_them():
-    """Clipped, and rounded to the nearest level; not a number is an error."""
     values = np.array([-2.0, -1.0, 0.0, 0.999, 1.0, 5.0])
 
     pixels = to_uint8(values, low=-1.0, high=1.0)
@@ -202,7 +196,6 @@ def write_graph(path, kernels, *, logits_name):
 
 
 def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels):
-    """Features and logits without bias, of the original graph and of TF-GAN's copy."""
     for logits_name in ("softmax/logits/MatMul", "logits"):
         path = tmp_path / "classify_image_graph_def.pb"
         write_graph(path, kernels, logits_name=logits_name)

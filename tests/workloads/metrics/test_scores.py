@@ -42,7 +42,6 @@ def rng():
     seed=st.integers(0, 2**16),
 )
 def test_replicas_merge_to_the_moments_of_all(sizes, mean, seed):
-    """A large mean costs no digits: sum(x x^T) - n mean mean^T would have none left."""
     generator = np.random.default_rng(seed)
     offsets = [generator.integers(-5, 6, (size, 4)).astype(float) for size in sizes]
     whole = np.concatenate(offsets)
@@ -158,7 +157,6 @@ def test_intervals_of_the_fid_cover():
 
 
 def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng):
-    """With n not above the number of features; a collapsed generator has a score."""
     score = scores_lib.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
     # Equal images have covariance zero: |m - m_r|^2 + tr S_r.
     real = exact_moments(np.zeros(3), np.eye(3))
@@ -189,10 +187,6 @@ def by_definition(first, second):
 
 
 def test_kid_and_its_error_are_their_definitions(rng):
-    """All pairs, none with itself, also for unequal counts.
-
-    The jackknife from row sums is the one that computes everything anew.
-    """
     first, second = rng.normal(size=(6, 3)), rng.normal(size=(8, 3)) + 0.5
     variance = 0.0
     for values, other in ((first, second), (second, first)):
@@ -211,7 +205,6 @@ def test_kid_and_its_error_are_their_definitions(rng):
 
 
 def test_the_ends_of_the_scale():
-    """Sure and even over 10 classes is 10; never sure, or always one class, is 1."""
     sure = 1e3 * np.tile(np.eye(10), (20, 1))
     never = np.zeros((200, 10))
     one_class = 1e3 * np.tile(np.eye(10)[:1], (200, 1))

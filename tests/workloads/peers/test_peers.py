@@ -24,7 +24,7 @@ from workloads.peers import inputs
 from workloads.peers.catalog import PEERS, unsupported
 from workloads.peers.inputs import Export, Share
 from workloads.resnet50.train import GoyalSchedule
-from workloads.sngan.networks import LinearDecay
+from workloads.sngan.model import LinearDecay
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
@@ -60,7 +60,6 @@ def test_programs_of_peers_need_no_package_that_ours_needs():
 
 
 def test_an_export_is_read_bit_by_bit(tmp_path):
-    """Weights, batches and losses, subnormal numbers and signs of zero included."""
     export = make_export()
     export.arrays["weights/odd"] = np.array([-0.0, 1e-45, np.pi], "f4")
     export.write(tmp_path / "a" / "b")
@@ -76,7 +75,6 @@ def test_an_export_is_read_bit_by_bit(tmp_path):
 
 
 def test_each_process_has_its_replicas_of_the_first_batches_and_draws():
-    """One process has those of both, one after the other; two have one each."""
     export = make_export()
     rows = np.arange(12.0).reshape(2, 3, 2)
     export.arrays["draws/latents"] = rows
@@ -96,7 +94,6 @@ def test_each_process_has_its_replicas_of_the_first_batches_and_draws():
 
 
 def test_later_draws_are_own_and_of_the_same_kind():
-    """The seed says which; the generator's are there in every other step."""
     export = make_export(config={"num_classes": 3, "num_discriminator_steps": 2})
     of_both = {
         "pixels": np.ones((2, 3, 4, 4, 3), "f4"),
@@ -128,7 +125,6 @@ def test_later_draws_are_own_and_of_the_same_kind():
 
 
 def test_the_learning_rates_are_ours():
-    """Before a rate falls, within, and after its end; the ramp of large batches."""
     for decay_start in (0.0, 0.5, 1.0):
         ours = LinearDecay(learning_rate=3.0, num_steps=20, decay_start=decay_start)
         for step in (0, 7, 10, 15, 19, 20, 25):
@@ -150,7 +146,6 @@ def test_the_learning_rates_are_ours():
 
 
 def test_later_batches_are_of_the_shard_and_shuffled():
-    """Each epoch has every example of the shard once; the seed says the order."""
     export = make_export()
 
     def labels(process, seed):
@@ -170,10 +165,6 @@ def test_later_batches_are_of_the_shard_and_shuffled():
 
 
 def test_crops_are_those_of_tensorflow():
-    """The same boxes give the same pixels, cropped, resized and normalised.
-
-    Area and aspect of boxes are within their ranges, and boxes within the image.
-    """
     rng = np.random.default_rng(1)
     stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
     for augmentation in (images.DIGITS, images.UNCHANGED):
@@ -192,9 +183,8 @@ def test_crops_are_those_of_tensorflow():
 
 
 def test_the_paths_of_variables_are_those_of_attributes():
-    """Lists and layers inside layers; layers of Keras have the names of variables."""
     from workloads.peers import export
-    from workloads.sngan.networks import Generator
+    from workloads.sngan.model import Generator
 
     model = Generator(workloads.make_config("sngan", "smoke", {}), seed=0)
     found = dict(export.variables_of(model, "generator"))
@@ -223,7 +213,6 @@ torch_ddp resnet50 mixed_float16 digits -> implements 'float32' and 'mixed_bfloa
 
 @pytest.mark.parametrize("row", UNSUPPORTED.strip().splitlines())
 def test_what_a_peer_does_not_implement_is_known(row):
-    """Every setting of a step that could have another value, and the data."""
     given, _, message = row.partition(" ->")
     peer, workload, dtype, data = given.split()
     config = workloads.make_config(workload, "laptop", {"compute_dtype": dtype})
@@ -273,7 +262,6 @@ def test_what_a_peer_lacks_is_refused(fields, message):
 def test_a_peer_that_cannot_start_is_refused(
     tmp_path, launcher, revision, stamp, message
 ):
-    """Its environment is made of its lock as it is now."""
     peer = catalog.PEERS["jax"]
     lock = tmp_path / peer.lock
     lock.parent.mkdir(parents=True)
@@ -301,7 +289,6 @@ def test_a_peer_that_cannot_start_is_refused(
     ],
 )
 def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
-    """At most 1e-3 apart, relative."""
     tolerance = peers.TOLERANCES["float32"]
     is_same, said = peers.compare(found, [2.0, 1.0], "in_graph x2", tolerance)
     assert is_same == (not message)

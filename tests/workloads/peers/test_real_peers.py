@@ -37,7 +37,6 @@ TIME_LIMIT_SEC = 600
 def test_peers_repeat_our_first_losses_and_are_measured(
     tmp_path, workload, data, minutes, dtype
 ):
-    """Each trial has the check, passed, and images/s of at least one block."""
     own = {
         name
         for name, peer in PEERS.items()

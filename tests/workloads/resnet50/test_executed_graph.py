@@ -5,10 +5,10 @@ import contextlib
 import executed_graph
 import pytest
 from short_resnet import NUM_CONVOLUTIONS, short
+from small_programs import build_whole
 from virtual_gpus import take_cpus_for_gpus
 
 import replicator
-from workloads import catalog
 
 # A vector per type of statistics, losses and batches: 6 with 2 and with 4 replicas.
 MOST_OTHERS = 6
@@ -30,14 +30,7 @@ def graphs_of(network, backend="in_graph", **options):
         }
     repl = replicator.create(backend, num_replicas=NUM_REPLICAS, **options)
     with network:
-        program = catalog.WORKLOADS["resnet50"].build(
-            repl,
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=2,
-            seed=1,
-            options={},
-        )
+        program = build_whole("resnet50", repl, per_replica_batch_size=2)
     return program, executed_graph.partitions(program.run)
 
 
@@ -62,10 +55,6 @@ def test_control_transfers_do_not_grow_with_the_network():
     "is_whole", [False, pytest.param(True, marks=pytest.mark.full)]
 )
 def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_whole):
-    """Devices that are taken for GPUs; the full run has the whole ResNet-50.
-
-    No reduction runs before all batches are there, although none has an edge from them.
-    """
     take_cpus_for_gpus(monkeypatch.setattr)
     most_nodes, network = MOST_NODES, short()
     if is_whole:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
+from workloads.resnet50.study import ResNet50Config
 from workloads.resnet50.train import GoyalSchedule
 
 # 53 convolutions in float32, summed in another order: errors of 1e-6 grow by depth.
@@ -55,11 +56,10 @@ def _copy_from_keras(reference, made):
 
 
 def test_v1_equals_keras_applications():
-    """And has the published size and spread of its initial weights."""
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
     )
-    made = model_lib.ResNet50(version="v1")
+    made = model_lib.ResNet50(ResNet50Config(version="v1"))
     for conv in (made.stem, made.blocks[0].convs[1], made.blocks[15].convs[2]):
         kernel = conv.kernel.numpy()
         spread = math.sqrt(2 / math.prod(kernel.shape[:3]))
@@ -94,7 +94,7 @@ def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga)
 
     3.8 to 3.9 billion multiply-adds in He et al. 2015, 4.1 with the later stride.
     """
-    made = model_lib.ResNet50(version=version)
+    made = model_lib.ResNet50(ResNet50Config(version=version))
     total, stem = model_lib.multiply_adds(made, 224)
     assert 6 * total - 2 * stem == model_lib.training_flops(made, 224)
     strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
@@ -107,7 +107,6 @@ def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga)
 
 
 def test_moving_statistics_follow_the_batch():
-    """One training step mixes a tenth of the batch's mean and unbiased variance in."""
     seeds = iter([(0, 1)])
     layer = model_lib.ConvBatchNorm(3, 4, kernel_size=1, strides=1, seeds=seeds)
     images = tf.random.stateless_normal([2, 4, 4, 3], [0, 1])
@@ -131,7 +130,9 @@ def test_moving_statistics_follow_the_batch():
 
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
     with short_resnet.short():
-        made = model_lib.ResNet50(compute_dtype="mixed_bfloat16", zero_gamma=False)
+        made = model_lib.ResNet50(
+            ResNet50Config(compute_dtype="mixed_bfloat16", zero_gamma=False)
+        )
     features = made.blocks[0](tf.zeros([1, 8, 8, 8]), training=False)
     logits = made(tf.zeros([1, 32, 32, 3]), training=False)
 
@@ -142,7 +143,6 @@ def test_mixed_precision_keeps_variables_and_logits_in_float32():
 
 
 def test_cross_entropy_equals_numpys():
-    """The loss is -log softmax of the label, with and without smoothing."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 7)).astype(np.float32)
     labels = np.array([0, 6, 3, 3, 1])
@@ -197,7 +197,6 @@ def test_schedule_is_goyals(global_batch_size, num_epochs):
     [(8192, 10.0, 5), (16_384, 25.0, 5), (32_768, 32.0, 14), (65_536, 35.6, 40)],
 )
 def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_epochs):
-    """Google's table; zero at the start and at the end, a quarter in the middle."""
     schedule = PolynomialSchedule(
         global_batch_size=global_batch_size,
         num_train_examples=NUM_IMAGENET,
@@ -243,7 +242,6 @@ def make():
 
 
 def test_updates_follow_the_equations():
-    """Kernels are scaled and decayed, vectors are not; a norm of zero divides none."""
     rng = np.random.default_rng(0)
     cases = [
         (rng.normal(size=shape), rng.normal(size=(5, *shape)))

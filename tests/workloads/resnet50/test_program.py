@@ -39,17 +39,6 @@ def build(backend="single", num_replicas=1, size=4, **settings):
     )
 
 
-def build_whole(preset, data, *, size, seed):
-    return catalog.WORKLOADS["resnet50"].build(
-        replicator.create("single"),
-        preset=preset,
-        data=data,
-        per_replica_batch_size=size,
-        seed=seed,
-        options={},
-    )
-
-
 def checks_of(program):
     return {check.name: check for check in program.sanity()}
 
@@ -78,10 +67,6 @@ def pair():
 
 
 def test_the_losses_are_the_known_ones_and_the_checks_of_a_trial_pass(trained):
-    """From 1000 equally likely classes, with its sizes on record.
-
-    A change that nobody meant shows here first.
-    """
     program, history = trained
     variables = program.training.model.trainable_variables
     checks = program.sanity()
@@ -103,7 +88,6 @@ def test_the_losses_are_the_known_ones_and_the_checks_of_a_trial_pass(trained):
 
 
 def test_quality_counts_the_whole_held_out_split(trained):
-    """Top-1 and top-5 over exactly 359 digits, equal to a count by hand."""
     program, _ = trained
     top_1, top_5 = program.evaluate()
     again, _ = program.evaluate()
@@ -131,7 +115,6 @@ def top_1_by_hand(program):
 
 
 def test_a_wrong_replica_or_batch_fails_its_check(trained, monkeypatch):
-    """Copies that differ; a backend that feeds the same batch twice."""
     program, _ = trained
 
     def raise_out_of_sync():
@@ -182,7 +165,6 @@ def test_the_first_step_is_momentum_sgd_and_one_that_overflows_is_no_result(tmp_
 
 
 def test_batches_may_reach_into_the_next_epoch():
-    """They may hold an example twice then; the digits have 1,438."""
     program = build(size=1440)
 
     assert math.isfinite(program.run())
@@ -190,7 +172,6 @@ def test_batches_may_reach_into_the_next_epoch():
 
 
 def test_queued_steps_and_many_in_one_call_are_the_steps_one_by_one(trained):
-    """By the seed alone; they are audited, and one trace serves all of them."""
     tf.random.set_seed(0)
     program = build(size=8, learning_rate_per_256=1.0)
     readers = [program.dispatch() for _ in range(2)]
@@ -211,10 +192,6 @@ def test_queued_steps_and_many_in_one_call_are_the_steps_one_by_one(trained):
 
 
 def test_synthetic_data_has_no_quality_and_no_example_audit():
-    """Pure compute: nothing is claimed about examples. LARS decays by itself.
-
-    The rate of its first step is zero, so the weights move in the second.
-    """
     program = build(data="synthetic", optimizer="lars", weight_decay=1e-4)
     weights = [kernel_of(program)]
     for _ in range(2):
@@ -261,7 +238,6 @@ def test_float16_follows_float32_with_a_scaled_loss():
 
 
 def test_two_replicas_report_what_one_does(pair):
-    """Their mean loss, the losses of each, sane steps, and the whole held-out split."""
     found = pair.losses_of_replicas()
 
     assert len(found) == 2
@@ -279,7 +255,6 @@ def test_two_replicas_report_what_one_does(pair):
 
 
 def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
-    """The previous one is replaced, and training continues from it elsewhere."""
     first, second = pair.save(str(tmp_path)), pair.save(str(tmp_path))
     other = build()
     manager = other._repl.make_checkpoint_manager(tmp_path, **other.training.trackables)
@@ -298,8 +273,13 @@ def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
 
 @pytest.mark.full
 def test_the_paper_preset_takes_steps_at_full_size():
-    """224 pixels and 1000 classes, from chance downwards on two fixed images."""
-    program = build_whole("paper", "synthetic", size=2, seed=0)
+    program = small_programs.build_whole(
+        "resnet50",
+        replicator.create("single"),
+        preset="paper",
+        per_replica_batch_size=2,
+        seed=0,
+    )
     losses = [program.run() for _ in range(3)]
 
     assert program.num_parameters == 25_557_032

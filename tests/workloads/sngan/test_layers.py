@@ -10,8 +10,8 @@ import tensorflow as tf
 import replicator
 from workloads import catalog
 from workloads.common import training
-from workloads.sngan import networks
-from workloads.sngan.layers import (
+from workloads.sngan import model as networks
+from workloads.sngan.model import (
     EPSILON,
     ConditionalBatchNormalization,
     SpectralConv2D,
@@ -60,7 +60,6 @@ def matrix_of(kernel):
 
 
 def test_a_power_step_is_the_papers():
-    """Sigma and u' of one step, in float64."""
     generator = np.random.default_rng(0)
     matrix, u = generator.normal(size=(5, 7)), generator.normal(size=5)
     expected_sigma, expected_u = numpys_step(matrix, u)
@@ -102,7 +101,6 @@ def test_the_gradient_is_that_of_constant_vectors():
     ids=["conv", "dense"],
 )
 def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
-    """After some calls in training the used kernel has norm 1, by SVD; u moves then."""
     layer = layer()
     before = layer.u.numpy()
     layer(inputs)
@@ -149,7 +147,6 @@ def train(repl, x):
 
 
 def test_a_compiled_pass_assigns_the_vectors_afterwards():
-    """The same outputs and the same next vector as without XLA."""
     x, found = tf.ones([2, 6]), []
     layer = SpectralDense(6, 4, seed=1)
     before = layer.u.numpy()
@@ -227,7 +224,6 @@ def run(repl, statistics):
 
 
 def test_outside_training_the_moving_statistics_normalize():
-    """Zero mean and unit variance before the first step."""
     layer = make_layer("local")
     x = examples()
 
@@ -239,7 +235,6 @@ def test_outside_training_the_moving_statistics_normalize():
 
 
 def test_across_replicas_it_is_one_batch(two_replicas):
-    """Outputs and gradients of two replicas are those of one with all examples."""
     _, expected = run(replicator.create("single"), "cross_replica")
     _, found = run(two_replicas, "cross_replica")
 
@@ -249,7 +244,6 @@ def test_across_replicas_it_is_one_batch(two_replicas):
 
 
 def test_locally_each_replica_normalizes_its_own(two_replicas):
-    """Two halves, each by its own statistics: another result than the whole's."""
     layer, (outputs, _) = run(two_replicas, "local")
 
     x = examples()
@@ -259,10 +253,6 @@ def test_locally_each_replica_normalizes_its_own(two_replicas):
 
 
 def test_losses_are_the_papers():
-    """Equations 16 and 17 of Miyato et al. 2018, as losses; counts may differ.
-
-    Only examples within the margin teach the discriminator.
-    """
     real, fake = tf.constant([2.0, 0.5, -1.0]), tf.constant([-3.0, 0.25])
     with tf.GradientTape() as tape:
         tape.watch([real, fake])
@@ -297,7 +287,6 @@ def test_networks_at_128_px_have_the_published_size():
 
 
 def test_the_projection_is_the_inner_product_with_the_class():
-    """Logits of two classes differ by <V (y1 - y2), phi>; equation 7 of the paper."""
     discriminator = networks.Discriminator(SMOKE, seed=1)
     images = tf.random.stateless_normal([4, 16, 16, 3], seed=[1, 2])
     features = {}
@@ -317,7 +306,6 @@ def test_the_projection_is_the_inner_product_with_the_class():
 
 
 def test_the_rate_falls_linearly_to_zero():
-    """From the requested fraction of steps, and never where that is one."""
     late = networks.LinearDecay(
         learning_rate=1e-3, num_steps=450, decay_start=400 / 450
     )

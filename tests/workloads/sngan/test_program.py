@@ -11,14 +11,11 @@ import replicator
 from workloads import catalog
 
 
-def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options):
-    return catalog.WORKLOADS["sngan"].build(
+def build(backend="single", num_replicas=1, **settings):
+    return small_programs.build_whole(
+        "sngan",
         replicator.create(backend, num_replicas=num_replicas),
-        preset="smoke",
-        data="digits",
-        per_replica_batch_size=per_replica_batch_size,
-        seed=1,
-        options=options,
+        **{"data": "digits", "per_replica_batch_size": 8, **settings},
     )
 
 
@@ -65,7 +62,6 @@ def test_measured_windows_hold_both_kinds_of_steps_alike():
 
 
 def test_the_generator_is_updated_in_every_nth_step_and_its_average_with_it(trained):
-    """First, then the discriminator alone; average += (1 - decay) * (weights - it)."""
     of_generator, of_discriminator = zip(*trained[2], strict=True)
 
     assert list(GOLDEN_LOSSES) == pytest.approx(trained[1], rel=5e-4)
@@ -74,7 +70,6 @@ def test_the_generator_is_updated_in_every_nth_step_and_its_average_with_it(trai
 
 
 def test_pictures_are_made_with_the_average(program):
-    """The generator itself would give others."""
     latents = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     labels = np.arange(4, dtype=np.int32)
     shown = program.training.generate()(latents, labels)
@@ -90,7 +85,6 @@ def test_pictures_are_made_with_the_average(program):
 
 
 def test_pictures_are_those_of_the_last_step(program):
-    """Six rows of ten images of 8 px, enlarged to 32 with a gap of one pixel."""
     before = program.samples()
     for _ in range(2):  # one by one: both kinds of steps are traced already
         program.run()
@@ -101,7 +95,6 @@ def test_pictures_are_those_of_the_last_step(program):
 
 
 def test_quality_has_scores_and_recognised_digits(program):
-    """Each with unit, n and interval; the same images again give the same figures."""
     quality = {metric.name: metric for metric in program.evaluate()}
 
     assert ["fid", "kid", "inception_score", "recognised"] == list(quality)
@@ -115,7 +108,6 @@ def test_quality_has_scores_and_recognised_digits(program):
 
 
 def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
-    """Different latents, equal weights, spectral vectors and averages."""
     made = build("in_graph", 2, batch_norm="cross_replica", **SMALL)
     made.run()
     first, second = made.losses_of_replicas()
@@ -127,18 +119,8 @@ def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
 
 @pytest.mark.full
 def test_the_paper_preset_takes_a_step_at_full_size():
-    """128 pixels, 1024 channels, 1000 classes: both updates on two random images.
-
-    The hinge loss of an untrained discriminator is 2, less what its first logits add.
-    """
-    made = catalog.WORKLOADS["sngan"].build(
-        replicator.create("single", num_replicas=1),
-        preset="paper",
-        data="synthetic",
-        per_replica_batch_size=2,
-        seed=0,
-        options={},
-    )
+    settings = {"preset": "paper", "data": "synthetic", "per_replica_batch_size": 2}
+    made = build(seed=0, **settings)
     first = made.training.generator.trainable_variables[0].numpy()
 
     assert 2.0 == pytest.approx(made.run(), abs=0.5)
@@ -151,7 +133,6 @@ def test_the_paper_preset_takes_a_step_at_full_size():
 @pytest.mark.full
 @pytest.mark.parametrize(("backend", "num_replicas"), [("single", 1), ("in_graph", 2)])
 def test_sixteen_bits_train(trained, backend, num_replicas):
-    """The loss starts where that of float32 does, and stays finite."""
     tf.keras.utils.set_random_seed(3)
     made = build(backend, num_replicas, compute_dtype="mixed_bfloat16", **SMALL)
     losses = [made.run() for _ in range(2)]

@@ -47,10 +47,6 @@ def tokens():
     [("smoke", 1.07), ("laptop", 10.0), ("gpu", 353), ("paper", 6043)],
 )
 def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
-    """Counted without building: the largest does not fit this machine.
-
-    With whole sequences in every batch, and dropout where it is published.
-    """
     made = catalog.make_config("transformer", preset, {})
     (info,) = [p for p in catalog.WORKLOADS["transformer"].presets if p.name == preset]
 
@@ -60,7 +56,6 @@ def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
 
 
 def test_a_byte_is_predicted_from_those_before_it(model, tokens):
-    """A later byte changes nothing before and at its place, and something after it."""
     changed = tokens.numpy()
     changed[:, 3] = (changed[:, 3] + 1) % 256
     before, after = (
@@ -73,7 +68,6 @@ def test_a_byte_is_predicted_from_those_before_it(model, tokens):
 
 
 def test_attention_is_that_of_the_formula(model, tokens):
-    """softmax(Q K^T / sqrt(d)) V of each head, in NumPy, on the first block."""
     block = model.blocks[0]
     x = block.attention_norm(model.embedding(tokens)).numpy()
     query, key, value, output = (p.kernel.numpy() for p in block.projections)
@@ -97,7 +91,6 @@ def test_attention_is_that_of_the_formula(model, tokens):
 
 
 def test_the_learning_rate_rises_and_falls():
-    """At the end of the ramp (width * warmup)^-0.5; half of it after four times."""
     rate = InverseSquareRoot(factor=2.0, width=16, lr_warmup_steps=100)
     peak = 2.0 / math.sqrt(16 * 100)
 
@@ -107,7 +100,6 @@ def test_the_learning_rate_rises_and_falls():
 
 
 def test_a_seed_drops_the_same_values_again(model, tokens):
-    """So that a pass that is computed twice has one mask; other layers have others."""
     ones = tf.ones([4000])
     seed = tf.constant([3, 4])
     first, again, other = (
@@ -122,7 +114,6 @@ def test_a_seed_drops_the_same_values_again(model, tokens):
 
 
 def test_replicas_drop_different_values_in_every_step():
-    """The same batch has another loss with other masks, on each replica."""
     program = build(
         replicator.create("in_graph", num_replicas=2),
         dropout=0.5,
@@ -137,7 +128,6 @@ def test_replicas_drop_different_values_in_every_step():
 
 
 def test_text_is_learned_and_scored_by_files():
-    """From ln 256 = 8 bits; one device scores; the digest of the text is on record."""
     program = build(
         replicator.create("single"),
         data="tensorflow_source",
@@ -169,7 +159,6 @@ def test_text_is_learned_and_scored_by_files():
     ],
 )
 def test_a_part_of_a_sequence_or_micro_batch_is_no_batch(size, options, line):
-    """Batch sizes count tokens."""
     with pytest.raises(ValueError, match=line):
         small_programs.build(
             "transformer",
@@ -246,7 +235,6 @@ def in_one_piece():
     ids=["1F1B", "fill-drain"],
 )
 def test_stages_train_like_one_device(in_one_piece, options):
-    """The same losses, and the same weights after four updates; all are counted."""
     losses, program = train(
         split(1, 2), pipeline_stages=2, num_microbatches=PARTS, **options
     )
@@ -266,7 +254,6 @@ def test_stages_train_like_one_device(in_one_piece, options):
 
 
 def test_stages_with_sharded_gradients_train_like_whole_replicas():
-    """Two replicas of two devices, each of which has a part of its stage's state."""
     repl = split(2, 2, variable_placement="mirrored")
     losses, program = train(
         repl, pipeline_stages=2, num_microbatches=PARTS, sharded_update="gradients"
@@ -281,7 +268,6 @@ def test_stages_with_sharded_gradients_train_like_whole_replicas():
 
 
 def test_each_micro_batch_drops_other_values(in_one_piece):
-    """Where a pass is repeated."""
     losses, _ = train(
         split(1, 2),
         pipeline_stages=2,
@@ -294,7 +280,6 @@ def test_each_micro_batch_drops_other_values(in_one_piece):
 
 
 def test_the_largest_stage_has_as_little_to_compute_as_it_can():
-    """Parts follow one another, the embedding first; every stage has one."""
     for num_stages, sizes in ((1, [10]), (3, [4, 3, 3]), (5, [2] * 5)):
         options = {"pipeline_stages": num_stages}
         made = catalog.make_config("transformer", "laptop", options)

@@ -25,14 +25,7 @@ _WEIGHT_OF_BATCH = 0.1
 
 
 class Process:
-    """The replicas, each on a device of this process, and the run that they are in.
-
-    Attributes:
-      export: What they begin with.
-      run: That of the client.
-      num_replicas: Devices.
-      is_alone: Whether replicas do not communicate: one, or a control.
-    """
+    """The replicas, each on a device of this process, and the run that they are in."""
 
     def __init__(self) -> None:
         self.export = inputs.Export.read(Path(os.environ[EXPORT_VARIABLE]))
@@ -51,8 +44,8 @@ class Process:
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a step that runs on every replica.
 
-        It takes what is equal on all replicas, what each has of its own, a batch (a
-        tuple), and numbers; it returns the first two and losses, [1].
+        It takes what is equal on all, what each has of its own, a batch and numbers; it
+        returns the first two and losses, [1].
         """
         equal, own = PartitionSpec(), PartitionSpec(REPLICAS)
         mapped = jax.shard_map(
@@ -74,7 +67,6 @@ class Process:
         return jax.device_put(values, NamedSharding(self._mesh, spec))
 
     def moving(self) -> Weights:
-        """Returns the moving statistics of batch norm, [replicas, channels] each."""
         found = {
             name: np.stack([value] * self.num_replicas)
             for name, value in self.export.part("weights").items()
@@ -83,12 +75,10 @@ class Process:
         return self.placed(found, is_own=True)
 
     def batches(self) -> Any:
-        """Yields images and labels of all replicas, on their devices."""
         for batch in self._share.batches():
             yield self.placed(batch, is_own=True)
 
     def draws(self) -> Any:
-        """Yields what each step of SN-GAN draws, by name, on the devices."""
         for found in self._share.draws():
             yield self.placed(found, is_own=True)
 
@@ -104,13 +94,7 @@ def normalized(
 ) -> tuple[jax.Array, Weights]:
     """Returns images normalized by the batch, and the moving statistics after it.
 
-    Args:
-      images: [examples, height, width, channels].
-      gamma: The scale, [channels], or of each example, [examples, 1, 1, channels].
-      beta: The offset, likewise.
-      moving: Moving statistics of the network, [1, channels] each.
-      path: That of the layer whose statistics they are.
-      epsilon: Added to the variance.
+    ``gamma`` and ``beta`` are [channels], or [examples, 1, 1, channels].
     """
     mean = images.mean(axis=(0, 1, 2))
     variance = jnp.square(images).mean(axis=(0, 1, 2)) - jnp.square(mean)

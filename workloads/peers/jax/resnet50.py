@@ -21,10 +21,7 @@ _EPSILON = 1e-5
 
 
 def conv(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """The convolution with a kernel of odd size, half of it added around.
-
-    As a product of matrices: three times as fast on CPUs as XLA's convolutions.
-    """
+    """As a product of matrices: three times as fast on CPUs as XLA's convolutions."""
     size = kernel.shape[0]
     around = ((size - 1) // 2, (size - 1) // 2)
     padded = jnp.pad(images, [(0, 0), around, around, (0, 0)])
@@ -47,18 +44,7 @@ def pool(images: jax.Array) -> jax.Array:
 def logits_of(
     weights: Weights, moving: Weights, images: jax.Array, version: str
 ) -> tuple[jax.Array, Weights]:
-    """Returns logits of the 50-layer residual network of He et al. 2015.
-
-    Args:
-      weights: What is trained, by our paths.
-      moving: Moving means and variances, [1, channels].
-      images: [examples, height, width, 3].
-      version: ``v1`` strides in the first convolution of a block, ``v1.5`` in the
-        second.
-
-    Returns:
-      Also the moving statistics of the next step.
-    """
+    """Returns the logits of ResNet-50, and the moving statistics of the next step."""
     after: Weights = {}
 
     def conv_norm(value: jax.Array, path: str, stride: int = 1) -> jax.Array:
@@ -114,7 +100,6 @@ def make_step(process: Process) -> Any:
 
 
 def main() -> None:
-    """Takes as many steps as the harness asks for."""
     process = Process()
     settings = process.export.settings
     weights = {

@@ -24,20 +24,7 @@ _NUM_DOWNSAMPLED = 2
 
 
 class Pass:
-    """One pass through a network.
-
-    Attributes:
-      after: What the network keeps, after this pass.
-    """
-
     def __init__(self, weights: Weights, kept: Weights) -> None:
-        """Begins.
-
-        Args:
-          weights: What is trained, by our paths.
-          kept: Moving statistics of the generator, [1, channels]; vectors of the
-            spectral norms of the discriminator.
-        """
         self._weights, self._kept = weights, kept
         self.after = dict(kept)
 
@@ -57,7 +44,6 @@ class Pass:
         return jnp.tanh(self._conv(hidden, "generator.last_conv"))
 
     def logits(self, images: jax.Array, labels: jax.Array) -> jax.Array:
-        """Returns those of the discriminator."""
         hidden = images
         blocks = inputs.block_paths(self._weights, "discriminator")
         paths = ["discriminator.first_block", *blocks]
@@ -112,17 +98,13 @@ class Pass:
 
 
 def conv(images: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution with a kernel of odd size, half of it added around.
-
-    With few channels a product of matrices, as of ResNet-50, is half as fast.
-    """
+    """A convolution; with few channels a product of matrices is half as fast."""
     return lax.conv_general_dilated(
         images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
 def doubled(images: jax.Array) -> jax.Array:
-    """Repeats each pixel."""
     return jnp.repeat(jnp.repeat(images, 2, axis=1), 2, axis=2)
 
 
@@ -212,7 +194,6 @@ def rate_of(config: dict[str, Any], network: str, step: int, every: int) -> Any:
 
 
 def main() -> None:
-    """Takes as many steps as the harness asks for."""
     process = Process()
     config = process.export.settings["config"]
     weights: dict[str, Any] = {"generator": {}, "discriminator": {}}

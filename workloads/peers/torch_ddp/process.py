@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """A replica: what it begins with, its share of the cores, and its run.
-
-    Attributes:
-      export: What it begins with.
-      run: That of the client.
-      is_alone: Whether replicas do not communicate: one, or a control.
-    """
+    """A replica: what it begins with, its share of the cores, and its run."""
 
     def __init__(self) -> None:
         self.rank, self.num_ranks = scaling_client.find_rank()
@@ -68,19 +62,16 @@ class Process:
         return torch.autocast("cpu", torch.bfloat16, enabled=is_mixed)
 
     def batches(self) -> Any:
-        """Yields images, as PyTorch has them, and labels."""
         for images, labels in self._share.batches():
             made = torch.from_numpy(images).permute(0, 3, 1, 2)  # channels last
             yield made, torch.from_numpy(labels).long()
 
     def draws(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yields what each step of SN-GAN draws, by name."""
         for found in self._share.draws():
             made = {name: torch.from_numpy(value) for name, value in found.items()}
             yield {**made, "pixels": made["pixels"].permute(0, 3, 1, 2)}
 
     def has_weight(self, name: str) -> bool:
-        """Whether there is such a variable of ours."""
         return f"weights/{name}" in self.export.arrays
 
     def parameter(self, name: str) -> torch.nn.Parameter | None:
@@ -98,7 +89,6 @@ class Process:
     def adam(
         self, model: torch.nn.Module, config: dict[str, Any], *, eps: float
     ) -> torch.optim.Adam:
-        """Returns Adam for a model; ``update`` gives its rate."""
         return torch.optim.Adam(
             model.parameters(), betas=(config["beta_1"], config["beta_2"]), eps=eps
         )
@@ -106,7 +96,6 @@ class Process:
     def update(
         self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, rate: float
     ) -> None:
-        """Applies the gradients of a loss at a learning rate."""
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
@@ -123,6 +112,5 @@ class Process:
         return value.contiguous().clone()
 
     def end(self) -> None:
-        """Leaves the group."""
         if self.num_ranks > 1:
             dist.destroy_process_group()

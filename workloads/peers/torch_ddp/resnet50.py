@@ -19,8 +19,6 @@ _MOMENTUM, _EPSILON = 0.1, 1e-5
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, then batch normalization."""
-
     def __init__(
         self, num_inputs: int, num_outputs: int, size: int, stride: int
     ) -> None:
@@ -31,11 +29,9 @@ class ConvNorm(nn.Module):
         self.norm = nn.BatchNorm2d(num_outputs, eps=_EPSILON, momentum=_MOMENTUM)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the normalized convolution."""
         return self.norm(self.conv(images))
 
     def load(self, process: Process, path: str) -> None:
-        """Takes our weights of the same layer."""
         self.conv.weight.data = process.weight(f"{path}.kernel")
         self.norm.weight.data = process.weight(f"{path}.norm.gamma")
         self.norm.bias.data = process.weight(f"{path}.norm.beta")
@@ -60,7 +56,6 @@ class Bottleneck(nn.Module):
             self.projection = ConvNorm(num_inputs, num_outputs, 1, stride)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the block of images."""
         shortcut = images if self.projection is None else self.projection(images)
         outputs = torch.relu(self.convs[0](images))
         outputs = torch.relu(self.convs[1](outputs))
@@ -84,14 +79,12 @@ class ResNet50(nn.Module):
         self.classifier = nn.Linear(num_channels, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits."""
         features = self.pool(torch.relu(self.stem(images)))
         for block in self.blocks:
             features = block(features)
         return self.classifier(features.mean(dim=(2, 3)))
 
     def load(self, process: Process) -> None:
-        """Takes our weights."""
         self.stem.load(process, "model.stem")
         for index, block in enumerate(self.blocks):
             path = f"model.blocks.{index}"
@@ -119,7 +112,6 @@ def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
 
 
 def main() -> None:
-    """Takes as many steps as the harness asks for."""
     process = Process()
     config = process.export.settings["config"]
     network = ResNet50(config["num_classes"], config["version"])

@@ -22,10 +22,7 @@ _NUM_DOWNSAMPLED = 2
 
 
 class Spectral(nn.Module):
-    """A kernel over its spectral norm, as in ``workloads/sngan/layers.py``.
-
-    PyTorch's own keeps ``v`` as well, and is half a step of the iteration ahead.
-    """
+    """A kernel over its spectral norm; PyTorch's own is half a step ahead."""
 
     def __init__(self, kernel: torch.Tensor, process: Process, path: str) -> None:
         super().__init__()
@@ -52,7 +49,6 @@ class SpectralConv(Spectral):
         super().__init__(process.weight(f"{path}.kernel"), process, path)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the convolution."""
         pad = (self.kernel.shape[-1] - 1) // 2
         return functional.conv2d(images, self.divided(), self.bias, padding=pad)
 
@@ -72,7 +68,6 @@ class DiscriminatorBlock(nn.Module):
             self.shortcut = SpectralConv(process, f"{path}.shortcut")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the block of images, or of what a block returned."""
         hidden = images if self._is_first else torch.relu(images)
         hidden = self.conv_2(torch.relu(self.conv_1(hidden)))
         if self._is_downsampled:
@@ -106,7 +101,6 @@ class Discriminator(nn.Module):
         self.embedding = Spectral(process.weight(f"{path}.kernel").T, process, path)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Returns logits."""
         features = torch.relu(self.blocks(images)).sum(dim=(2, 3))
         of_class = functional.embedding(labels, self.embedding.divided())
         logits = functional.linear(features, self.dense.divided(), self.dense.bias)
@@ -126,7 +120,6 @@ class ConditionalNorm(nn.Module):
         )
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the normalized images."""
         gamma = functional.embedding(labels, self.gamma)[:, :, None, None]
         beta = functional.embedding(labels, self.beta)[:, :, None, None]
         return self.norm(images) * gamma + beta
@@ -144,7 +137,6 @@ class GeneratorBlock(nn.Module):
         self.shortcut = process.conv(f"{path}.shortcut")
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the block of what a block returned."""
         hidden = torch.relu(self.norm_1(images, labels))
         hidden = self.conv_1(functional.interpolate(hidden, scale_factor=2))
         hidden = torch.relu(self.norm_2(hidden, labels))
@@ -170,7 +162,6 @@ class Generator(nn.Module):
         self.conv = process.conv("generator.last_conv")
 
     def forward(self, latents: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Returns images."""
         flat = functional.linear(latents, self.kernel, self.bias)
         hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
         hidden = hidden.permute(0, 3, 1, 2)
@@ -180,7 +171,6 @@ class Generator(nn.Module):
 
 
 def main() -> None:
-    """Takes as many steps as the harness asks for."""
     process = Process()
     config, draws = process.export.settings["config"], process.draws()
     generator, discriminator = Generator(process), Discriminator(process)
