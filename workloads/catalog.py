@@ -37,11 +37,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
 
 
 def check_data(workload: str, name: str) -> None:
-    """Raises unless ``name`` is a data set that ``workload`` can read here.
-
-    Reads names and file listings only: TensorFlow is not imported, nothing is
-    downloaded or written.
-    """
+    """Raises unless ``workload`` can read the data ``name`` here; writes nothing."""
     info = WORKLOADS[workload]
     if name in info.builtin_data:
         return

@@ -23,7 +23,6 @@ _OF_REPLICATOR = "external_writes"  # an option of ``replicator.create``
 
 
 def main(description: str | None, info: WorkloadInfo, training: Any) -> None:
-    """Trains as the command line says, and shows what was learned."""
     args = parse(description, info)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     train(repl, training(repl, args.config, **args.batches), args)
@@ -103,7 +102,6 @@ def train(repl: replicator.Replicator, made: Any, args: argparse.Namespace) -> N
 
 
 def evaluate(made: Any, args: argparse.Namespace) -> None:
-    """Shows what was learned, unless data are random."""
     for metric in made.evaluate(args.info.metrics):
         figure = f"{metric.name}: {metric.value:.3f} (n = {metric.num_examples})"
         sys.stdout.write(f"{figure}\n")

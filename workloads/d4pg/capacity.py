@@ -175,7 +175,6 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
 def check_memory(
     config: D4PGConfig, spec: StreamsSpec, available: int | None = None
 ) -> None:
-    """Raises unless a full replay fits into this machine's memory."""
     needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
     available = available_bytes() if available is None else available
     if needed <= available:

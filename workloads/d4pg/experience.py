@@ -75,7 +75,6 @@ class Experience:
     def dataset(
         self, *, per_replica_batch_size: int, num_prefetched: int
     ) -> tf.data.Dataset:
-        """Returns the infinite pipeline of sampled batches."""
         count = per_replica_batch_size
         shape = (count, *self._policy.observation_shape)
         kind = tf.uint8 if self._policy.uses_pixels else tf.float32

@@ -82,7 +82,6 @@ class BasePool(contextlib.AbstractContextManager[Any]):
         }
 
     def close(self) -> None:
-        """Terminates the actors and waits until they have exited."""
         atexit.unregister(self.close)
         self._is_closing.set()
         self._thread.join()

@@ -38,8 +38,6 @@ _NUM_RECENT = 1_000
 
 
 class D4PGProgram(StepProgram):
-    """D4PG on one replicator; a step is a learner step."""
-
     training: Training
 
     def __init__(

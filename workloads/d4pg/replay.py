@@ -46,8 +46,6 @@ class StarvedReplayError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transitions:
-    """n-step transitions, without observations."""
-
     # Whether the transition exists: all its records exist, and the first one is not a
     # final observation; bool [n]. The other fields are undefined if not.
     is_valid: np.ndarray
@@ -110,7 +108,6 @@ class TransitionReader:
         )
 
     def actions(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns the actions of records, float32 [n, action_size]."""
         return self._action[streams * self._size + numbers % self._size]
 
     def observations(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -248,8 +245,6 @@ class Replay(abc.ABC):
 
 
 class UniformReplay(Replay):
-    """All existing transitions are equally likely."""
-
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         low, high = self._reader.bounds()
         ends = (high - low).cumsum()

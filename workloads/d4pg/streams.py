@@ -245,7 +245,6 @@ class RateLimiter:
         self.add_sampled(0)
 
     def can_sample(self, num_transitions: int) -> bool:
-        """Whether this many more transitions may be sampled now."""
         if self._buffer < num_transitions:
             # Or learner and actors would wait for each other.
             self._buffer = float(num_transitions)

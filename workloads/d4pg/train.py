@@ -111,7 +111,6 @@ class Training(Learner, training.Training):
 
 
 def main() -> None:
-    """Trains, and plays episodes without noise."""
     args = command.parse(__doc__, study.WORKLOAD)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)

@@ -134,8 +134,6 @@ def _is_readable(path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedSource(Source):
-    """A data set that TFDS has prepared, and reads."""
-
     builder: Any  # The TFDS builder.
 
     def num_examples(self, split: str) -> int:
@@ -184,7 +182,6 @@ class PreparedSource(Source):
 
 
 def open_source(name: str) -> Source:
-    """Opens labelled images by name."""
     if name == names.DIGITS:
         return _open_digits()
     if names.is_folder(name):

@@ -60,11 +60,10 @@ def keras_workload(
 
     Args:
       name: What reports call it.
-      model: Returns the model after ``compile``; a function of a module.
+      model: A function of a module that returns the compiled model.
       data: Returns a ``tf.data.Dataset`` of single examples, ``(inputs, targets)``. It
         is divided among the pipelines, repeated and batched; its order is the user's.
-      per_replica_batch_size: Examples per replica and step, unless others are asked
-        for.
+      per_replica_batch_size: Examples per replica and step, unless you ask for others.
       num_warmup_steps: Steps before the measured window.
       num_measured_steps: Steps of the measured window.
       example_unit: Plural unit of an example, such as ``images``.

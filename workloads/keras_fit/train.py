@@ -68,8 +68,6 @@ class KerasTraining(training.Training):
 
 
 class Training(KerasTraining, training.ImageTraining):
-    """A classifier of images."""
-
     def __init__(
         self, repl: replicator.Replicator, config: study.KerasFitConfig, **batches: Any
     ) -> None:
@@ -85,7 +83,6 @@ class Training(KerasTraining, training.ImageTraining):
 
 
 def main() -> None:
-    """Trains, and measures what was learned."""
     args = command.parse(__doc__, study.WORKLOAD)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)

@@ -82,7 +82,6 @@ def initial_weights() -> dict[str, np.ndarray]:
 
 
 def train(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns trained weights."""
     weights = {name: tf.Variable(v) for name, v in initial_weights().items()}
     variables = list(weights.values())
     num_steps = NUM_EPOCHS * (len(images) // GLOBAL_BATCH_SIZE)
@@ -264,7 +263,6 @@ def _train(path: pathlib.Path) -> None:
 
 
 def main(path: str) -> None:
-    """Trains on the embedded digits and writes the weights."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.set_visible_devices([], "GPU")

@@ -121,7 +121,6 @@ class Evaluator:
         )
 
     def score(self, images: np.ndarray) -> tuple[QualityMetric, ...]:
-        """Returns FID, KID and Inception score of generated images."""
         check_images(images)
         if images.shape[1:] != self._shape:
             raise ValueError(

@@ -46,8 +46,6 @@ _NUM_LEVELS: Final = 255.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What a peer begins with."""
-
     # ``workload``, ``config`` (every setting), ``num_replicas``,
     # ``per_replica_batch_size``, ``num_train_examples``, ``losses`` of the first steps,
     # and ``augmentation`` of the images.

@@ -215,7 +215,6 @@ def _check_batch(config: study.TransformerConfig, size: int) -> None:
 
 
 def main() -> None:
-    """Trains, and measures what was learned."""
     args = command.parse(__doc__, study.WORKLOAD)
     split: dict[str, Any] = {}
     if args.backend == "dtensor":

@@ -43,8 +43,6 @@ class Spectral(nn.Module):
 
 
 class SpectralConv(Spectral):
-    """Convolution with SAME padding."""
-
     def __init__(self, process: Process, path: str) -> None:
         super().__init__(process.weight(f"{path}.kernel"), process, path)
 
@@ -126,8 +124,6 @@ class ConditionalNorm(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Residual block that doubles height and width."""
-
     def __init__(self, process: Process, path: str) -> None:
         super().__init__()
         self.norm_1 = ConditionalNorm(process, f"{path}.norm_1")
@@ -145,8 +141,6 @@ class GeneratorBlock(nn.Module):
 
 
 class Generator(nn.Module):
-    """Maps latent vectors and classes to images in [-1, 1]."""
-
     def __init__(self, process: Process) -> None:
         super().__init__()
         self.kernel = process.parameter("generator.dense.kernel")
