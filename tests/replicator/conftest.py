@@ -24,9 +24,8 @@ NUM_VIRTUAL_DEVICES = 4
 devices.split_cpu(NUM_VIRTUAL_DEVICES)
 
 
-def make(name: str, num_replicas: int) -> Any:
+def make(name: str, num_replicas: int, **options: Any) -> Any:
     """Makes a backend; ``in_graph`` also on devices of its own, and with copies."""
-    options: dict[str, Any] = {}
     if name not in ("single", "in_graph"):
         options["devices"] = [f"CPU:{index}" for index in range(num_replicas)]
     if name == "in_graph_mirrored":

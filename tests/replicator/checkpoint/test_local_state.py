@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 import replicator
+from tests.replicator.conftest import make as make_backend
 
 
 def _local(repl, **options):
@@ -121,9 +122,7 @@ def test_copies_of_a_stock_strategy_come_back_per_replica(tmp_path):
     """ON_READ variables of tf.distribute: 1 and 2, not their sum or mean twice."""
 
     def make():
-        repl = replicator.create(
-            "tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"]
-        )
+        repl = make_backend("tf_mirrored", 2)
         with repl.context():
             variable = tf.Variable(
                 0.0,

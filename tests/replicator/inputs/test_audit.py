@@ -7,7 +7,6 @@ from checks import check_message
 import replicator
 from replicator import InputReplicationMode, errors
 
-PER_WORKER = InputReplicationMode.PER_WORKER
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
 
@@ -29,25 +28,49 @@ def _shares(num_examples, per_replica_batch_size, **options):
     return input_fn
 
 
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("num_examples", [1, 17, 24])
-@pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA])
-def test_split_global_batches_are_exact_for_any_number_of_examples(mode, num_examples):
-    repl = replicator.create("in_graph", num_replicas=4)
+def _eight_at_once(num_examples):
+    return lambda ctx: replicator.split_global_batches(_examples(num_examples), ctx, 8)
 
-    def input_fn(ctx):
-        return replicator.split_global_batches(_examples(num_examples), ctx, 8)
+
+def _two_each(num_examples):
+    return _shares(num_examples, 2)
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("mode", InputReplicationMode)
+@pytest.mark.parametrize(
+    ("make", "num_replicas", "num_examples", "num_steps"),
+    [
+        (_eight_at_once, 4, 1, 1),
+        (_eight_at_once, 4, 17, 3),
+        (_eight_at_once, 4, 24, 3),
+        (_two_each, 2, 16, 4),
+        (_two_each, 2, 21, 6),
+    ],
+)
+def test_an_epoch_feeds_every_example_once(
+    mode, make, num_replicas, num_examples, num_steps
+):
+    """A partial last step and empty parts too; the audit and run() end alike."""
+    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    input_fn = make(num_examples)
 
     audit = repl.audit_inputs(
         input_fn, mode, key_fn=_identity, num_examples=num_examples
     )
-    fed = list(repl.make_input_iterator(input_fn, mode))
+    inputs = repl.make_input_iterator(input_fn, mode)
+    fed = [[x.numpy().tolist() for x in batch] for batch in inputs]
 
-    assert -(-num_examples // 8) == audit.num_steps == len(fed)
-    assert {audit.num_steps} == set(audit.num_batches) or mode is PER_WORKER
-    assert list(range(num_examples)) == sorted(
-        int(x) for batch in fed for part in batch for x in part
-    )
+    assert audit.is_exact
+    assert num_examples == audit.num_fed
+    assert f"{num_examples} of {num_examples} examples fed, 0 missing" in str(audit)
+    assert len(fed) == audit.num_steps == num_steps == inputs.num_steps
+    if mode is PER_REPLICA and make is _eight_at_once:
+        assert {num_steps} == set(audit.num_batches)
+    found = sorted(i for step in fed for part in step for i in part)
+    assert list(range(num_examples)) == found
+    rest = num_examples % (2 * num_replicas)
+    assert rest == sum(map(len, fed[-1])) % (2 * num_replicas)
 
 
 def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in_graph):
@@ -162,27 +185,6 @@ def test_what_cannot_be_audited_or_is_wrong_is_refused(in_graph, said):
         said,
         lambda: in_graph.audit_inputs(input_fn, **{"key_fn": _identity, **options}),
     )
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("mode", InputReplicationMode)
-@pytest.mark.parametrize(("num_examples", "num_steps"), [(16, 4), (21, 6)])
-def test_what_is_left_for_the_last_step_is_fed(in_graph, mode, num_examples, num_steps):
-    input_fn = _shares(num_examples, 2)
-
-    audit = in_graph.audit_inputs(
-        input_fn, mode, key_fn=_identity, num_examples=num_examples
-    )
-    inputs = in_graph.make_input_iterator(input_fn, mode)
-    fed = [[x.numpy().tolist() for x in batch] for batch in inputs]
-
-    assert audit.is_exact
-    assert num_examples == audit.num_fed
-    assert f"{num_examples} of {num_examples} examples fed, 0 missing" in str(audit)
-    assert len(fed) == audit.num_steps == num_steps == inputs.num_steps
-    found = sorted(i for step in fed for part in step for i in part)
-    assert list(range(num_examples)) == found
-    assert num_examples % 4 == sum(map(len, fed[-1])) % 4
 
 
 def test_examples_that_nobody_reads_are_counted(in_graph):

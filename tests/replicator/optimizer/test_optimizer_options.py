@@ -7,6 +7,7 @@ import tensorflow as tf
 from checks import check_message
 
 import replicator
+from tests.replicator.conftest import make
 
 
 @pytest.fixture(params=["shared", "copies", "apart"])
@@ -15,12 +16,7 @@ def placed(request, separate):
     if request.param == "apart":
         return separate(2)
     placement = "mirrored" if request.param == "copies" else "shared"
-    return replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement=placement,
-    )
+    return make("in_graph_devices", 2, variable_placement=placement)
 
 
 def test_the_scale_doubles_after_enough_finite_steps(placed, fed):
