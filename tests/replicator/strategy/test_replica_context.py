@@ -11,7 +11,6 @@ from replicator.errors import StrategyError
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 ONE_AND_THREE = PerReplica([tf.constant(1.0), tf.constant(3.0)])
-ROUNDING = 1e-6  # sums of float32 in another order
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import replicator
 from replicator.errors import StrategyError
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
-ROUNDING = 1e-6  # sums of float32 in another order
 
 
 @pytest.fixture(scope="module")

@@ -63,12 +63,6 @@ def _stream(log, name):
     return _dataset(lambda: whole)
 
 
-def _arrays(log, name):
-    del log, name
-    x, y = zip(*Log().batches(), strict=True)
-    return np.concatenate(x), np.concatenate(y)
-
-
 def _again(log, name):
     return _dataset(functools.partial(log.batches, name))
 
