@@ -287,7 +287,7 @@ class InGraphReplicator(base.Replicator):
         entries = self._entries_here()
         return (
             summary.places_of(self.topology),
-            summary.variable_copies(entries),
+            summary.sizes_of(summary.copies_of(entries)),
             summary.local_variables(entries),
         )
 
@@ -321,12 +321,12 @@ class InGraphReplicator(base.Replicator):
         plans = [each for _, program in self._traced_steps() for each in program.plans]
         planned = [each for each in plans if each.collective.num_replicas > 1]
         buckets = [bucket for each in planned for bucket in each.buckets]
-        copies = summary.variable_copies(self._entries_here())
+        sizes = summary.sizes_of(summary.copies_of(self._entries_here()))
         kept = sum(self._activations())
         return {
             "collectives": len(buckets),
             "collective_bytes": sum(bucket.num_bytes for bucket in buckets),
-            "variable_bytes": sum(copy.num_bytes for copy in copies),
+            "variable_bytes": sizes.total(),
             **({"activation_bytes": kept} if kept else {}),
         }
 

@@ -10,9 +10,8 @@ import base64
 import contextlib
 import functools
 import itertools
-import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
@@ -96,6 +95,11 @@ class BetweenGraphReplicator(base.Replicator):
     @functools.cached_property
     def _endings(self) -> WeakKeyDictionary[InputIterator, bool]:
         return WeakKeyDictionary()
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas // self.num_workers
 
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
@@ -236,12 +240,12 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             program_id=self.worker_id,
         )
         self._group = self._runtime.group() if self.num_workers > 1 else None
-        # Programs and variables may be freed, and others get their ids.
-        self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._numbers = itertools.count()  # of variables
+        # Variables that are equal on all workers, by the order in which they became it.
+        self._equal: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._numbers = itertools.count()
         # By program, the numbers of steps per dispatch on which all workers agree.
         self._agreed: WeakKeyDictionary[Program, set[int]] = WeakKeyDictionary()
-        self._started: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._started: WeakSet[Program] = WeakSet()
         self._runtime.agree(
             "the creation of the replicator",
             {
@@ -249,11 +253,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 "logical_devices_per_replica": logical_devices_per_replica,
             },
         )
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.topology.num_local_replicas
 
     def build_step(
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int = 1
@@ -287,19 +286,15 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         return program
 
     def _broadcast_initial_values(self, program: Program) -> None:
+        equal = {id(variable) for variable in self._equal.values()}
         is_slot = self._table.ownership.is_slot
         used = [entry.variable for entry in program.analysis.entries.values()]
-        fresh = [v for v in used if self._number(v) is None and not is_slot(v)]
+        fresh = [v for v in used if id(v) not in equal and not is_slot(v)]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
                 values.broadcast_initial_values(fresh, self.topology, self._group)
             for variable in fresh:
-                self._equal[id(variable)] = weakref.ref(variable), next(self._numbers)
-
-    def _number(self, variable: Any) -> int | None:
-        """Number of a variable, the same on all workers; None before its broadcast."""
-        known, number = self._equal.get(id(variable), (None, None))
-        return number if known is not None and known() is variable else None
+                self._equal[next(self._numbers)] = variable
 
     def _dispatch(
         self,
@@ -363,11 +358,10 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         super().restored(variables)
         self._table.ownership.release(variables)
 
-    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
-        for entry in self._table.entries():
-            number = self._number(entry.variable)
-            if entry.kind is Kind.MIRRORED and number is not None:
-                yield number, entry.variable
+    def _numbered_mirrored(self) -> list[tuple[int, Any]]:
+        entries = self._table.entries()
+        mirrored = {id(e.variable) for e in entries if e.kind is Kind.MIRRORED}
+        return [item for item in self._equal.items() if id(item[1]) in mirrored]
 
     def explain(self) -> str:
         """Describes the plan of every traced step, with cross-worker communication."""

@@ -371,13 +371,12 @@ class StrategyReplicator(base.Replicator):
     def _placed(self) -> tuple[Any, ...]:
         devices = self.strategy.extended.worker_devices
         copies = [
-            summary.variable_copy(
-                copy, Kind.LOCAL if self._is_local(variable) else Kind.MIRRORED
-            )
+            (copy, Kind.LOCAL if self._is_local(variable) else Kind.MIRRORED)
             for variable in self._mirrored.values()
             for copy in self._components(variable)
         ]
-        return [f"replica {i}: {device}" for i, device in enumerate(devices)], copies
+        sizes = summary.sizes_of(copies)
+        return [f"replica {i}: {device}" for i, device in enumerate(devices)], sizes
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
@@ -472,11 +471,6 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
                 cluster_resolver=membership.resolver_of(self.cluster)
             )
         return strategy, WorkerState(self.cluster)
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.num_replicas // self.cluster.num_workers
 
     def _run(self, call: Call) -> Any:
         # One more, since the strategy may trace here.

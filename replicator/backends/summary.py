@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
 _MAX_NAMES = 6
 
 
-class VariableCopy(NamedTuple):
-    device: str  # Full name of its device.
-    kind: str  # ``mirrored``, ``replica-local``, ``random`` or ``partial``.
-    num_bytes: int
+Sizes = collections.Counter[tuple[str, str]]
+"""Bytes of variables, by the full name of their device and their kind."""
 
 
 def describe(
     repl: Job,
     places: Sequence[str],
-    copies: Sequence[VariableCopy] | None,
+    sizes: Sizes | None,
     local: str = "",
 ) -> str:
     """Writes the summary of a replicator."""
@@ -55,11 +53,11 @@ def describe(
         f"{repl.first_replica_id} to {last}"
     )
     lines = [whole, here, *(f"  {place}" for place in places)]
-    if copies is None:
+    if sizes is None:
         return "\n".join([*lines, "variables: on the devices where they were created"])
-    if not copies:
+    if not sizes:
         return "\n".join([*lines, "variables: none yet; the first run() places them"])
-    found = [*lines, "variables:", *_by_device(copies), *filter(None, [local])]
+    found = [*lines, "variables:", *_by_device(sizes), *filter(None, [local])]
     return "\n".join(found)
 
 
@@ -82,13 +80,18 @@ def places_of(topology: Topology) -> list[str]:
     return lines
 
 
-def variable_copies(entries: Iterable[Entry]) -> list[VariableCopy]:
-    """All copies of the variables in an engine's table, each once."""
-    found = {}
-    for entry in entries:
-        for copy in {id(c): c for c in (entry.variable, *entry.copies)}.values():
-            found[id(copy)] = variable_copy(copy, entry.kind)
+def copies_of(entries: Iterable[Entry]) -> list[tuple[Any, Kind]]:
+    """The variables of an engine's table and all their copies, each once."""
+    found = {id(c): (c, e.kind) for e in entries for c in (e.variable, *e.copies)}
     return list(found.values())
+
+
+def sizes_of(copies: Iterable[tuple[Any, Kind]]) -> Sizes:
+    sizes: Sizes = collections.Counter()
+    for variable, kind in copies:
+        name = "replica-local" if kind is Kind.LOCAL else kind.value
+        sizes[variable.device, name] += num_bytes(variable)
+    return sizes
 
 
 def local_variables(entries: Iterable[Entry]) -> str:
@@ -100,22 +103,14 @@ def local_variables(entries: Iterable[Entry]) -> str:
     return f"replica-local, each replica has its own: {shown}" if names else ""
 
 
-def variable_copy(variable: Any, kind: Kind) -> VariableCopy:
-    name = "replica-local" if kind is Kind.LOCAL else kind.value
-    return VariableCopy(variable.device, name, num_bytes(variable))
-
-
-def _by_device(copies: Sequence[VariableCopy]) -> list[str]:
-    sizes: dict[str, collections.Counter[str]] = {}
-    for item in copies:
-        of_device = sizes.setdefault(item.device, collections.Counter())
-        of_device[item.kind] += item.num_bytes
-    return [
-        f"  {_short_name(device)}: {of_kind.total():,} bytes ("
-        + ", ".join(f"{kind} {size:,}" for kind, size in sorted(of_kind.items()))
-        + ")"
-        for device, of_kind in sorted(sizes.items())
-    ]
+def _by_device(sizes: Sizes) -> list[str]:
+    lines = []
+    for device in sorted({device for device, _ in sizes}):
+        own = {kind: n for (place, kind), n in sizes.items() if place == device}
+        kinds = ", ".join(f"{kind} {size:,}" for kind, size in sorted(own.items()))
+        total = sum(own.values())
+        lines.append(f"  {_short_name(device)}: {total:,} bytes ({kinds})")
+    return lines
 
 
 def _short_name(device: str) -> str:

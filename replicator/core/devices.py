@@ -171,7 +171,7 @@ def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> li
     if missing:
         raise DeviceError(
             f"device {missing[0]!r} does not exist; this process has "
-            f"{', '.join(sorted(map(_short_name, known)))}"
+            f"{', '.join(sorted(name.rpartition('/device:')[2] for name in known))}"
         )
     if distinct and len(set(names)) != num_replicas:
         raise DeviceError(
@@ -192,8 +192,3 @@ def _full_name(device: str) -> str:
     kind, index = _tf_workers.own_address()
     spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)
     return str(spec.to_string())
-
-
-def _short_name(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device)
-    return f"{spec.device_type}:{spec.device_index}"
