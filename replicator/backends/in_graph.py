@@ -331,10 +331,7 @@ class InGraphReplicator(base.Replicator):
         }
 
     def _activations(self) -> tuple[int, ...]:
-        """What a replica keeps for a backward pass on each of its devices, in bytes.
-
-        Steps take turns, so the one that keeps the most counts.
-        """
+        """Bytes for a backward pass, by device of a replica, of the step with most."""
         steps = (program.analysis.traced for _, program in self._traced_steps())
         return max((traced.activations for traced in steps), key=sum, default=())
 

@@ -84,11 +84,10 @@ class MultiWorkerReplicator(InGraphReplicator):
 
 
 class BetweenGraphReplicator(base.Replicator):
-    """A base class that comes before the class that runs one worker's replicas.
+    """A base class that comes before the class that runs one worker's replicas."""
 
-    No process has all replicas, so operations on the whole job are calls that every
-    worker makes in the same order.
-    """
+    # No process has all replicas, so operations on the whole job are calls that every
+    # worker makes in the same order.
 
     _runtime: WorkerRuntime
 
@@ -445,10 +444,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
-        """Makes pipelines on the workers whose replicas they feed.
-
-        A SINGLE pipeline is on worker 0, which sends the batches.
-        """
+        """Makes pipelines on the workers that they feed, a SINGLE one on worker 0."""
         fed = {self.worker_of(r) for r in range(self.num_replicas)}
         contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
         share = self.num_replicas // len(contexts)

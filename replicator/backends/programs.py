@@ -118,11 +118,8 @@ class ProgramCache:
         self._report_retracing(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
 
     def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
-        """Reports steps of ever new objects of which none runs twice.
-
-        Many objects may each have a step, so only garbage-collected ones count, and
-        only if no step that had been traced before ran in between.
-        """
+        """Reports steps of ever new objects of which none runs twice."""
+        # Many objects may each have a step, so only garbage-collected ones count.
         before = self._in_a_row[kind]
         num_collected = sum(key not in self._held for key in before)
         self._report_retracing(step_fn, num_collected + 1)

@@ -6,12 +6,9 @@ from pathlib import Path
 
 
 def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
-    """Lists the folders whose files limit this process, and the version of each.
-
-    Every ancestor is listed, as the tightest limit applies. Inside a container the
-    process's group is often mounted at the top, so the mount point is listed too. Not
-    every folder has to exist.
-    """
+    """Lists folders, if they exist, whose files limit this process, with versions."""
+    # With all ancestors, as the tightest limit applies, and the mount point, where the
+    # process's group often is inside a container.
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -143,11 +143,8 @@ def in_replica_context() -> bool:
 
 
 def gradients_divided(undo: Callable[[list[Any]], list[Any]] | None) -> Scope:
-    """Says that losses in a step are divided by the number of replicas.
-
-    So are their gradients, which optimizers then sum instead of averaging them, as
-    ``tf.distribute`` has it. With None, the gradients at hand are averages already.
-    """
+    """Has optimizers sum gradients, of losses divided by the number of replicas."""
+    # As tf.distribute has it. With None, the gradients at hand are averages already.
     return holding("undo", undo)
 
 
@@ -324,10 +321,8 @@ def _creation() -> _Creation:
 
 
 def own_variable(value: Any, **how: Any) -> tf.Variable:
-    """Makes a variable of the library's own, of which a user's graph knows nothing.
-
-    ``tf.function`` traces twice what makes variables the first time (test_run).
-    """
+    """Makes a variable of the library's own, of which a user's graph knows nothing."""
+    # tf.function traces twice what makes variables the first time (test_run).
     return tf.Variable(
         value, trainable=False, experimental_enable_variable_lifting=False, **how
     )
@@ -405,10 +400,7 @@ def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
 
 
 class StepGenerator:
-    """Keras' generator that a step draws from; keep it as long as its program.
-
-    Until there is one, this stands for it.
-    """
+    """Keras' generator of a step, or its stand-in; keep it as long as the program."""
 
     def __init__(self) -> None:
         self.made = _tf_compat.global_seed_generator()  # None until one is needed

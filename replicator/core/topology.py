@@ -90,11 +90,9 @@ class Topology:
         return are_gpus and is_distinct and not self.spans_processes
 
     def leaders(self, owner: int) -> tuple[int, ...]:
-        """By replica, the one through whose device its process sends to an owner.
-
-        In one process each memory stands for itself. In several, the memories of each
-        are combined first, in the place that the owner has in its own.
-        """
+        """By replica, the one through whose device its process sends to an owner."""
+        # In one process each memory stands for itself. In several, the memories of each
+        # are combined first, in the place that the owner has in its own.
         if not self.spans_processes:
             return self.memories
         names = [devices_lib.process(name) for name in self.replica_devices]
