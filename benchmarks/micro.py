@@ -31,11 +31,10 @@ from harness.options.kinds import parse_percentage
 from results import errors
 from results.figures.conditions import BlockCounts
 from results.judging.gate import Gate
-from results.judging.gate_metrics import Metric
-from results.judging.judged_case import JudgedCase
+from results.judging.gate_metrics import JudgedCase, Metric
 from results.records.record_base import Line, Seconds
 from results.statistics import estimates, group_sequential
-from results.store.record_file import first_complaint
+from results.store.study_store import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Writes what a report is made of, and tables as CSV, whose cells are no formulas.
-
-Names of studies and reasons of failures are text that anybody may have written; a cell
-that begins with ``=``, ``+``, ``-`` or ``@`` is computed when the file is opened.
-"""
+"""Writes what a report is made of, and tables as CSV, whose cells are no formulas."""
 
 from __future__ import annotations
 
@@ -84,7 +80,6 @@ def inert(value: Any) -> Any:
 
 
 def as_csv(frame: pd.DataFrame) -> str:
-    """Returns a frame as CSV, without its index."""
     text: str = frame.map(inert).to_csv(index=False, lineterminator="\r\n")
     return _QUOTED_OR_END.sub(lambda found: found[1] or "\n", text)
 

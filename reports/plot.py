@@ -1,4 +1,8 @@
-"""Figures of a study on axes of a notebook."""
+"""Figures of a study on axes of a notebook.
+
+``frame`` is ``results.points_frame(study)``; what it does not have raises ValueError.
+``ax`` is where to draw, None for a new figure.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +54,8 @@ def scaling(
 ) -> Axes:
     """Draws efficiency, speedup or throughput over the number of replicas.
 
-    Args:
-      frame: ``results.figures.frame.points_frame(study)``.
-      ax: Where; None for a new figure.
-      quantity: ``efficiency``, ``speedup`` or ``throughput``.
-      mode: ``weak`` or ``strong``; None for the first of the frame.
-      is_log: Whether axes are logarithmic; of efficiency, only that of replicas.
-
-    Raises:
-      ValueError: The frame has no such rows.
+    ``mode`` is ``weak`` or ``strong``, None for the first of the frame. With
+    ``is_log``, axes are logarithmic; of efficiency, only the axis of replicas.
     """
     found = rows.select(frame, "scaling")
     modes = list(dict.fromkeys(found["mode"]))
@@ -85,15 +82,7 @@ def scaling(
 
 
 def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Draws ratios of throughput between backends, with intervals.
-
-    Args:
-      frame: ``results.figures.frame.points_frame(study)``.
-      ax: Where; None for a new figure.
-
-    Raises:
-      ValueError: The study compares no backends.
-    """
+    """Draws ratios of throughput between backends, with intervals."""
     items = rows.ratios(frame)
     axes = _axes(ax, rows.size_of(items)[1])
     rows.draw_ratios(axes, items, style.NOTEBOOK)
@@ -109,14 +98,7 @@ def waterfall(
 ) -> Axes:
     """Draws where the time of a step of each case with controls went.
 
-    Args:
-      frame: ``results.figures.frame.points_frame(study)``.
-      ax: Where; None for a new figure.
-      backend: Of the cases; None for all.
-      num_replicas: Of the cases; None for all.
-
-    Raises:
-      ValueError: The study has no controls, or none of such a case.
+    Of the cases of a backend and number of replicas; None for all.
     """
     bars = rows.splits(frame)
     if backend is not None:
@@ -140,14 +122,8 @@ def learning(
 ) -> Axes:
     """Draws quality over training: the median of the seeds of a case, and their band.
 
-    Args:
-      frame: ``results.figures.frame.points_frame(study)``, of at most seven cases.
-      ax: Where; None for a new figure.
-      metric: Name of the quality metric; None for the first.
-      spent: ``train_time_sec``, ``num_examples`` or ``num_environment_steps``.
-
-    Raises:
-      ValueError: The study has no quality runs, or no such metric.
+    Of at most seven cases. ``metric`` is the name of a quality metric, None for the
+    first; ``spent`` one of ``SPENT``.
     """
     found = rows.select(frame, "learning")
     metrics = list(dict.fromkeys(found["quantity"]))
@@ -177,14 +153,8 @@ def steps(
 ) -> Axes:
     """Draws the distribution of the recorded step times of each case.
 
-    Args:
-      frame: ``results.figures.frame.points_frame(study)``.
-      ax: Where; None for a new figure.
-      kind: ``box``, or ``ecdf`` for the share of steps that took at most so long.
-      phase: ``measure`` or ``warmup``.
-
-    Raises:
-      ValueError: No step was recorded.
+    ``kind`` is ``box``, or ``ecdf`` for the share of steps that took at most so long;
+    ``phase`` is ``measure`` or ``warmup``.
     """
     found = rows.select(frame, "steps")
     phases = list(dict.fromkeys(found["phase"]))

@@ -40,10 +40,7 @@ SERIES_OF_BACKEND = {
 
 
 def series_of(backend: str) -> int:
-    """Returns the index of a backend's colour and marker; it depends on the name only.
-
-    A backend outside the catalogue shares those of another one.
-    """
+    """Returns the index of a backend's colour and marker, by its name only."""
     known = SERIES_OF_BACKEND.get(backend)
     # Not hash(): it differs from process to process.
     return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
@@ -62,7 +59,6 @@ class View:
 
     @property
     def rate_unit(self) -> str:
-        """Unit of throughput, such as images/s."""
         return f"{self.study.example_unit}/s"
 
     @property
@@ -99,22 +95,18 @@ class View:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether cases took turns."""
         return self.study.plan.measuring.order is Order.INTERLEAVED
 
     @property
     def repetition(self) -> str:
-        """What a repetition is called; the plural has an s."""
         return "run" if self.is_interleaved else "repetition"
 
     @property
     def repetitions(self) -> str:
-        """The plural of ``repetition``."""
         return f"{self.repetition}s"
 
     @property
     def is_anything_measured(self) -> bool:
-        """Whether at least one planned trial has numbers."""
         return any(entry.is_measured for entry in self.study.planned)
 
     @property
@@ -131,11 +123,9 @@ class View:
         return sorted({p.num_replicas for p in self.points if p.is_oversubscribed})
 
     def series(self, backend: str) -> int:
-        """Returns the index of a backend's colour and marker."""
         return series_of(backend)
 
     def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
-        """Returns one curve, replicas ascending."""
         return tuple(
             point
             for point in self.points
@@ -144,10 +134,7 @@ class View:
 
     @functools.cached_property
     def most_replicas(self) -> tuple[Point, ...]:
-        """The most replicas of every backend and mode, in planned order.
-
-        Those without a core each only where nothing else was measured.
-        """
+        """The most replicas of every backend and mode, in planned order."""
         chosen: list[Point] = []
         for mode in self.study.modes:
             for backend in self.study.backends:
@@ -155,11 +142,6 @@ class View:
                 fit = [p for p in curve if not p.is_oversubscribed] or curve
                 chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
         return tuple(chosen)
-
-
-def modes_text(modes: tuple[ScalingMode, ...]) -> str:
-    """Returns the names of scaling modes."""
-    return " and ".join(mode.value for mode in modes) or "not planned"
 
 
 def view_store(store: Store) -> View:

@@ -25,12 +25,7 @@ class MissingRecordError(ResultsError):
 
 
 class CorruptRecordError(ResultsError):
-    """A record exists and cannot be read.
-
-    Attributes:
-      path: The record's file.
-      reason: What is wrong with it, in one line.
-    """
+    """A record exists and cannot be read."""
 
     def __init__(self, path: pathlib.Path, reason: str) -> None:
         self.path = path
@@ -57,8 +52,6 @@ class UnavailableRecordError(ResultsError):
 
 
 class NewerSchemaError(ResultsError):
-    """A record was written by a newer version of the program."""
-
     def __init__(self, path: pathlib.Path, version: int, supported: int) -> None:
         super().__init__(
             f"{str(path)!r} was written by a newer version (schema {version}, this "
@@ -67,8 +60,6 @@ class NewerSchemaError(ResultsError):
 
 
 class OlderSchemaError(ResultsError):
-    """A record was written by an older version, which is no longer read."""
-
     def __init__(self, path: pathlib.Path, version: int, oldest: int) -> None:
         super().__init__(
             f"{str(path)!r} was written by an older version (schema {version}, this "
@@ -78,12 +69,6 @@ class OlderSchemaError(ResultsError):
 
 
 class StudyLockedError(ResultsError):
-    """Another process works on the study.
-
-    Attributes:
-      pid: Id of that process, or None if it has not written it yet.
-    """
-
     def __init__(self, root: pathlib.Path, pid: int | None) -> None:
         self.pid = pid
         user = "another process" if pid is None else f"process {pid}"
@@ -94,8 +79,6 @@ class StudyLockedError(ResultsError):
 
 
 class StudyLostError(ResultsError):
-    """A process of another machine took the study over from this one."""
-
     def __init__(self, root: pathlib.Path) -> None:
         super().__init__(
             f"study {str(root)!r} was taken over by a process of another machine, since"
@@ -105,8 +88,6 @@ class StudyLostError(ResultsError):
 
 
 class StudyInUseElsewhereError(ResultsError):
-    """A process of another machine works on the study."""
-
     def __init__(self, root: pathlib.Path, age_sec: float, dead_sec: float) -> None:
         super().__init__(
             f"study {str(root)!r} is in use by a process of another machine, which "

@@ -1,10 +1,7 @@
 """What packages of others add: objects by ``MODULE:NAME``, or by an entry point.
 
-An entry point of the group ``replicator_harness.<kind>`` names an object that stands in
-a catalogue as if it were one of this project. A module of the current folder needs
-none: its object is named as ``package.module:NAME``. Nothing is looked up for what is
-built in; the metadata of packages are read where a name is unknown, or names are
-listed. Nothing but the standard library is imported here.
+An entry point of ``replicator_harness.<kind>`` stands in a catalogue as if it were of
+this project. Metadata of packages are read where a name is unknown or names are listed.
 """
 
 from __future__ import annotations
@@ -181,10 +178,7 @@ def _used_by_target(kind: str, text: str) -> Plugin | None:
 
 
 def use_folder(folder: Path) -> None:
-    """Makes the modules of a folder importable, as ``python -m`` does in it.
-
-    The packages of this project stay those that run, whatever the folder has.
-    """
+    """Makes modules of a folder importable; our own packages stay those that run."""
     text = str(folder)
     if text in _folders:
         return
@@ -318,10 +312,7 @@ def complaint_of(kind: type, article: str = "a") -> Complaint:
 
 
 def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Returns what nobody can check of the plugins that a study names, one line each.
-
-    None of them is imported: a study may come from anybody.
-    """
+    """Returns what nobody can check of a study's plugins; it imports none of them."""
     import importlib.metadata
 
     found = []

@@ -22,7 +22,7 @@ from harness.planning.estimate import PlannedCase
 from results.records import program
 from results.records.limits import MAX_REPLICAS, MAX_TRIALS
 from results.records.models import Allocator, ScalingMode
-from results.store.record_file import first_complaint
+from results.store.study_store import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

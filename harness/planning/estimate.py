@@ -27,7 +27,7 @@ from results.records.models import (
     TrialSpec,
     TrialStatus,
 )
-from results.store import record_file
+from results.store import study_store
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -150,10 +150,12 @@ def _earlier(
     paths = sorted(runs_dir.glob("*/trials/*/status.json"))
     for path in paths[-_MAX_EARLIER_TRIALS:]:
         with contextlib.suppress(ResultsError):
-            status = record_file.read(path, "status", StatusRecord)
+            status = study_store.read_record(path, "status", StatusRecord)
             if status is None or status.status not in wanted:
                 continue
-            spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
+            spec = study_store.read_record(
+                path.with_name("spec.json"), "spec", TrialSpec
+            )
             if spec is not None:
                 yield path.parent, spec, status
 
@@ -254,7 +256,7 @@ def check_memory(
     for folder, of, status in _earlier(runs_dir, _DECISIVE):
         env, name = None, folder.parents[1].name
         with contextlib.suppress(ResultsError):
-            env = record_file.read(folder / "env.json", "env", Environment)
+            env = study_store.read_record(folder / "env.json", "env", Environment)
         if env is not None and env.gpus[:1] == (gpu,) and name != study:
             has_fitted = status.status is TrialStatus.OK
             earlier.setdefault(_program_of(of), []).append((name, of, has_fitted))

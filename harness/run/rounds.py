@@ -27,7 +27,7 @@ from harness.run.trial_tree import Session, SessionEndedError, busy
 from harness.trial import measure, rank_file
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Block, Control, Order
-from results.statistics import repetitions
+from results.statistics import estimates
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _so_far(session: Session) -> str:
         return name
     per_ns = 1e9 * spec.global_batch_size
     rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
-    found = repetitions.these_processes_only([*map(math.log, rates)])
+    found = estimates.these_processes_only([*map(math.log, rates)])
     return f"{name}, {found.value:,.2f} [{found.low:,.2f}, {found.high:,.2f}]/s so far"
 
 

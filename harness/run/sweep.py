@@ -32,7 +32,7 @@ from harness.sources import code_digest
 from harness.trial import rank_file
 from harness.trial.process_tree import STOP_SIGNALS, on_stop_signals
 from harness.trial.rank_file import one_line
-from results.judging import gate, judged_case
+from results.judging import gate, gate_metrics
 from results.records import identity, measuring
 from results.records.models import Control, Order, TrialStatus
 from results.study.cases import load_study
@@ -73,8 +73,8 @@ def differences(sessions: Iterable[Session]) -> Iterator[str]:
             if before != after:
                 yield (
                     f"{backend} x{num_replicas}: {measuring.step_count_words(name)}"
-                    f" {judged_case.share_text(before, after)}"
-                    f" ({judged_case.exact_text(before, after)})"
+                    f" {gate_metrics.share_text(before, after)}"
+                    f" ({gate_metrics.exact_text(before, after)})"
                 )
 
 

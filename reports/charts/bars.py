@@ -89,10 +89,7 @@ def between(
 
 
 def reach(estimates: Iterable[Estimate]) -> float:
-    """Returns the ratio at the right end of an axis that shows all values.
-
-    An interval that is longer than that ends at the edge: its ends are in the table.
-    """
+    """Returns the ratio at the right end of an axis that shows all values."""
     furthest = max((abs(math.log(of.value)) for of in estimates), default=0.0)
     fitting = [ratio for ratio in REACHES if math.log(ratio) >= 1.2 * furthest]
     return fitting[0] if fitting else REACHES[-1]

@@ -43,8 +43,6 @@ _COLUMNS: Final = (
 
 
 class Quantity(NamedTuple):
-    """One quantity that is drawn over the number of replicas."""
-
     name: str  # As in the glossary.
     slug: str  # In the frame, and for ids.
     write: Callable[[float], str]  # Formats one value.
@@ -74,14 +72,11 @@ class Curve(NamedTuple):
     label: str = ""  # Written at its end, with its last value; empty for none.
 
     def of_kind(self, kind: str) -> Iterator[Any]:
-        """Yields its rows of one kind."""
         return (row for row in self.rows if row.kind == kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One pair of axes."""
-
     quantity: Quantity  # What is drawn.
     curves: tuple[Curve, ...]  # At most ``style.MOST_LINES``.
     y_limits: tuple[float, float]  # Of the values; shared by the modes of a quantity.
@@ -90,7 +85,6 @@ class Panel:
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of replicas, ascending."""
         return sorted({int(row.num_replicas) for of in self.curves for row in of.rows})
 
     @property
@@ -99,7 +93,6 @@ class Panel:
         return self.is_log or self.quantity is EFFICIENCY
 
     def of_kind(self, kind: str) -> Iterator[tuple[Curve, Any]]:
-        """Yields all rows of one kind, with their curves."""
         return ((curve, row) for curve in self.curves for row in curve.of_kind(kind))
 
     def across(self, num_replicas: float, share: float = 0.0) -> float:
@@ -143,7 +136,6 @@ def panel_of_mode(
     backends: Sequence[str],
     is_log: bool = False,
 ) -> Panel:
-    """Returns the panel of a scaling mode: a line per backend."""
     rows = frame[frame["quantity"] == quantity.slug]
     shown = rows[rows["mode"] == mode]
     units = [unit for unit in shown["unit"] if unit] if quantity is THROUGHPUT else []
@@ -165,8 +157,6 @@ def panel_of_mode(
 
 
 def _described(panel: Panel) -> str:
-    """Describes a panel in words."""
-
     def value_at(row: Any) -> str:
         return f"{panel.quantity.write(row.value)} at {_replicas(row)}"
 
@@ -192,7 +182,6 @@ def _replicas(row: Any) -> str:
 
 
 def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
-    """Draws one panel."""
     quantity, sizes, across = panel.quantity, panel.sizes, panel.across
     if panel.has_doublings:
         axes.set_xscale("log", base=2)

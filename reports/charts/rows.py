@@ -1,8 +1,4 @@
-"""Charts of rows: labels in a column at the left, marks, values in a column at right.
-
-No text stands on data: the headings of groups have rows of their own, in which neither
-grid nor reference line is drawn. Notebook and page share the rows of the tidy frame.
-"""
+"""Charts of rows: labels at the left, marks, values at the right, and headings."""
 
 from __future__ import annotations
 
@@ -46,8 +42,6 @@ WHOLE: Final = ("alone", "ideal")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of a figure."""
-
     label: str  # Name of the row within its group; in the column at the left.
     backend: str  # For colour and marker.
     group: str = ""  # Rows of one group stand together under it; empty for none.
@@ -63,12 +57,10 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Group and label, for descriptions."""
         return ", ".join(part for part in (self.group, self.label) if part)
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
-    """Returns the rows of one figure."""
     found = frame[frame["figure"] == figure]
     if found.empty:
         present = ", ".join(dict.fromkeys(frame["figure"])) or "nothing"
@@ -154,17 +146,13 @@ def place(rows: Sequence[Row]) -> tuple[list[int], dict[int, str]]:
 
 
 def size_of(rows: Sequence[Row]) -> tuple[float, float]:
-    """Returns width and height in points of a figure of rows."""
     return style.WIDTH, FRAME_HEIGHT + ROW_HEIGHT * (place(rows)[0][-1] + 1)
 
 
 def write_columns(
     axes: Axes, rows: Sequence[Row], look: Look, reference: float | None = None
 ) -> None:
-    """Writes labels, values and headings; draws the grid between the headings.
-
-    Call after the limits of the x axis are set.
-    """
+    """Writes labels, values, headings and grid; call after x limits are set."""
     places, headings = place(rows)
     number = places[-1] + 1
     axes.set_ylim(number - 0.4, -0.6)
@@ -213,10 +201,7 @@ def draw_ratios(axes: Axes, rows: Sequence[Row], look: Look) -> None:
 
 
 def draw_splits(axes: Axes, rows: Sequence[Row], look: Look) -> None:
-    """Draws steps on one axis: each part begins where the one before it ends.
-
-    A negative part is hollow and leads back.
-    """
+    """Draws steps on one axis, part after part; a negative one leads back, hollow."""
     reached = [0.0]
     for at, row in zip(place(rows)[0], rows, strict=True):
         end = 0.0

@@ -1,7 +1,7 @@
 """What all charts share: colours, settings, limits and ticks of axes, line labels.
 
-With two or three repetitions a correct interval can span orders of magnitude. So limits
-follow the estimates, and a bar that is too long is clipped; the table has its ends.
+A correct interval of few repetitions can span orders of magnitude, so limits follow the
+estimates, and a bar that is too long is clipped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Look:
     series: tuple[str, ...]  # Of backends, by ``reports.view.series_of``.
 
     def color(self, backend: str) -> str:
-        """Returns the colour of a backend."""
         return self.series[series_of(backend)]
 
 
@@ -166,7 +165,6 @@ def draw_marker(
 
 
 def draw_dots(axes: Axes, x: Sequence[float], y: Sequence[float], color: str) -> None:
-    """Draws single repetitions or steps."""
     axes.plot(
         x,
         y,
@@ -247,7 +245,6 @@ def symmetric(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, f
 
 
 def set_ticks(axes: Axes, which: Literal["x", "y"], most: int = 5) -> None:
-    """Sets few round ticks on a linear axis."""
     locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
     getattr(axes, f"{which}axis").set_major_locator(locator)
 
@@ -300,8 +297,6 @@ FRAME: Final = 48
 
 
 class Label(NamedTuple):
-    """The name of one line."""
-
     text: str  # One or several lines.
     value: float  # Where the line ends, in data coordinates.
     color: str  # Of the line.

@@ -1,9 +1,7 @@
 """Converts a matplotlib figure to SVG that is embedded in the page.
 
-The page defines colours and fonts: a figure is drawn in placeholder colours that are
-replaced by CSS variables, so one drawing works in the light and the dark scheme, and
-text remains text in the page's font. Everything that varies from run to run or refers
-to the network (dates, metadata, document type, namespaces) is removed.
+It is drawn in placeholder colours, which become variables of the style sheet. What
+varies from run to run or refers to the network is removed.
 """
 
 from __future__ import annotations
@@ -52,41 +50,24 @@ _TIP: Final = "tip "
 
 
 def attach(artist: Artist, text: str) -> None:
-    """Gives an artist a tip, as its id: it becomes the ``<title>`` of its group.
-
-    Browsers show it without a script; ``templates/tips.js`` at once, and by keyboard.
-    """
+    """Gives an artist a tip, as its id; it becomes the ``<title>`` of its group."""
     if text:
         artist.set_gid(f"{_TIP}{text}")
 
 
-def of_value(
-    name: str,
-    value: float,
-    write: Callable[[float], str],
-    *,
-    interval: tuple[float | None, float | None] = (None, None),
-    n: int | None = None,
-    unit: str = "",
-) -> str:
-    """Returns the tip of a point."""
-    low, high = interval
-    estimate = Estimate(value=value, low=low, high=high, n=n or 0, unit=unit, method="")
-    after = f" {unit}" if unit else ""
-    shown = formats.telling(estimate, write)
-    text = f"{name}: {shown(value)}{after}"
-    if n is None:
+def of_row(name: str, row: Any, write: Callable[[float], str], unit: str = "") -> str:
+    """Returns the tip of a row of the tidy frame, whose unit ``write`` may replace."""
+    unit = unit or row.unit
+    low, high = (None, None) if pd.isna(row.low) else (row.low, row.high)
+    n = 0 if pd.isna(row.n) else int(row.n)
+    found = Estimate(value=row.value, low=low, high=high, n=n, unit=unit, method="")
+    shown = formats.telling(found, write)
+    text = f"{name}: {shown(row.value)}{f' {unit}' if unit else ''}"
+    if not n:
         return f"{text}, by definition"
-    if low is None or high is None:
+    if not found.has_interval:
         return f"{text}, no interval, n = {n}"
     return f"{text}, 95 % interval {formats.interval(low, high, shown)}, n = {n}"
-
-
-def of_row(name: str, row: Any, write: Callable[[float], str]) -> str:
-    """Returns the tip of a row of the tidy frame."""
-    interval = (None, None) if pd.isna(row.low) else (row.low, row.high)
-    n = None if pd.isna(row.n) else int(row.n)
-    return of_value(name, row.value, write, interval=interval, n=n, unit=row.unit)
 
 
 def draw(
@@ -153,11 +134,7 @@ def _shorten_texts(figure: Figure) -> None:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Gives the axes what their texts leave of the figure.
-
-    What texts take does not depend on the size of the axes, so they are measured once;
-    a layout engine of matplotlib measures them twice, and saving would once more.
-    """
+    """Gives the axes what their texts leave; layout engines measure these twice."""
     (axes,) = figure.axes
     axes.set_position((0.0, 0.0, 1.0, 1.0))
     taken, whole = axes.get_tightbbox(), figure.bbox

@@ -1,8 +1,4 @@
-"""A study for programs that follow benchmarks over time.
-
-pytest-benchmark and github-action-benchmark want one number per case, and a name that
-stays the same from study to study: it has workload, preset, case and metric.
-"""
+"""A study for programs that follow benchmarks over time, and as MLPerf logs."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ _OF_PYTEST_BENCHMARK: Final = "5.3.1"
 
 
 def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
-    """Returns a study for benchmark-action/github-action-benchmark.
-
-    Its ``tool`` is ``customBiggerIsBetter`` for throughput, and
-    ``customSmallerIsBetter`` for metrics of which less is better.
-    """
+    """Returns a study for github-action-benchmark, as ``customBiggerIsBetter``."""
     study = load_study(stores[0])
     rows = []
     for case in _measured(study):
@@ -59,11 +51,7 @@ def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
 
 
 def pytest_benchmark(stores: Sequence[Store], _metric: Metric) -> str:
-    """Returns a study as ``pytest --benchmark-json`` writes it: seconds of a step.
-
-    A round is a trial, which is a process of its own, and its value the mean time of a
-    step over its measured window.
-    """
+    """Returns seconds of a step as ``pytest --benchmark-json``; rounds are trials."""
     study = load_study(stores[0])
     cases = _measured(study)
     trial = cases[0].ok_entries[0].trial

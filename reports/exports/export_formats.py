@@ -33,22 +33,14 @@ class Output(str, enum.Enum):  # Python 3.10 has no StrEnum
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFormat:
-    """One format."""
-
     name: str  # As on the command line.
     output: Output  # Text goes to stdout unless a file is named.
-    # ``module:function`` that returns the content for some studies and a metric; empty
-    # where the verb chooses by the number of studies.
+    # ``module:function`` of the content; empty where the verb chooses.
     writer: str = ""
     takes_one: bool = False  # Whether it is for a single study.
     files: str = ""  # What is said of several files, after their number.
 
     def export(self, stores: Sequence[Store], metric: Metric) -> Content:
-        """Returns the content.
-
-        Raises:
-          ResultsError: A study cannot be read, or the format needs what is missing.
-        """
         module, _, function = self.writer.partition(":")
         found: Content = getattr(importlib.import_module(module), function)(
             stores, metric

@@ -1,8 +1,6 @@
 """A study in other formats: a terminal, Markdown, JSON, CSV, its records as a zip.
 
-The zip holds the facts that ``results.store.public`` lists, and ``verify`` accepts it:
-every figure can be recomputed. The same records give the same bytes, as far as the
-library that compresses them does.
+The zip holds the facts that ``results.store.public`` lists; ``verify`` accepts it.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ def as_json(store: Store) -> str:
 
 
 def verdict_data(view: View) -> dict[str, Any]:
-    """Returns the verdict on a study as plain data."""
     shown = brief.judge(view)
     return {
         "headline": shown.text,
@@ -63,10 +60,7 @@ def verdict_data(view: View) -> dict[str, Any]:
 
 
 def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> str:
-    """Returns the tidy frame of one or more studies, its first column their names.
-
-    All metrics are in it.
-    """
+    """Returns the tidy frame of some studies; the first column has their names."""
     import pandas as pd
 
     parts = []
@@ -235,7 +229,6 @@ def records_of_studies(
 
 
 def export_records(stores: Sequence[Store], _metric: object = None) -> bytes:
-    """Returns the zip file of one study."""
     return records_of(stores[0])
 
 

@@ -1,9 +1,7 @@
 """Builds the report: a pure function of the store, one offline HTML file.
 
-What plugins add stands after the sections of this project, under the name of their
-package: sections of theirs, and the figures of their metrics. It is the plugin's, and
-``verify`` does not recompute it. What fails says so in its place, since the study is as
-good as without it.
+Sections of plugins and figures of their metrics stand after those of this project. What
+fails says so in its place.
 """
 
 from __future__ import annotations

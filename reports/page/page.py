@@ -29,8 +29,6 @@ NOTHING = Markup("")
 
 
 class Section(NamedTuple):
-    """A section of the page."""
-
     TITLE: str  # Above it, and in the links to sections.
     SLUG: str  # Its id.
     render: Callable[[View], Markup]  # Returns ``NOTHING`` where there is none.

@@ -23,7 +23,8 @@ from reports.view import series_of, view_store
 from reports.words import formats, next_step
 from results import errors
 from results.figures import frame as frame_lib
-from results.figures.history import history
+from results.figures import scaling
+from results.records import identity
 from results.store import studies as studies_lib
 from results.study.cases import load_study
 
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.site.card import Card
-    from results.figures.history import Observation
     from results.judging.gate_metrics import Metric
-    from results.records.models import Plan
+    from results.records.models import Environment, Plan
     from results.statistics.estimates import Estimate
     from results.store.study_store import Store
-    from results.study.cases import Study
+    from results.study.cases import Case, Study
 
 INDEX: Final = "index.html"
 RECORDS: Final = "records.zip"
@@ -71,10 +71,7 @@ def pages(
     *,
     source_url: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """Yields the path of every page below the site's folder, and its HTML.
-
-    The same studies give the same bytes, in whatever order they are named.
-    """
+    """Yields the path of every page below the site's folder, and its HTML."""
     roots = [store.root.resolve() for store in stores]
     for place, store in enumerate(stores):
         if roots[place] in roots[:place]:
@@ -227,6 +224,97 @@ def _index(
     return f"{found}\n"
 
 
+# A case of a history is all of a spec but these, on a class of machines.
+
+_OWN_PACKAGE = "replicator-harness"
+_NOT_CASE = {
+    "schema_version",
+    "code_digest",
+    "repetition_index",
+    "seed",
+    "num_measured_steps",
+    "is_evaluated",
+}
+
+
+class Observation(NamedTuple):
+    """One case of one study."""
+
+    workload: str
+    preset: str
+    label: str  # Backend, replicas and batch, in words.
+    case_key: str  # Digest of all that the case is; equal on all machines.
+    date: str  # Start of its first trial, RFC 3339, UTC.
+    study: str  # Name of the study.
+    machine: str  # The machine class, a digest.
+    machine_name: str  # CPU, cores and GPUs, in words.
+    commit: str  # As ``MachineState.commit_text``; empty if unknown.
+    throughput: Estimate  # With its interval.
+
+
+def machine_class(env: Environment) -> str:
+    """Returns a digest of what must match: not this package, whose version changes."""
+    state = None
+    if env.machine_state is not None:
+        state = env.machine_state.without_code()
+    packages = {k: v for k, v in env.packages.items() if k != _OWN_PACKAGE}
+    return identity.digest(
+        {
+            "cpu_model": env.cpu_model,
+            "num_logical_cores": env.num_logical_cores,
+            "memory_gib": round(env.memory_bytes / 2**30),
+            "gpus": sorted(set(env.gpus)),
+            "kernel": env.kernel,
+            "python": env.python_version,
+            "packages": packages,
+            "num_available_cores": env.placement.num_available_cores,
+            "cgroup_quota_cores": env.placement.cgroup_quota_cores,
+            "state": state,
+        }
+    )
+
+
+def history(studies: Iterable[Study]) -> tuple[list[Observation], list[str]]:
+    """Returns the cases of some studies, and why others have no place, a line each."""
+    found, left_out = [], []
+    for study in studies:
+        for case in study.cases:
+            machines = {machine_class(env) for env in case.environments}
+            if case.ok_entries and len(machines) == 1:
+                found.append(_observe(study, case, *machines))
+                continue
+            reason = f"its trials ran on {len(machines)} machine classes"
+            reason = reason if case.ok_entries else "no trial is ok"
+            left_out.append(f"{study.plan.study}, {case.label}: {reason}")
+    return sorted(found, key=lambda of: of[:7]), left_out
+
+
+def _observe(study: Study, case: Case, machine: str) -> Observation:
+    throughput = scaling.of_trials(case, "throughput").estimate
+    assert throughput is not None
+    starts = [
+        entry.trial.status.started_at
+        for entry in case.ok_entries
+        if entry.trial is not None and entry.trial.status is not None
+    ]
+    commits = {
+        "" if env.machine_state is None else env.machine_state.commit_text
+        for env in case.environments
+    }
+    return Observation(
+        workload=case.spec.workload,
+        preset=case.spec.preset,
+        label=case.label,
+        case_key=identity.digest(case.spec_without(_NOT_CASE)),
+        date=min(starts),
+        study=study.plan.study,
+        machine=machine,
+        machine_name=case.environments[0].machine_name,
+        commit=commits.pop() if len(commits) == 1 else "several",
+        throughput=throughput,
+    )
+
+
 def histories(studies: Iterable[Study]) -> dict[str, Any]:
     """Returns the history of every case that two or more studies have."""
     found, left_out = history(studies)
@@ -278,9 +366,7 @@ def _figure(found: Estimate) -> str:
     return f"{formats.significant(found.value)} {found.unit}"
 
 
-# The page of a varied study: for each value, what was learned and how fast. Each value
-# has a study of its own, measured after the one before it. So ratios with intervals
-# stand within a study, and none between values.
+# A parameter sweep has a study per value, so ratios stand within a study only.
 
 
 class ValueRow(NamedTuple):

@@ -43,8 +43,6 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What the index says about a study."""
-
     slug: str  # Its folder in the site, unique.
     name: str  # Of the study.
     title: str  # Workload and preset, in words.
@@ -61,7 +59,6 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """The verdict as plain text."""
         return self.brief.text
 
     @property
@@ -74,10 +71,7 @@ class Card:
 
 
 def slugs(names: Sequence[str]) -> list[str]:
-    """Returns a folder name for each study, unique also where letter case is ignored.
-
-    Of equal names the first keeps it and the others are numbered.
-    """
+    """Returns a folder name for each study, unique also without letter case."""
     found: list[str] = []
     taken: set[str] = set()
     for name in names:
@@ -92,7 +86,6 @@ def slugs(names: Sequence[str]) -> list[str]:
 
 
 def make_card(view: View, slug: str) -> Card:
-    """Returns the card of a study."""
     study = view.study
     specs = [entry.spec for entry in study.planned]
     workloads = tuple(dict.fromkeys(names.workload(spec.workload) for spec in specs))

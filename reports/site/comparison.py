@@ -38,8 +38,6 @@ _COLUMNS: Final = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """Two studies that can be compared."""
-
     first: Study  # A, whose figures are the numerators.
     second: Study  # B.
     metric: Metric  # What is compared.
@@ -97,7 +95,6 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
 
 
 def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
-    """Returns what the ratios say."""
     if compared.reasons:
         return (
             "These two studies are not comparable, so the ratios below are shown and "
@@ -214,7 +211,6 @@ def _only(compared: Compared) -> list[str]:
 
 
 def as_text(compared: Compared) -> str:
-    """Writes a comparison for a terminal."""
     lines = [f"A: {compared.first.plan.study}", f"B: {compared.second.plan.study}", ""]
     lines += [headline(compared), "", "what differs (A / B)"]
     lines += [f"  {found.group}: {found.text}" for found in compared.differences]
@@ -226,7 +222,6 @@ def as_text(compared: Compared) -> str:
 
 
 def as_markdown(compared: Compared) -> str:
-    """Writes a comparison for a pull request."""
     first, second = (
         formats.escaped(of.plan.study) for of in (compared.first, compared.second)
     )
@@ -251,7 +246,6 @@ def as_markdown(compared: Compared) -> str:
 
 
 def as_json(compared: Compared) -> str:
-    """Writes a comparison as data."""
     return json.dumps(
         {
             "headline": headline(compared),

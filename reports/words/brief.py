@@ -1,9 +1,4 @@
-"""The first screen in words: a sentence that answers the title, a table, what is next.
-
-Page, terminal, Markdown and JSON say the same sentence; the first three have the same
-table (``table``): rate, efficiency and ratio to the leader of each case. A figure of
-the table that has an interval is written with it.
-"""
+"""The first screen in words: an answer to the title, a table, what is next."""
 
 from __future__ import annotations
 
@@ -43,7 +38,6 @@ class Row(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """All but the point."""
         return self[1:]
 
 
@@ -58,8 +52,7 @@ class Brief:
     trust: str = ""  # ``Reliable``, or what limits it; empty if nothing was measured.
     rows: tuple[Row, ...] = ()  # The table; empty if nothing was measured.
     following: str = ""  # What would settle the rest, with what is typed in backticks.
-    # What numbers in brackets are, and of how many repetitions; empty where nothing was
-    # measured.
+    # What brackets are, and of how many repetitions; empty if nothing was measured.
     note: str = ""
 
     @property
@@ -70,7 +63,6 @@ class Brief:
 
     @property
     def next_step(self) -> str:
-        """What would settle the rest, as plain text."""
         return self.following.replace("`", "")
 
     @property
@@ -83,7 +75,6 @@ class Brief:
 
 
 def judge(view: View) -> Brief:
-    """Returns the verdict on a study."""
     gate = judgement.of_view(view)
     if gate is not None:
         return Brief(
@@ -141,10 +132,7 @@ def columns(view: View) -> tuple[str, ...]:
 
 
 def table(view: View, points: Sequence[Point]) -> tuple[Row, ...]:
-    """Returns a row per case that was measured.
-
-    A case that serves both modes, as a baseline does, is listed once.
-    """
+    """Returns a row per case that was measured; one that serves both modes has one."""
     shown: dict[tuple[str, object], Point] = {}
     for point in points:
         if point.throughput is not None or point.is_crossed_out:
@@ -255,10 +243,7 @@ def _nothing_measured(view: View) -> str:
 
 
 def _answer(view: View, point: Point, compared: Sequence[Comparison]) -> str:
-    """Says how much faster more replicas are, how near that is to ideal, and to whom.
-
-    Speedup and ratio have the digits that their intervals allow; the table has both.
-    """
+    """Says how much faster more replicas are, how near to ideal, and than what."""
     assert point.efficiency is not None
     assert point.speedup is not None
     subject = names.workload(point.case.spec.workload)
@@ -334,11 +319,7 @@ def _scaled(view: View) -> list[Point]:
 
 
 def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
-    """Returns how the leader scales, and how it compares with the others there.
-
-    It is the fastest backend of the first mode. Nothing of a gate that the machine
-    disturbed too much.
-    """
+    """Returns how the fastest backend of the first mode scales, and its ratios."""
     scaled = [] if caveats.is_unfit(view) else _scaled(view)
     if not scaled:
         return [], []

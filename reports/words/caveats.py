@@ -1,8 +1,6 @@
 """What a reader must know before believing a figure, each caveat worded once.
 
-Page, terminal and Markdown list the caveats that are not ok, and their levels are in
-the words of the verdict (``reports/words/brief.py``). ``limits`` yields what a study
-does not show besides.
+``limits`` yields what a study does not show besides.
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ class Level(enum.Enum):
 
 
 class Caveat(NamedTuple):
-    """One thing to know."""
-
     name: str  # What was looked at.
     level: Level  # How it is.
     reason: str  # Why, in a few words.
@@ -75,7 +71,6 @@ def of_view(view: View) -> tuple[Caveat, ...]:
 
 
 def worst(found: Sequence[Caveat]) -> Level:
-    """Returns the worst level."""
     levels = list(Level)
     return max((of.level for of in found), key=levels.index)
 
@@ -152,11 +147,7 @@ def _plausibility(view: View) -> tuple[Level, str] | None:
 
 
 def _resolution(view: View) -> tuple[Level, str] | None:
-    """How finely the figures of the first screen are known, where any has one.
-
-    The A/A control counts with its distance from 1 as well: equal programs differ by
-    that.
-    """
+    """How finely efficiencies are known, and how far equal programs are apart."""
     shown = [p.efficiency for p in view.most_replicas if p.efficiency]
     halves = [
         (found.high - found.low) / 2 / found.value
@@ -283,17 +274,13 @@ def why_implausible(view: View) -> str:
 class Drift(NamedTuple):
     """Relative changes of the time of a fixed computation: largest over smallest."""
 
-    # Of medians of what ran at about the same time, a trial or a run. It is what
-    # counts: a single reading can be disturbed.
+    # Of medians of a trial or run; a single reading can be disturbed.
     of_medians: float
     of_readings: float
 
 
 def drift_of(view: View, entries: Iterable[Entry]) -> Drift | None:
-    """Returns the drift over some trials of a study; None where it was not recorded.
-
-    In an interleaved study the trials of a repetition lie side by side.
-    """
+    """Returns the drift over some trials of a study; None where it was not recorded."""
     found: dict[str | int, list[float]] = collections.defaultdict(list)
     for entry in entries:
         env = None if entry.trial is None else entry.trial.env

@@ -55,7 +55,6 @@ class Grade(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The grade in words."""
         return f"grade {self.letter} of A to D: {self.reason}"
 
 

@@ -60,17 +60,14 @@ def whole(value: int) -> str:
 
 
 def ratio(value: float, decimals: int = 2) -> str:
-    """Writes a ratio without a multiplication sign."""
     return _fixed(value, decimals)
 
 
 def times(value: float, decimals: int = 2) -> str:
-    """Writes a ratio as a multiple, such as 1.71x."""
     return f"{_fixed(value, decimals)}{TIMES}"
 
 
 def percent(value: float, decimals: int = 0) -> str:
-    """Writes a ratio as a percentage."""
     return f"{_fixed(100 * value, decimals)}{THIN_SPACE}%"
 
 
@@ -82,7 +79,6 @@ def signed_percent(value: float) -> str:
 
 
 def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a duration in seconds, or in milliseconds below one second."""
     if value < 1:
         return f"{significant(1000 * value, digits)}{THIN_SPACE}ms"
     return f"{significant(value, digits)}{THIN_SPACE}s"
@@ -104,10 +100,7 @@ def longer(found: Estimate) -> str:
 
 
 def estimate(found: Estimate, write: Write) -> str:
-    """Writes a figure as it is written everywhere: 90 % [88, 92].
-
-    With enough digits that the ends of the interval differ.
-    """
+    """Writes a figure as it is written everywhere: 90 % [88, 92]."""
     return with_interval(found.value, found.low, found.high, telling(found, write))
 
 
@@ -116,10 +109,7 @@ _OF_DIGITS: tuple[Write, ...] = (significant, seconds, gibibytes)
 
 
 def telling(estimate: Estimate, write: Write) -> Write:
-    """Returns what writes an estimate with enough digits that its ends differ.
-
-    Two decimals would give 0.06 [0.06, 0.06] for a ratio, and no decimals 6 % for it.
-    """
+    """Returns a writer with enough digits that the ends of an interval differ."""
     low, high = estimate.low, estimate.high
     is_decimal = write in _OF_DECIMALS
     if low is None or high is None or not low < high:
@@ -135,11 +125,7 @@ def telling(estimate: Estimate, write: Write) -> Write:
 
 
 def interval(low: float | None, high: float | None, write: Write) -> str:
-    """Writes an interval as it is written everywhere: [88, 92], without line breaks.
-
-    The unit is that of the figure before it, so it is written only where the ends have
-    two: [990 ms, 1.1 s]. A dash where there is none.
-    """
+    """Writes [88, 92], with units where the ends have two: [990 ms, 1.1 s]."""
     if low is None or high is None:
         return ABSENT
     ends = [write(low), write(high)]
@@ -162,10 +148,7 @@ def with_interval(
 
 
 def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a quality figure: a ratio as a percentage, others with their unit.
-
-    The unit 1 of scores is omitted.
-    """
+    """Writes a ratio as a percentage, others with their unit; scores have none."""
     if math.isinf(value):
         return "failed"
     if unit in RATIO_UNITS:
@@ -175,10 +158,7 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
 
 
 def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
-    """Writes a quality figure, and its interval with enough digits to differ.
-
-    Three digits would give 862 [862, 862] for returns within one point.
-    """
+    """Writes a quality figure, and its interval with enough digits to differ."""
     low, high, digits = found.low, found.high, SIGNIFICANT_DIGITS
     if low is None or high is None:
         return quality(found.value, unit), ""
@@ -208,7 +188,6 @@ def time_to_target(time: TimeToTarget) -> str:
 
 
 def p_value(value: float) -> str:
-    """Writes a p-value; none is zero."""
     return "< 0.001" if value < SMALLEST_P else f"{value:.3f}"
 
 
@@ -263,7 +242,6 @@ def escaped(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table."""
     lines = (list(map(escaped, row)) for row in (columns, *rows))
     head, *body = [f"| {' | '.join(row)} |" for row in lines]
     return [head, f"| {' | '.join(['---'] * len(columns))} |", *body]

@@ -1,7 +1,6 @@
 """A gate in words: as text, Markdown, JSON, JUnit XML, notes for GitHub, and its page.
 
-``record_of`` words a gate once, in the record that ``gate.json`` holds; terminal, page
-and files only write that record.
+``record_of`` words a gate once, in the record that ``gate.json`` holds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from reports.words import formats, next_step
 from reports.words.caveats import Level, blocks_text, load_text
 from results import errors
 from results.judging import gate as gate_lib
-from results.judging import judged_case, power
+from results.judging import gate_metrics, power
 from results.records import measuring
 from results.statistics.group_sequential import Verdict
 from results.study.cases import MISSING, UNFINISHED
@@ -51,7 +50,6 @@ EFFECTS: Final = (0.0, 0.02, 0.05, 0.08, 0.10)
 
 
 def estimate_data(estimate: Estimate) -> dict[str, Any]:
-    """Returns an estimate as data."""
     names = "value", "low", "high", "n", "confidence", "method"
     return {name: getattr(estimate, name) for name in names}
 
@@ -78,7 +76,6 @@ def _rule(gate: Gate) -> str:
 
 
 def headline(gate: Gate) -> str:
-    """Returns the verdict of a gate in one sentence."""
     counts_of = dict.fromkeys(case.name.rpartition(": ")[2] for case in gate.counts)
     what = f"{', '.join([gate.metric.name, *counts_of])} against {gate.baseline}"
     if gate.equal_code:
@@ -101,7 +98,6 @@ def headline(gate: Gate) -> str:
 
 
 def record_of(gate: Gate) -> GateRecord:
-    """Returns what a gate concluded, as a record."""
     return gate.record(headline=headline(gate), notes=_notes(gate))
 
 
@@ -213,9 +209,9 @@ def change(case: GateCase) -> str:
     """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
     if case.before is not None and case.after is not None:
         sides = case.before, case.after
-        share = f"{judged_case.share_text(*sides)}, "
+        share = f"{gate_metrics.share_text(*sides)}, "
         is_share = case.before not in (0, case.after)
-        return share * is_share + judged_case.exact_text(*sides)
+        return share * is_share + gate_metrics.exact_text(*sides)
     return formats.with_interval(
         case.slowdown, case.low, case.high, formats.signed_percent
     )
@@ -238,13 +234,11 @@ def _remarks(record: GateRecord) -> Iterator[str]:
 
 
 def gate_text(record: GateRecord) -> str:
-    """Writes a gate for a terminal."""
     table = formats.aligned(*_table(record))
     return "\n".join([*table, *_remarks(record), record.headline])
 
 
 def gate_markdown(record: GateRecord) -> str:
-    """Writes a gate for a pull request."""
     head = f"**{formats.escaped(record.headline)}**"
     remarks = [f"- {formats.escaped(remark)}" for remark in _remarks(record)]
     table = formats.markdown_table(*_table(record))
@@ -256,11 +250,11 @@ def _sentence(record: GateRecord, case: GateCase) -> str:
     return f"{case.name}: {case.verdict}: {by}{change(case)}, n {case.n}"
 
 
-_FINE: Final = ("pass", "improve", judged_case.ROSE, judged_case.FELL)
+_FINE: Final = ("pass", "improve", gate_metrics.ROSE, gate_metrics.FELL)
 
 
 def gate_github(record: GateRecord) -> str:
-    """Writes a gate as annotations of GitHub's workflow commands."""
+    """Writes annotations of GitHub's workflow commands."""
     found = [
         (case.verdict, f"{record.metric}: {_sentence(record, case)}")
         for case in record.cases
@@ -278,12 +272,7 @@ def gate_github(record: GateRecord) -> str:
 
 
 def gate_junit(record: GateRecord) -> str:
-    """Writes a gate as JUnit XML, in agreement with its exit code.
-
-    A regression is a failure, what could not be measured an error, and a verdict that
-    is inconclusive is skipped, with its reason. The suite has a failure if and only if
-    the exit code is 1.
-    """
+    """Writes JUnit XML with a failure if and only if the exit code is 1."""
     suite = ET.Element("testsuite", name=f"gate {record.metric}")
 
     def add(name: str, outcome: str, text: str, *, is_exact: bool = False) -> None:
@@ -329,7 +318,6 @@ def _outcome(record: GateRecord, case: GateCase, *, is_exact: bool) -> str:
 
 
 def gate_json(record: GateRecord) -> str:
-    """Writes a gate as data: its record, as ``gate.json`` has it."""
     return record.model_dump_json(indent=2)
 
 
@@ -416,7 +404,7 @@ def _counted(counts: Sequence[GateCase]) -> str:
     """Says what rose, beginning with what is judged and rose the most."""
 
     def is_shown_only(case: GateCase) -> bool:
-        return case.verdict == judged_case.ROSE
+        return case.verdict == gate_metrics.ROSE
 
     rose = [
         case
@@ -461,10 +449,7 @@ def of_view(view: View) -> GateView | None:
 
 
 def derived(study: Study) -> GateRecord | None:
-    """Returns what the plan and the trials of a gate of two revisions say.
-
-    None of other studies, and against a stored study, which is elsewhere.
-    """
+    """Returns what the trials of a gate of two revisions say; None of other studies."""
     found = gate_lib.of_plan(study)
     return None if found is None else record_of(found)
 
@@ -477,15 +462,7 @@ def power_text(
     num_cases: int,
     minutes_per_repetition: float,
 ) -> str:
-    """Says what a gate finds at a given standard deviation of the log ratio.
-
-    Args:
-      spread: Of the log ratio over runs.
-      rule: When it looks, what matters, and how often it may err.
-      source: Where the spread is from, in words.
-      num_cases: Cases of the gate; the change is in one of them.
-      minutes_per_repetition: Of a run, start-up included.
-    """
+    """Says what a gate finds at a standard deviation of the log ratio over runs."""
     effects, last = sorted({*EFFECTS, rule.delta}), rule.looks[-1]
     share, minutes = power.DEFAULT_POWER, last * minutes_per_repetition
     when = f"one interim analysis after {last} runs"

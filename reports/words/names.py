@@ -140,7 +140,6 @@ def machine(environments: Sequence[Environment]) -> str:
 
 
 def backend(name: str) -> str:
-    """Returns what a backend is, in one line."""
     return BACKENDS.get(name, "a backend of an installed package")
 
 

@@ -1,8 +1,6 @@
 """What a study leaves open: what time is lost to, what would settle it, what it takes.
 
-Commands are the one that made the study, with some options replaced, so they are
-complete: they can be copied and run (``tests/reports/words/test_printed_commands.py``
-runs them).
+Commands are the one that made the study with some options replaced: they can be run.
 """
 
 from __future__ import annotations
@@ -49,20 +47,14 @@ def sizes_of(*numbers: int) -> str:
 
 
 def other_study(plan: Plan, options: Mapping[str, str]) -> str:
-    """Returns the command that measures the same with other options, as a new study.
-
-    Nothing where the study was not made by ``sweep``; so are those below.
-    """
+    """Returns the command of the same with other options; "" if ``sweep`` made none."""
     if _SWEEP not in plan.command:
         return ""
     return _command(plan, {**_replicas(plan), **options}, _OF_ANOTHER_STUDY)
 
 
 def with_repetitions(plan: Plan, number: int) -> str:
-    """Returns the command that measures the same in so many repetitions or repetitions.
-
-    A study of its own, since only the code that began a study can extend it.
-    """
+    """Returns the command of a new study with so many repetitions."""
     options = {"--repeats": str(number)}
     minutes = plan.measuring.minutes
     if minutes is not None and plan.measuring.target is None:
@@ -82,10 +74,7 @@ def export(plan: Plan, form: str) -> str:
 
 
 def _replicas(plan: Plan) -> dict[str, str]:
-    """Returns the numbers of replicas, unless the command says them.
-
-    Their default depends on the machine that a command is typed on.
-    """
+    """Returns the numbers of replicas, whose default depends on the machine."""
     if any(word.partition("=")[0] == "--replicas" for word in plan.command):
         return {}
     found = {
@@ -131,9 +120,7 @@ def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
                 yield state
 
 
-# Nothing is said where nothing is lost: a cause and an advice need an efficiency whose
-# interval is below 1, and a part that is most of the loss
-# (``results/figures/lost_time.py``).
+# A cause and an advice need an efficiency whose interval is below 1.
 
 REMEDIES: Final = {
     "contention": "try cores with memory bandwidth of their own",
@@ -150,10 +137,7 @@ def _is_lost(efficiency: Estimate | None) -> bool:
 
 
 def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | None]:
-    """Returns the point of the lowest efficiency, and the parts of its step.
-
-    From controls, else from its blocks.
-    """
+    """Returns the point of the lowest efficiency, and the parts of its step."""
     point = min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
     for item in view.losses:
         is_same = item.case.case_id == point.case.case_id and item.lost is not None
@@ -163,10 +147,7 @@ def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | 
 
 
 def loss_sentence(view: View, points: Sequence[Point]) -> str:
-    """Says what most of the time is lost to, at the lowest efficiency of a backend.
-
-    Or that nothing is lost, that it was not recorded, or that it is not explained.
-    """
+    """Says what most of the time is lost to at the lowest efficiency."""
     point, lost = _worst_loss(view, points)
     efficiency = point.efficiency
     if not _is_lost(efficiency):
@@ -197,10 +178,7 @@ def choose(
     points: Sequence[Point],
     compared: Sequence[Comparison],
 ) -> str:
-    """Says what would settle what is open, the most important first.
-
-    What is typed is in backticks.
-    """
+    """Says what would settle what is open; what is typed is in backticks."""
     plan = view.study.plan
     known = [p.efficiency for p in points if p.efficiency is not None]
     is_known = any(of.is_conclusive and of.has_interval for of in known)
@@ -291,10 +269,7 @@ def with_a_baseline(view: View) -> str:
 
 
 def after_failures(view: View, what: str = "this") -> str:
-    """Returns what to do after a study of which too little is ok; as ``choose``.
-
-    A program of the user's that was repaired is another one, so its study is as well.
-    """
+    """Returns what to do after failures; a repaired program is another study."""
     states = {entry.state for entry in view.study.planned}
     if not states & {status.value for status in TrialStatus}:
         return f"`{resume(view.study.plan)}` runs what is missing"

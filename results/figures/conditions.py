@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from results.figures import scaling
 from results.records.models import Control, Order
-from results.statistics import estimates, repetitions
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
@@ -28,18 +28,14 @@ MOST_DISCARDED = scaling.MOST_DISCARDED
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCounts:
-    """The blocks of a study."""
-
     num_blocks: int  # All blocks, repeated ones included.
     num_discarded: int  # Those that do not count.
     num_lost: int  # Blocks that were discarded as often as they were repeated.
-    # How often each reason occurs, the most frequent first, without what was measured,
-    # so that equal causes are counted together.
+    # How often each reason occurs, without what was measured; the most frequent first.
     reasons: tuple[tuple[str, int], ...]
 
     @property
     def discarded_fraction(self) -> float:
-        """Discarded blocks of all blocks."""
         return self.num_discarded / self.num_blocks if self.num_blocks else 0.0
 
     @property
@@ -59,7 +55,6 @@ class BlockCounts:
 
 
 def count_blocks(study: Study) -> BlockCounts:
-    """Counts the blocks of all planned trials that have a result."""
     trials = [
         entry.trial.result.blocks
         for entry in study.planned
@@ -97,8 +92,7 @@ class AaControl:
     case: Case  # The case.
     control: Case  # Its second measurement.
     ratio: Estimate  # X(A/A control) / X(case); 1 is the truth.
-    # The same with an interval of ``AA_CONFIDENCE``, or None for one repetition or
-    # trials in sequence.
+    # With an interval of ``AA_CONFIDENCE``; None of one repetition and in sequence.
     strict: Estimate | None = None
 
     @property
@@ -124,8 +118,8 @@ def aa_control_of(study: Study) -> AaControl | None:
                 return None
             logs = scaling.block_logs(control, case)
             if len(logs) >= estimates.FEWEST_FOR_INTERVAL:
-                mean = repetitions.mean_of_rounds(logs).estimate(
-                    repetitions.OVER_ROUNDS, confidence=AA_CONFIDENCE
+                mean = estimates.mean_of_rounds(logs).estimate(
+                    estimates.OVER_ROUNDS, confidence=AA_CONFIDENCE
                 )
                 strict = estimates.from_logs(mean)
             return AaControl(case=case, control=control, ratio=ratio, strict=strict)
@@ -145,7 +139,7 @@ def is_precise_enough(study: Study) -> bool:
         second = cases.get(primary.second_case_id)
         if first is not None and second is not None:
             logs = scaling.block_logs(first, second)
-    return repetitions.is_precise_enough(logs, target)
+    return estimates.is_precise_enough(logs, target)
 
 
 QUIET_FRACTION = 0.05
@@ -159,8 +153,7 @@ class Load:
     unit: str  # What has one: a block of an interleaved study, or a trial.
     num_all: int  # All of these.
     num_unknown: int  # Those of which it was not recorded.
-    # Trials beside which others used more than ``QUIET_FRACTION``; busy blocks are
-    # discarded, and counted elsewhere.
+    # Trials where others used more than ``QUIET_FRACTION``; no blocks.
     num_busy: int
     most: float | None  # The largest share; None where none was recorded.
 
@@ -185,22 +178,16 @@ def load_of_study(study: Study) -> Load:
     )
 
 
-# A process that waited has cold caches, so the first step after it is slower than one
-# in a row. Its part of a block is larger the fewer steps a block has, and so a ratio of
-# cases with unlike numbers of steps has some of it. It is measured where blocks have
-# two steps or more; where a block is one step, it is in every step and cannot be told
-# apart.
-
+# A process that waited has cold caches, so the first step of a block is slower. Its
+# part is larger the fewer steps a block has, so ratios of cases with unlike numbers of
+# steps have some of it. It cannot be told apart where a block is one step.
 _LEAST_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstStep:
-    """The first steps of the blocks of one case."""
-
     case: Case  # Whose blocks they are.
-    # Time of the first step over the mean of the others of its block, a geometric mean
-    # over blocks and repetitions; None where blocks are single steps.
+    # First step over the mean of the others of its block; None of single steps.
     ratio: Estimate | None
     fewest: int  # Steps of the shortest block.
     most: int  # Steps of the longest one; another number only in studies of before.
@@ -212,10 +199,7 @@ class FirstStep:
 
 
 def first_step_of(case: Case) -> FirstStep | None:
-    """Returns what first steps of blocks take; None where there are no single times.
-
-    Steps that are queued share their time (``steps_per_sync``).
-    """
+    """Returns what first steps of blocks take; None where steps share their time."""
     if case.spec.steps_per_sync > 1:
         return None
     numbers: set[int] = set()
@@ -233,8 +217,8 @@ def first_step_of(case: Case) -> FirstStep | None:
             if len(others) + 1 >= _LEAST_STEPS
         ]
         if of:
-            logs.append(repetitions.mean(of))
+            logs.append(estimates.mean(of))
     if not numbers:
         return None
-    ratio = repetitions.over_repetitions(logs) if logs else None
+    ratio = estimates.over_repetitions(logs) if logs else None
     return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))

@@ -79,7 +79,6 @@ def new_row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> R
 
 
 def modes_text(modes: Sequence[ScalingMode]) -> str:
-    """Returns the scaling modes that a case serves, in words."""
     return " and ".join(mode.value for mode in modes)
 
 
@@ -112,11 +111,7 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
     crossed out: it has a reason as its ``method``, as what is missing has, and no
     value.
 
-    Args:
-      source: A store, or the study that was read from it.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+    Raises ResultsError for a plan that is missing, unreadable or contradictory.
     """
     study = source if isinstance(source, Study) else load_study(source)
     points = scaling.points(study)
@@ -226,10 +221,7 @@ def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]
 
 
 def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
-    """Yields what as many programs that never communicate reach together.
-
-    Their speedup and efficiency are relative to the baseline of each backend.
-    """
+    """Yields what as many programs that never communicate reach together."""
     for case in study.controls:
         if case.spec.control is not Control.INDEPENDENT:
             continue
@@ -345,7 +337,6 @@ def _gain_rows(study: Study) -> Iterator[Row]:
 
 
 def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:
-    """Yields rank, phase, and the times of its steps in seconds."""
     for rank in result.ranks:
         yield rank.rank, "warmup", np.asarray(rank.warmup_step_time_sec, np.float64)
         yield rank.rank, "measure", np.asarray(rank.step_time_sec, np.float64)
@@ -449,9 +440,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     figures of the report are in ``points_frame``. Metrics of plugins have a column
     each (``trial_metrics.py``).
 
-    Raises:
-      ResultsError: The plan is missing or unreadable, a newer version wrote it, or a
-        plugin cannot be used.
+    Raises ResultsError for a plan or a plugin that cannot be used.
     """
     rows: list[dict[str, Any]] = []
     own = trial_metrics.installed(TRIAL_COLUMNS)
@@ -474,8 +463,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
 def curves_frame(store: Store) -> pd.DataFrame:
     """Returns one row per quality run, evaluation and metric, of ok trials only.
 
-    Raises:
-      ResultsError: The plan is missing or unreadable, or a newer version wrote it.
+    Raises ResultsError for a plan that cannot be read.
     """
     rows = [
         {**row, "metric": row["quantity"]}
@@ -490,9 +478,7 @@ def steps_frame(store: Store) -> pd.DataFrame:
     ``phase`` is ``warmup`` or ``measure``; ``step_index`` counts within the phase. All
     trials with a result are included, also those whose sanity checks failed.
 
-    Raises:
-      NewerSchemaError: A newer version wrote one of the records.
-      UnavailableRecordError: The file system does not say what one of them holds.
+    Raises NewerSchemaError or UnavailableRecordError for a record.
     """
     parts = [
         pd.DataFrame(
@@ -577,8 +563,7 @@ def summarize(study: Study, frame: pd.DataFrame) -> dict[str, Any]:
 def summary(store: Store) -> dict[str, Any]:
     """Reads a study and returns its figures as plain data (JSON-able).
 
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+    Raises ResultsError for a plan that is missing, unreadable or contradictory.
     """
     study = load_study(store)
     return summarize(study, points_frame(study))

@@ -1,9 +1,7 @@
 """What more replicas change in learning: better results, and less time to a target.
 
-Per quality metric and backend, runs with more replicas are compared with those of the
-fewest. A comparison needs three runs (seeds) of each. A run that failed is worse than
-any other. The target is one of the worst results of the runs with the fewest replicas
-(``time_to_target.target_of``): equal cases mostly reach it as well.
+Per metric and backend, runs with more replicas are compared with the fewest; it takes
+three seeds of each. A run that failed is worse than any other.
 """
 
 from __future__ import annotations
@@ -31,12 +29,7 @@ _SPENT: Final = {"s": "train_time_sec", "examples": "num_examples"}
 def time_to_target(
     case: Case, metric: str, target: float, unit: str, *, is_higher_better: bool
 ) -> TimeToTarget:
-    """Returns what the quality runs of a case needed to reach a target.
-
-    A run that ended without reaching it is censored where it ended. A trial that failed
-    never reached it: it is censored where the longest run ended. Trials that were not
-    started are left out.
-    """
+    """Returns what runs needed to reach a target; failed ones end with the longest."""
     curves = [
         [
             (getattr(point, _SPENT[unit]), quality.value)
@@ -60,8 +53,7 @@ class Gain:
     """The runs of one case, beside those with the fewest replicas."""
 
     case: Case  # The case.
-    # How probably one of its runs is better than one with the fewest replicas; None for
-    # the fewest themselves.
+    # How probably a run is better than with the fewest; None for those themselves.
     better: Estimate | None
     seconds: TimeToTarget  # Training time to the target.
     examples: TimeToTarget  # Examples to the target.
@@ -88,11 +80,7 @@ def of_study(study: Study) -> tuple[Gains, ...]:
 
 
 def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
-    """Returns what more replicas change, by backend; empty without enough runs.
-
-    Also empty where the metric was measured with several protocols, whose figures are
-    not comparable, and for a metric of which it is not known which way is better.
-    """
+    """Returns what more replicas change, by backend; empty where nothing compares."""
     facts = study.metrics.get(name)
     is_higher_better = None if facts is None else facts.is_higher_better
     cases = study.quality_runs
@@ -193,5 +181,4 @@ def final(entry: Entry, metric: str) -> QualityMetric:
 
 
 def reached(entry: Entry, metric: str) -> float:
-    """Returns the value of ``final``."""
     return final(entry, metric).value

@@ -1,60 +1,28 @@
 """Where the time of a step went: what N replicas lose against one replica alone.
 
-Every part is the difference of two step times that were measured in turns in the same
-repetition, so that slow phases of the machine cancel. With T the mean time of a step:
+A part is the difference of two step times of one repetition, so that slow phases of the
+machine cancel, and the parts of a case add up to its step. With T the mean time of a
+step, controls tell
 
-=====================  ==============================================================
-part                   difference
-=====================  ==============================================================
-alone                  T(one replica), with its own input and update
-contention             T(the independent control) - T(one replica): N programs that
-never communicate exposed_communication  T(case) - T(nosync): what a step waits for
-collectives input                  T(case) - T(synthetic), less the same at one replica
-imbalance              slowest - fastest process of nosync, on average over steps update
-T(case) - T(without update), less the same at one replica unexplained            T(case)
-- all others =====================
-==============================================================
+- alone: T(one replica), with its own input and update;
+- contention: T(independent), of programs that never communicate, less T(one replica);
+- exposed_communication: T(case) - T(nosync);
+- input and update: T(case) - T(synthetic) and T(case) - T(no_update), each less the
+  same difference of one replica;
+- imbalance: slowest less fastest process of nosync;
+- unexplained: T(case) less all others; what has no control is in here, too.
 
-All but ``alone`` are *losses*: what N replicas take longer than one. What one replica
-waits for its own input is not lost by having more of them.
+Without controls, blocks record CPU time c, the time of others o, and how long runnable
+threads waited for a core w, each per step and core. They tell, each less the same of
+the baseline:
 
-The parts are in seconds, not in logarithms, because only differences add up: in every
-repetition, and therefore on average, they sum to the step exactly. Intervals are
-Student's t over repetitions. A part can be negative: noise, or two controls that took
-away the same time, which then is missing from ``unexplained``. A part without its
-control is not guessed; its time is in ``unexplained``, and it says so.
+- ideal: T(baseline) times the examples per replica, relative to it;
+- computing: c; caches, memory bandwidth, smaller batches, the work of collectives;
+- run_queue_delay: w, at most o: threads that wait for one another cost no core;
+- idle: T - c - o; cores that wait for collectives, the slowest replica or input.
 
-A replica that is late in a single step makes the others wait: that is exposed
-communication; ``imbalance`` is what one process takes longer in all steps. Which part
-is most of the loss, if one is, says ``name_of``.
-
-A study need not have controls. Every block records the CPU time of the trial, how much
-of its cores others had (other processes, and other guests of the hypervisor), and how
-long its runnable threads waited for a core. With c the CPU time of a step, o the time
-of others and w this wait, each per core, and ``ideal`` the step of the baseline with as
-many examples per replica, the parts are
-
-=============  =======================================================================
-part           difference
-=============  =======================================================================
-ideal          T of the baseline, times the examples per replica relative to it
-computing      c - c of ideal: the same examples take more CPU time. Shared caches and
-               memory bandwidth, smaller batches, and the work of collectives
-run_queue_delay      w - w of ideal: runnable threads while others have the core, so w
-is at
-               most o. Where more threads than cores are runnable, they also wait for
-               one another; that costs no time of a core
-idle           T - c - o, less that of ideal: cores without work. They wait for
-               collectives, for the slowest replica or for input; which of them, only
-               controls tell
-unexplained    T(case) - all others: others had cores that no thread waited for
-=============  =======================================================================
-
-Only for CPUs: the CPU time of a step on a GPU is not what the step costs.
-
-With 4 repetitions, 3 % between repetitions and 2 % between processes, nominal 95 %
-intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
-(tests/results/figures/test_known_losses.py repeats a smaller version).
+All but ``alone`` and ``ideal`` are losses. One that is negative is noise, or two
+controls take away the same time. On GPUs, CPU time is not what a step costs.
 """
 
 from __future__ import annotations
@@ -118,14 +86,11 @@ _CONTRADICTS: Final = 1.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the step."""
-
     name: str  # One of ``PARTS`` or ``RECORDED_PARTS``, or ``step``.
     time: Estimate | None  # Mean seconds over repetitions; None if it was not measured.
     # Why there is no value, or what else the value holds; empty if nothing.
     reason: str = ""
-    # Of the step: the mean over repetitions of their shares, with its interval; None if
-    # it was not measured.
+    # Mean share of the step over repetitions; None if it was not measured.
     share: Estimate | None = None
 
 
@@ -136,39 +101,31 @@ class InputBound:
     input_sec: Estimate  # Seconds per step of the pipelines alone.
     fraction: Estimate  # Of the step of the case.
     verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
-    # Whether it is input-bound, and the pipelines alone take longer than the step of
-    # one replica.
+    # Whether it is input-bound, and the pipelines take longer than one replica.
     explains_loss: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LostTime:
-    """A step and its parts."""
-
     step: Part  # The case; its value is the sum of the values of all parts.
     parts: tuple[Part, ...]  # In the order of their names.
     lost: Part  # The step less that of one replica.
     # The part that is most of it; empty if the measurement does not tell.
     main_loss: str
-    # What the input pipelines take alone, which is no part of the sum; None if it was
-    # not measured.
+    # What the input pipelines take alone, no part of the sum; None if not measured.
     input_bound: InputBound | None = None
 
     @property
     def whole(self) -> Estimate:
-        """The time of the step, in seconds."""
         assert self.step.time is not None
         return self.step.time
 
     def part(self, name: str) -> Part:
-        """Returns the part of a name."""
         return next(part for part in self.parts if part.name == name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """A case and where its time went."""
-
     case: Case  # The case.
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
     reason: str  # Why there are no parts; empty if there are.
@@ -187,26 +144,12 @@ def _is_above_zero(values: np.ndarray) -> bool:
     return low is not None and low > 0
 
 
-# With T the mean time of a step, and f = T(input_only) / T(case) in every repetition:
-#
-# - *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
-#   the whole step, so faster replicas, or faster communication, would wait for batches.
-# - *not input-bound*: the interval is below 0.9.
-# - otherwise inconclusive, as it is with one repetition.
-#
-# Pipelines run beside the step, so what they take alone is a lower limit of it, and not
-# a part that others add up to. On CPUs the control has the cores to itself: a step can
-# wait for its input without being input-bound by this rule, and the part ``input``
-# shows that.
-#
-# It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
-# alone take longer than the step that N replicas are compared with.
-
-
+# Input-bound: the interval of T(input_only) / T(case) is at or above ``FRACTION``. The
+# pipelines run beside the step, so this is a lower limit of what they take, and no part
+# of the sum. It explains a loss where T(input_only) is above T(one replica) as well.
 def judge_input_bound(
     case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
 ) -> InputBound:
-    """Says whether a case is input-bound."""
     fraction = over_repetitions(input_only / case)
     verdict = "inconclusive"
     if fraction.low is not None and fraction.low >= FRACTION:
@@ -222,21 +165,10 @@ def judge_input_bound(
     )
 
 
-# A *loss* is what a step takes longer than that of one replica. A part is named only
-# if, over repetitions and with the 95 % interval of Student's t,
-#
-# - the loss itself is above 0,
-# - the part is more than half of the loss,
-# - it is larger than every other part, the unexplained one included,
-# - and it is not larger than the loss by half of it: then two controls contradict each
-#   other, such as two that take away the same time.
-#
-# All of these are paired differences of one repetition, so noise that cases share
-# cancels. Otherwise nothing is named, which is not evidence that there is no single
-# cause. In the studies of ``tests/results/figures/test_known_losses.py``, each with one
-# known loss, the part that is named is the right one, or none is.
-
-
+# A part is named if, each with the 95 % interval of Student's t over repetitions, there
+# is a loss, the part is more than half of it, larger than every other part, and not
+# beyond the loss by half of it: then two controls contradict each other. In the studies
+# of ``test_known_losses.py`` the part that is named is the right one, or none is.
 def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
     """The part that is most of a loss; empty if the measurement does not tell."""
     if not _is_above_zero(lost):
@@ -254,13 +186,8 @@ def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
 def decompose(**measured: StepTimes) -> LostTime:
     """Splits the step of a case into parts that add up to it.
 
-    Args:
-      **measured: Mean seconds per step by repetition: of ``case`` and ``baseline``, one
-        replica with the batch of the case; of the controls ``nosync`` (the slowest
-        process), ``independent`` (the mean over programs), ``synthetic``,
-        ``without_update``, the last two with ``baseline_`` as well, and ``input_only``;
-        and ``imbalance``, what the slowest process of ``nosync`` takes longer than the
-        fastest.
+    Given are seconds per step by repetition, of ``case``, ``baseline`` (one replica),
+    controls by name, and ``imbalance``: slowest less fastest process of ``nosync``.
     """
     for name, of in measured.items():
         least = "at least 0" if name == "imbalance" else "positive"
@@ -346,12 +273,9 @@ def _split(
     )
 
 
-# From a study with controls to step times: means over the rounds in which the case and
-# all its controls have a valid block, so that all parts are from the same moments:
-# those of the slowest process; for ``independent``, whose programs do not wait for each
-# other, the mean over processes. Only cases with a control are explained, and only
-# where one replica with the same batch is a case too: in weak scaling.
-
+# Step times are means over the rounds in which the case and all its controls have a
+# valid block: of the slowest process; of independent programs, the mean over processes.
+# Explained are cases with a control whose baseline is one replica with the same batch.
 # What differs between a case and its controls; programs of the independent control have
 # their own backend.
 _OF_CONTROL = {"repetition_index", "seed", "control"}
@@ -495,11 +419,7 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
 
 
 def _recorded(*pair: Entry) -> list[dict[str, float]]:
-    """Returns mean seconds per step and core of a case and of its baseline.
-
-    Over the rounds in which both have a valid block, empty without any; what the kernel
-    does not record is left out.
-    """
+    """Returns mean seconds per step and core of a case and of its baseline."""
     rounds = [rounds_of(entry.result) for entry in pair]
     common = sorted(rounds[0].keys() & rounds[1].keys())
     means = []
@@ -514,8 +434,7 @@ def _recorded(*pair: Entry) -> list[dict[str, float]]:
             found["computing"].append(computing)
             if block.foreign_cpu_fraction is None:
                 continue
-            # The kernel counts others in ticks, so with the trial they can exceed the
-            # block.
+            # Counted in ticks, others and the trial can exceed the block.
             others = min(block.others * time, max(time - computing, 0.0))
             found["idle"].append(max(time - computing - others, 0.0))
             if block.run_delay_sec is not None:

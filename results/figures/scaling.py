@@ -1,22 +1,17 @@
 """Scaling of a study: throughput, speedup and parallel efficiency per case.
 
-Definitions, with n replicas, n_b replicas of the baseline of the same backend, global
-batch size B, K measured steps and a window of W seconds from the latest start to the
-latest end over processes:
+With n replicas, n_b replicas of the baseline of the same backend, global batch size B,
+K measured steps, and W seconds from the latest start to the latest end over processes:
 
-- throughput            X(n) = B * K / W
-- weak scaling          the per-replica batch size is that of the baseline, so B grows
-- strong scaling        the global batch size is that of the baseline
-- speedup (weak)        S(n) = n_b * X(n) / X(n_b), the *scaled speedup*
-- speedup (strong)      S(n) = n_b * T(n_b) / T(n), T the time of one step; since B is
-  the same, this is n_b * X(n) / X(n_b) as well
-- parallel efficiency   E(n) = S(n) / n
-- efficiency of the best  X(n) * n_b / (n * X*), with X* the highest throughput of any
-  backend's baseline in the same mode: a backend that is slow on one replica flatters
-  its own efficiency, but not this one
+- throughput             X(n) = B * K / W
+- speedup                S(n) = n_b * X(n) / X(n_b); weak scaling keeps the batch of a
+  replica as in the baseline (the scaled speedup), strong scaling the global batch
+- parallel efficiency    E(n) = S(n) / n
+- efficiency of the best X(n) * n_b / (n * X*), with X* the fastest baseline of any
+  backend: being slow on one replica flatters E(n), and not this one
 
-With the usual baseline of one replica n_b = 1. X is a geometric mean over repetitions;
-the uncertainty of the baseline is part of the intervals of S and E.
+X is a geometric mean over repetitions; intervals of S and E have the baseline's
+uncertainty, too.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from results.figures import trial_metrics
-from results.statistics import estimates, repetitions
+from results.statistics import estimates
 from results.study import cases as cases_lib
 from results.study import equivalence
 
@@ -68,8 +63,7 @@ class Point:
     throughput: Estimate | None
     speedup: Estimate | None  # S(n), or None; ``missing_reason`` says why.
     efficiency: Estimate | None  # E(n) as a ratio (1.0 is ideal), or None.
-    # The same against the fastest baseline of any backend, or None; also None for that
-    # baseline itself.
+    # The same against the fastest baseline of any backend; None of that baseline.
     efficiency_of_best: Estimate | None
     # The case that ``efficiency_of_best`` is relative to, or None.
     best_baseline: Case | None
@@ -117,11 +111,7 @@ def peak_memory_of(entry: Entry) -> int:
 
 
 def flop_utilisation_of(entry: Entry) -> float:
-    """Model FLOP utilisation of one trial; 0 where it was not measured.
-
-    Throughput times the model's floating-point operations per example, over the peak
-    rate of the devices of all processes (``harness/trial/measure.py``).
-    """
+    """Model FLOP utilisation of one trial; 0 where it was not measured."""
     result = entry.result
     peaks = [rank.peak_flops_per_sec or 0.0 for rank in result.ranks]
     if not all(peaks) or not result.flops_per_example:
@@ -137,7 +127,6 @@ def values(case: Case, metric: Callable[[Entry], float]) -> Mapping[Key, float]:
 def estimate(
     case: Case, metric: Callable[[Entry], float], *, unit: str
 ) -> Estimate | None:
-    """Estimates a figure of a case, or None if no trial is ok."""
     entries = case.shown_entries
     if not entries:
         return None
@@ -168,8 +157,8 @@ def _from_repetitions(
 ) -> Estimate:
     """Estimates a figure from the logarithms of each repetition's rounds."""
     if len(logs) == 1:
-        return repetitions.these_processes_only(logs[0], unit=unit)
-    return repetitions.over_rounds(
+        return estimates.these_processes_only(logs[0], unit=unit)
+    return estimates.over_rounds(
         logs, unit=unit, is_stopped_on_width=case.is_stopped_on_width
     )
 
@@ -177,29 +166,19 @@ def _from_repetitions(
 def block_logs(
     first: Case, second: Case, *, is_beside_load: bool = False
 ) -> list[tuple[float, ...]]:
-    """Returns ln(X(first) / X(second)) of each round, by repetition that has both.
-
-    Of valid blocks; beside load, of the least disturbed block of each round.
-    """
+    """Returns ln(X(first) / X(second)) of each round, by repetition that has both."""
     here, there = (
         {e.key: e.result.rates_beside_load for e in case.measured_entries}
         if is_beside_load
         else {e.key: e.result.rates for e in case.ok_entries}
         for case in (first, second)
     )
-    logs = [
-        repetitions.log_ratios(here[key], there[key]) for key in here if key in there
-    ]
+    logs = [estimates.log_ratios(here[key], there[key]) for key in here if key in there]
     return [of for of in logs if of]
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
-    """Estimates X(first) / X(second), or None if one side has no ok trial.
-
-    In an interleaved study, blocks of the same round are compared; None if no round has
-    both. Where every one of them was disturbed, the ratio is what it was beside that
-    load.
-    """
+    """Estimates X(first) / X(second), or None if one side has no ok trial."""
     if first.is_interleaved and second.is_interleaved:
         if logs := block_logs(first, second):
             found = _from_repetitions(first, logs)
@@ -251,8 +230,8 @@ def _load_left(case: Case, other: Case) -> float:
             if block.is_valid and block.round_index in there.get(entry.key, ())
         ]
         if lost:
-            logs.append(repetitions.mean(lost))
-    return math.exp(repetitions.mean(logs))
+            logs.append(estimates.mean(lost))
+    return math.exp(estimates.mean(logs))
 
 
 def _rounds(entry: Entry) -> list[Block]:
@@ -260,12 +239,7 @@ def _rounds(entry: Entry) -> list[Block]:
 
 
 def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
-    """Returns by which part the ratio of total times is below ``throughput_ratio``.
-
-    That one is of typical blocks: a mean of logarithms. Where some blocks of the first
-    case take several times as long, fewer examples per hour come of it. Negative where
-    the second case has them; None without blocks that both have.
-    """
+    """Returns by which part slow blocks, hidden in a mean of logs, lower a ratio."""
     if not (first.is_interleaved and second.is_interleaved):
         return None
     there = {entry.key: entry.result.rates for entry in second.ok_entries}
@@ -277,16 +251,13 @@ def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
             times = [
                 math.fsum(1 / of[index] for index in rounds) for of in (here, other)
             ]
-            logs = repetitions.log_ratios(here, other)
-            found.append(repetitions.mean(logs) + math.log(times[0] / times[1]))
-    return -math.expm1(-repetitions.mean(found)) if found else None
+            logs = estimates.log_ratios(here, other)
+            found.append(estimates.mean(logs) + math.log(times[0] / times[1]))
+    return -math.expm1(-estimates.mean(found)) if found else None
 
 
 def points(study: Study) -> tuple[Point, ...]:
-    """Returns one point per mode, backend and number of replicas, in that order.
-
-    Modes and backends come in planned order, replicas ascending.
-    """
+    """Returns one point per mode, backend and number of replicas, in that order."""
     index = cases_lib.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas
     baselines: dict[ScalingMode, list[Case]] = {}
@@ -377,8 +348,6 @@ _NOT_POSITIVE: Final = "not in every trial a number above zero"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One cell."""
-
     estimate: Estimate | None  # Value, interval, n and unit; None without any.
     why_not: str = ""  # Why there is no estimate; empty if there is one.
     values: tuple[float, ...] = ()  # What each trial that is ok has, in order.
@@ -415,12 +384,8 @@ def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
     return functools.partial(trial_metrics.positive_value_of, own), own.unit
 
 
-# Each ratio has its own 95 % interval. Of six equal backends, one of their fifteen
-# ratios excludes 1 in most studies. So a difference is claimed only where it holds
-# among all ratios of the study, by Holm's procedure
-# (``results/statistics/repetitions.py``).
-
-
+# Of six equal backends, one of fifteen 95 % intervals excludes 1 in most studies, so a
+# difference is claimed only where it holds among all ratios of the study (Holm).
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Throughput of one backend over another, all else equal."""
@@ -443,13 +408,7 @@ class Comparison:
 
 
 def compare_backends(study: Study) -> tuple[Comparison, ...]:
-    """Returns every pair of backends that ran under equal conditions.
-
-    A case that serves both modes is compared once. Pairs are in planned order: the
-    backend named first is the numerator. Pairs whose losses show that they do not
-    compute the same are left out (``results/study/equivalence.py``). Oversubscribed
-    pairs are no evidence, and are not among those that are tested together.
-    """
+    """Returns every pair of backends that ran under equal conditions."""
     broken = {pair.case_ids for pair in equivalence.agreements_of(study).broken}
     cases = {case.case_id: case for case in study.cases}
     modes_of: dict[tuple[str, str], list[ScalingMode]] = {}
@@ -473,7 +432,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
                     or second.is_oversubscribed,
                 )
             )
-    adjusted = repetitions.holm(
+    adjusted = estimates.holm(
         {
             index: _p_value(item)
             for index, item in enumerate(found)
@@ -484,7 +443,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
         dataclasses.replace(
             item,
             num_compared=max(len(adjusted), 1),
-            holds=adjusted.get(index, 1.0) < repetitions.DEFAULT_ALPHA
+            holds=adjusted.get(index, 1.0) < estimates.DEFAULT_ALPHA
             # Of a busy machine, the interval is wider than the test knows.
             and item.ratio is not None
             and item.ratio.excludes(1.0),
@@ -503,10 +462,10 @@ def _p_value(item: Comparison) -> float | None:
         for case in (first, second)
     )
     if first.is_interleaved and second.is_interleaved:
-        mean = repetitions.mean_of_rounds(block_logs(first, second))
+        mean = estimates.mean_of_rounds(block_logs(first, second))
     elif here.keys() == there.keys():
         mean = estimates.one_group([here[key] - there[key] for key in here])
     else:
         mean = estimates.two_groups(list(here.values()), list(there.values()))
-    factor = repetitions.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
+    factor = estimates.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
     return mean.widened(factor).p_value()

@@ -1,10 +1,8 @@
 """Figures of one trial that plugins compute from its records.
 
 An entry point of ``replicator_harness.metrics`` names a ``TrialMetric``. Its values are
-a column of ``results.trials_frame``, and so of ``report --format csv``;
-their means over trials, with intervals, are in the page and in ``--format json``. One
-that says which way is better is judged by ``gate --metric`` and by comparisons. What
-it computes is the plugin's: ``verify`` has no second computation of it.
+a column of ``results.trials_frame``, its means over trials are on the page, and one
+that says which way is better is judged by gates. ``verify`` does not recompute it.
 """
 
 from __future__ import annotations
@@ -61,10 +59,7 @@ def complain(found: object) -> str:
 
 
 def names() -> list[str]:
-    """Returns the names of all that are installed; imports none, and complains of none.
-
-    Whoever uses one is told what is wrong with it.
-    """
+    """Returns the names of all that are installed; imports and complains of none."""
     try:
         return list(plugins.installed(KIND, ()))
     except plugins.PluginError:
@@ -72,7 +67,6 @@ def names() -> list[str]:
 
 
 def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
-    """Returns an installed metric, or None if there is none of this name."""
     plugin = plugins.installed(KIND, built_in).get(name)
     found: TrialMetric | None = None
     if plugin is not None:
@@ -81,13 +75,11 @@ def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
 
 
 def installed(columns: Collection[str]) -> list[TrialMetric]:
-    """Returns the metrics of all installed packages, by name."""
     found = plugins.installed(KIND, columns).values()
     return [plugins.load(plugin, columns, complain) for plugin in found]
 
 
 def value_of(metric: TrialMetric, entry: Entry) -> float:
-    """Returns the value of a trial."""
     plugin = plugins.used(KIND, metric.name)
     what = f"metric {metric.name!r}" if plugin is None else plugin.what
     try:

@@ -1,14 +1,10 @@
 """A gate: every case of a change beside the same case of its baseline, judged.
 
-The baseline is another revision, measured in the same rounds
-(``results/judging/paired_gate.py``), or a stored study. That is weaker: its rounds are
-not those of the change, so nothing cancels, and what varies between days is in no
-interval: such a verdict is advice.
-
-The verdict of a gate is the worst of its cases. There is none on a machine that
-disturbed too many blocks, and none where the A/A control (one case measured twice)
-differs from its case: a design that finds a difference between equal programs can find
-any.
+The baseline is another revision, measured in the same rounds (``paired_gate.py``), or a
+stored study: then nothing cancels, what varies between days is in no interval, and the
+verdict is advice. The verdict is the worst of the cases. There is none where the
+machine disturbed too many blocks, or where the A/A control differs from its case: a
+design that finds a difference between equal programs can find any.
 """
 
 from __future__ import annotations
@@ -19,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.figures import conditions
-from results.judging import gate_metrics, judged_case, paired_gate, quality_gate
-from results.judging.gate_metrics import Rule
-from results.judging.judged_case import JudgedCase, name_of, worst
+from results.judging import gate_metrics, paired_gate, quality_gate
+from results.judging.gate_metrics import JudgedCase, Rule, name_of, worst
 from results.records.limits import MAX_LINE
 from results.records.models import GateCase, GateRecord
 from results.records.texts import shared
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
-from results.store import record_file
+from results.store import study_store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
@@ -56,8 +51,6 @@ _CODES: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A gate after measuring."""
-
     metric: Metric  # What was judged.
     baseline: str  # Its name: a revision, or a study.
     delta: float  # The slowdown that matters, as a ratio.
@@ -67,29 +60,24 @@ class Gate:
         AaControl | None
     )  # The case that was measured twice; None where none was.
     blocks: BlockCounts  # How many blocks were discarded.
-    # What others used of the machine; None where it changes nothing, as of what runs
-    # have learned.
+    # What others used of the machine; None of what runs have learned.
     load: Load | None = None
     is_weaker: bool = False  # Whether the baseline is a stored study.
-    # Whether the verdict decides nothing: the sides were measured on different days,
-    # and what varies between days is in no interval.
+    # Whether it decides nothing: what varies between days is in no interval.
     is_advice: bool = False
-    # What differs between the studies although it must not, one line each; such a gate
-    # is shown and does not pass.
+    # What differs between studies although it must not; then nothing passes.
     differences: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()  # Trials that are not ok, one line each.
     num_ok: int = 0  # Trials that are.
     # How a gate of two revisions looked at its repetitions; None of others.
     paired: Paired | None = None
-    # The time of steps in a row over that of steps of blocks, which it checks; None
-    # without sustained stretches.
+    # Time of steps in a row over steps of blocks; None without sustained stretches.
     sustained: Estimate | None = None
     # What is counted of each case and judged, exactly.
     counts: tuple[JudgedCase, ...] = ()
     # What is counted besides: shown where it differs, and in no verdict.
     noted: tuple[JudgedCase, ...] = ()
-    # The digests of the code, where that of both sides is the same and nothing had to
-    # be measured; empty otherwise.
+    # Digests of the code where both sides have the same; empty otherwise.
     equal_code: tuple[str, ...] = ()
 
     @property
@@ -137,12 +125,7 @@ class Gate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict of the cases; None if there is none of the whole.
-
-        A case without a verdict makes the whole inconclusive, and so does a baseline
-        that is not comparable, or load that was not recorded, unless another case
-        regresses. A count that rose is a regression on any machine.
-        """
+        """The worst verdict of the cases; None if there is none of the whole."""
         if self.equal_code:
             return Verdict.PASS
         if self.has_risen:
@@ -170,16 +153,13 @@ class Gate:
 
     @property
     def verdict_word(self) -> str:
-        """The verdict, or that there is none."""
         return NO_VERDICT if self.verdict is None else self.verdict.value
 
     @property
     def case_records(self) -> tuple[GateCase, ...]:
-        """All cases as records, in the order of ``all_cases``."""
         return tuple(map(_record_of, self.all_cases))
 
     def record(self, *, headline: str, notes: Iterable[str] = ()) -> GateRecord:
-        """Returns what it concluded, as a record."""
         return GateRecord(
             verdict=self.verdict_word,
             is_pass=self.exit_code == 0,
@@ -219,14 +199,12 @@ def _finite(ratio: float | None) -> float | None:
 
 
 def write_gate(store: Store, record: GateRecord) -> None:
-    """Writes it; raises WriteStoreError if it cannot."""
     store.write_listed(GATE_NAME, record)
 
 
 def read_gate(store: Store) -> GateRecord | None:
-    """Reads it; None where no gate has concluded."""
     path = store.root / GATE_NAME
-    return record_file.read(path, "gate", GateRecord, is_public=store.is_public)
+    return study_store.read_record(path, "gate", GateRecord, is_public=store.is_public)
 
 
 def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
@@ -268,7 +246,6 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
 
 
 def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
-    """Judges a study of this tree against a stored one."""
     check_stored(rule, baseline)
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
@@ -304,7 +281,7 @@ def _gate(
 ) -> Gate:
     """Adds to judged cases what failed in the study, and what was counted."""
     design = study.plan.measuring.gate
-    counts, noted = judged_case.compare(pairs, () if design is None else design.counts)
+    counts, noted = gate_metrics.compare(pairs, () if design is None else design.counts)
     failures = tuple(
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
@@ -332,7 +309,6 @@ def _gate(
 def _judged(
     pairs: Sequence[tuple[Case, Case]], rule: Rule, *, is_paired: bool
 ) -> list[JudgedCase]:
-    """Judges pairs of cases one by one."""
     found = []
     for case, other in pairs:
         if rule.metric.is_quality:
@@ -369,10 +345,7 @@ def _of_two_studies(
 
 
 def of_plan(study: Study) -> Gate | None:
-    """Returns the gate that the plan of a study records, with its verdict.
-
-    None where there is none, and where its baseline is not in the study.
-    """
+    """Returns the gate that the plan of a study records, with its verdict."""
     design = study.plan.measuring.gate
     has_revision = any(entry.spec.revision for entry in study.planned)
     if design is None or not has_revision:
@@ -389,11 +362,7 @@ def has_risen(study: Study) -> bool:
 
 
 def is_decided(study: Study) -> bool:
-    """Whether a look after the repetitions so far ends the gate.
-
-    It ends with a clear verdict, after the last look, and where the machine disturbed
-    too much for any verdict. Between two looks it goes on, unless a count rose.
-    """
+    """Whether a look after the repetitions so far ends the gate."""
     design = study.plan.measuring.gate
     assert design is not None
     found = of_plan(study)

@@ -1,10 +1,4 @@
-"""Figures that can be compared between repetitions, and their log ratios.
-
-A *repetition* is one repetition: fresh processes of every case. In an interleaved
-study, a throughput is compared block by block within rounds; every other figure exists
-once per process, so it is compared process by process. What was learned is judged by
-the facts that its workload declares, which plans record.
-"""
+"""What a gate judges: figures that repetitions compare, and counts; one case judged."""
 
 from __future__ import annotations
 
@@ -15,21 +9,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
-from results.statistics import estimates, group_sequential, repetitions
+from results.records import measuring
+from results.records.models import TrialStatus
+from results.statistics import estimates, group_sequential
+from results.statistics.group_sequential import FEWEST_REPETITIONS, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
     from results.statistics.estimates import Estimate, Mean
+    from results.statistics.group_sequential import Judgement
     from results.study.cases import Case, Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A figure that can be judged."""
-
     name: str  # As on the command line.
     is_cost: bool  # Whether less of it is better.
     worse: str  # What a change is that makes it worse: slower, larger, or worse.
@@ -90,7 +86,6 @@ def of_quality(facts: MetricFacts) -> Metric:
 
 
 def of_plugin(found: TrialMetric) -> Metric:
-    """Returns a metric of a package of others."""
     if found.is_higher_better is None:
         raise errors.ResultsError(
             f"metric {found.name!r} does not say whether more of it is better, so it"
@@ -106,7 +101,6 @@ def of_plugin(found: TrialMetric) -> Metric:
 
 
 def metric_of(name: str) -> Metric:
-    """Returns a metric of speed, memory or a plugin by its name."""
     metric = METRICS.get(name)
     if metric is not None:
         return metric
@@ -148,7 +142,7 @@ def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
     """Returns ln(first / second) of each repetition that has both, in order."""
     is_interleaved = first.is_interleaved and second.is_interleaved
     if is_interleaved and metric.name == THROUGHPUT.name:
-        return [repetitions.mean(of) for of in scaling.block_logs(first, second)]
+        return [estimates.mean(of) for of in scaling.block_logs(first, second)]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
 
@@ -163,7 +157,7 @@ def mean_of_two_studies(
 ) -> Mean:
     """Returns the mean difference of two groups, which no round has in common."""
     factor = max(
-        repetitions.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
+        estimates.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
         for of, logs in ((case, here), (other, there))
     )
     return estimates.two_groups(here, there).widened(factor)
@@ -187,14 +181,14 @@ def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
         if here and there:
             means.append((case, other, mean_of_two_studies(case, here, other, there)))
     tested = {place: mean.p_value() for place, (*_, mean) in enumerate(means)}
-    p_values = repetitions.holm(tested)
+    p_values = estimates.holm(tested)
     method = group_sequential.OF_TWO_STUDIES
     return [
         Ratio(
             case,
             other,
             estimates.from_logs(
-                mean.estimate(method, otherwise=repetitions.NO_REPETITIONS)
+                mean.estimate(method, otherwise=estimates.NO_REPETITIONS)
             ),
             p_values.get(place),
         )
@@ -206,3 +200,173 @@ def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:
     """Returns values by repetition; zero stands for "could not be read"."""
     found = scaling.values(case, metric.of)
     return {key: value for key, value in found.items() if value > 0}
+
+
+WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    return min(verdicts, key=WORST_FIRST.index)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedCase:
+    name: str  # Backend, replicas and scaling modes; or the name of a micro-benchmark.
+    # The verdict on the metric; None where either side has fewer than two repetitions.
+    judgement: Judgement | None
+    # Why there is no verdict; of runs that were trained, how many failed.
+    reason: str = ""
+    case: Case | None = None  # The case; None of a micro-benchmark.
+    # Verdicts on what else was measured of the case, by what it is.
+    others: Mapping[str, Judgement] = dataclasses.field(default_factory=dict)
+    # A count of both sides, of a case that is one; it has no judgement.
+    count: Count | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst of its verdicts; None where there is none."""
+        if self.count is not None:
+            return self.count.verdict
+        if self.judgement is None:
+            return None
+        found = {of.verdict for of in (self.judgement, *self.others.values())}
+        # What cannot pass by itself is inconclusive, and only ever a regression.
+        if not found & {Verdict.REGRESS, Verdict.INCONCLUSIVE}:
+            return self.judgement.verdict
+        return worst(found)
+
+
+def name_of(case: Case) -> str:
+    """Returns backend, replicas and scaling modes of a case."""
+    modes = "+".join(mode.value for mode in case.modes)
+    return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"
+
+
+# Within a side a count has no spread, so any difference between sides is the code's.
+
+ROSE, FELL = "rose", "fell"
+"""What a count did that nobody asked to judge."""
+_COUNTED = (TrialStatus.OK.value, TrialStatus.DISCARDED.value)
+_SMALL = 5e-4  # below it, one digit would say 0.0 %
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    name: str  # What was counted.
+    before: float  # Of the baseline.
+    after: float  # Of the change.
+    n: int  # Runs of the side that has fewer.
+    # Whether somebody said that it matters; otherwise it is shown only.
+    is_judged: bool = True
+
+    @property
+    def is_equal(self) -> bool:
+        return self.before == self.after
+
+    @property
+    def verdict(self) -> Verdict:
+        """Any rise is a regression: it is in the code, and not in the machine."""
+        if self.is_equal or not self.is_judged:
+            return Verdict.PASS
+        return Verdict.REGRESS if self.after > self.before else Verdict.IMPROVE
+
+    @property
+    def word(self) -> str:
+        """Its verdict; of one that is only shown, what it did."""
+        if self.is_judged or self.is_equal:
+            return self.verdict.value
+        return ROSE if self.after > self.before else FELL
+
+    @property
+    def rise(self) -> float | None:
+        """As a share of what it was; None from 0."""
+        return self.after / self.before - 1 if self.before else None
+
+
+def compare(
+    pairs: Sequence[tuple[Case, Case]], names: Collection[str]
+) -> tuple[tuple[JudgedCase, ...], tuple[JudgedCase, ...]]:
+    """Returns the counts of all cases: what is judged, and what is only shown."""
+    judged: list[JudgedCase] = []
+    noted: list[JudgedCase] = []
+    for case, other in pairs:
+        program = case.spec.program
+        found = measuring.UNITS if program is None else program.count_names
+        for name in found:
+            is_judged = program is not None or name in names
+            if not is_judged and not _values(case, name):
+                continue
+            count, reason = count_of(case, other, name, is_judged=is_judged)
+            (judged if is_judged else noted).append(
+                JudgedCase(
+                    name=f"{name_of(case)}: {measuring.step_count_words(name)}",
+                    case=case,
+                    judgement=None,
+                    reason=reason,
+                    count=count,
+                )
+            )
+    return tuple(judged), tuple(noted)
+
+
+def count_of(
+    case: Case, other: Case, name: str, *, is_judged: bool = True
+) -> tuple[Count | None, str]:
+    """Returns a count of a case and of its baseline, or why there is none."""
+    sides = {"this tree": _values(case, name), "the baseline": _values(other, name)}
+    for side, values in sides.items():
+        if not values:
+            return None, f"no run of {side} has it"
+    fewest = min(map(len, sides.values()))
+    # Of a step nobody has to believe the program: what counts it was looked at.
+    if fewest < FEWEST_REPETITIONS and name not in measuring.UNITS:
+        return None, (
+            f"{fewest} run(s) of a side have it, and {FEWEST_REPETITIONS} show whether"
+            " it is the same in each"
+        )
+    for side, values in sides.items():
+        low, high = min(values), max(values)
+        if low != high:
+            return None, (
+                f"it varies between runs of {side}, from {low:.15g} to {high:.15g}, so"
+                " it is no count"
+                + "; leave its --count out, or print what is the same in each run"
+                * is_judged
+            )
+    (after, *_), (before, *_) = sides.values()
+    return Count(
+        name=name, before=before, after=after, n=fewest, is_judged=is_judged
+    ), ""
+
+
+def share_text(before: float, after: float) -> str:
+    """Writes a change as a share of what it was: ``+3.0 %``; ``-`` from 0."""
+    if not before:
+        return "-"
+    share = after / before - 1
+    if share and abs(share) < _SMALL:
+        return f"{100 * share:+.2g} %"
+    return f"{100 * share:+.1f} %"
+
+
+def exact_text(before: float, after: float) -> str:
+    """Writes a count of both sides, such as ``exact: 1024 to 1056``."""
+    if before == after:
+        return f"exact: {after:.15g}"
+    return f"exact: {before:.15g} to {after:.15g}"
+
+
+def _values(case: Case, name: str) -> list[float]:
+    """Values of a count in its trials, discarded ones too: load changes no count."""
+    results = [
+        entry.trial.result
+        for entry in case.entries
+        if entry.state in _COUNTED and entry.trial is not None
+    ]
+    return [
+        metric.value
+        for result in results
+        if result is not None
+        for metric in result.window_metrics
+        if metric.name == name
+    ]

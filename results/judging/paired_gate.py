@@ -1,14 +1,9 @@
 """Verdicts on two revisions that were measured in the same rounds.
 
-The rule is that of ``results/statistics/group_sequential.py``: looks after some
-repetitions, the first of which that is clear ends the gate. What a case is said to be
-is what it was at the look that decided it.
-
-Judged are log slowdowns by repetition and case. Of the blocks of an interleaved study,
-the mean over rounds of ln(baseline / change). Of its sustained stretches, the ratio of
-arithmetic mean step times, and that of their 99th percentiles: a step in fifty that
-takes ten times as long is in those, and hardly in a mean of logarithms. Every other
-figure is one number of a process.
+The rule is in ``results/statistics/group_sequential.py``. Judged are log slowdowns by
+repetition and case: of blocks, the mean over rounds of ln(baseline / change); of
+sustained stretches, the ratio of mean step times and of 99th percentiles, which show a
+slow step in fifty that a mean of logarithms hides; else one number of each process.
 """
 
 from __future__ import annotations
@@ -26,8 +21,8 @@ import numpy as np
 from results import errors
 from results.figures import lost_time
 from results.judging import gate_metrics
-from results.judging.judged_case import JudgedCase, name_of
-from results.statistics import estimates, group_sequential, repetitions
+from results.judging.gate_metrics import JudgedCase, name_of
+from results.statistics import estimates, group_sequential
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
 
@@ -43,9 +38,7 @@ if TYPE_CHECKING:
     OfTrials = Callable[[Entry, Entry], float | None]
 
 
-# ``make statistics`` writes the table, of gates of 1, 3 and 6 cases that look, and with
-# fixed numbers of repetitions, under truths whose repetitions do or do not depend on
-# each other.
+# ``make statistics`` writes the table.
 
 PATH: Final = Path(__file__).with_name("error_rates.json")
 ALPHA: Final = 0.05
@@ -90,7 +83,6 @@ def of_gate(num_cases: int, num_repetitions: int | None, alpha: float) -> Rates 
 
 @functools.cache
 def error_rate_rows() -> list[dict[str, Any]]:
-    """Returns the table."""
     found: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
     return found
 
@@ -99,11 +91,7 @@ TAIL_QUANTILE = 0.99
 
 
 def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
-    """Returns log slowdowns by kind of measurement, over repetitions and cases.
-
-    Not a number where a repetition of a case has none. Of an efficiency, columns are of
-    ``scaled`` cases only: what a case is slower by, less what its baseline is.
-    """
+    """Returns log slowdowns by kind, over repetitions and cases; NaN where none is."""
     if metric is gate_metrics.EFFICIENCY:
         found = of_pairs(pairs, gate_metrics.THROUGHPUT)
         columns = scaled(pairs)
@@ -137,10 +125,7 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
 
 
 def scaled(pairs: Pairs) -> list[tuple[int, int]]:
-    """Returns which pairs have an efficiency, each with that of its baseline.
-
-    The baseline has the fewest replicas of the backend, in a mode of the case.
-    """
+    """Returns pairs that have an efficiency, each with its smallest baseline."""
     specs = [case.spec for case, _ in pairs]
     found = []
     for own, (case, _) in enumerate(pairs):
@@ -177,8 +162,8 @@ def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:
 
 
 def _of_blocks(here: Entry, there: Entry) -> float | None:
-    logs = repetitions.log_ratios(there.result.rates, here.result.rates)
-    return repetitions.mean(logs) if logs else None
+    logs = estimates.log_ratios(there.result.rates, here.result.rates)
+    return estimates.mean(logs) if logs else None
 
 
 def stretches(result: TrialResult) -> dict[int, np.ndarray]:
@@ -189,11 +174,7 @@ def stretches(result: TrialResult) -> dict[int, np.ndarray]:
 
 
 def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
-    """Estimates the time of steps in a row over that of steps of blocks.
-
-    A check of the blocks: of all cases and both sides, by repetition. None where no
-    trial has valid stretches and blocks.
-    """
+    """Estimates the time of steps in a row over that of steps of blocks."""
     by_repetition: dict[Key, list[float]] = {}
     for case in itertools.chain(*pairs):
         for entry in case.ok_entries:
@@ -204,8 +185,8 @@ def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
                 of_blocks = float(np.mean([max(of) for of in blocks.values()]))
                 found = by_repetition.setdefault(entry.key, [])
                 found.append(math.log(time / of_blocks))
-    logs = [repetitions.mean(of) for of in by_repetition.values()]
-    return repetitions.over_repetitions(logs) if logs else None
+    logs = [estimates.mean(of) for of in by_repetition.values()]
+    return estimates.over_repetitions(logs) if logs else None
 
 
 def _of_stretches(
@@ -248,8 +229,7 @@ class Paired:
     widening: float  # Of the intervals, for repetitions that may depend on each other.
     # How often such a gate errs, simulated; None at another ``alpha``.
     rates: Rates | None
-    # Repetitions in which processes of the change stand out as slow; see
-    # ``group_sequential.singles``.
+    # Repetitions in which processes of the change are slow (``singles``).
     num_slower: int
     num_faster: int  # The same of the baseline.
     stands_out: float  # Ratio of times from which a process does.

@@ -1,13 +1,8 @@
 """What a gate can find: the share of each verdict, and what more precision costs.
 
-All of it follows from one number, the *spread*: the standard deviation over repetitions
-of d_g, the log slowdown of a repetition (``results/statistics/repetitions.py``).
-
-The shares are those of simulated gates that follow the rule of the gate itself
-(``results/statistics/group_sequential.py``): its looks, all of its cases together, and
-single processes. d_g is normal, with the same spread in every case, and the change is
-in one of them. The draws are fixed, so that the same question has the same answer.
-Sustained stretches are left out: their spread is not known beforehand.
+Shares are of simulated gates that follow the rule of the gate itself, with fixed draws.
+The log slowdown of a repetition is normal with the same standard deviation in every
+case, and the change is in one of them. Sustained stretches are left out.
 """
 
 from __future__ import annotations
@@ -59,8 +54,7 @@ class Need:
     effect: float  # True slowdown as a ratio.
     # The correct verdict: regress from ``delta`` on, pass below.
     verdict: Verdict
-    # The fewest of a gate with one look that give it with the wanted probability; None
-    # if ``MOST_REPETITIONS`` do not.
+    # With one look and the wanted probability; None beyond ``MOST_REPETITIONS``.
     num_repetitions: int | None
     minutes: float | None  # Time to measure them, or None.
 

@@ -1,27 +1,16 @@
-"""A gate on what is learned: quality runs of a change beside those of its baseline.
+"""A gate on what is learned: quality runs of a change beside its baseline's.
 
-A faster model that learns less is a regression, which no gate on speed sees. Both sides
-train with the same seeds, so they start from the same weights and read the same data.
-The loss of a seed is how much worse the change ended, relative to the median
-quality q of the baseline's runs:
-
-- (q_baseline - q_change) / q where more is better, such as accuracy and return
-- (q_change - q_baseline) / q where less is better, such as FID
+Both sides train with the same seeds. The loss of a seed is how much worse the change
+ended, relative to the median quality q of the baseline, which is taken as known.
 
 The *median* loss over seeds is judged, by its exact interval from ordered losses (the
-sign test): of runs that now and then fail no interval of a mean from a few seeds holds
-what it states (with one run in five that fails, a mean loss of exactly ``delta`` passed
-in 0.31 to 0.60 of gates), and that of the median holds whatever the results are. The
-median says nothing of runs that fail, so their share is judged too: a run *fails* if it
-ends worse than the baseline's median by more than ``FAILED`` of it. Of the seeds for
-which one side failed and the other did not, as many would be of either side (McNemar,
-Psychometrika 12, 1947). ``alpha`` is the probability of passing a median loss of
-``delta``, and of calling equal programs worse: three quarters of it by the median, one
-by failures.
+sign test): with one run in five that fails, a mean loss of exactly ``delta`` passed in
+0.31 to 0.60 of gates. The median says nothing of failures, so their share is judged
+too: a run *fails* if it ends worse than q by more than ``FAILED`` of it. Of the seeds
+for which one side alone failed, as many would be of either (McNemar, Psychometrika 12,
+1947). Of ``alpha``, three quarters are for the median, one for failures.
 
-Against a stored study runs are paired in the order of their seeds, which is as exact,
-and finds less. q is taken as known: its own error changes a loss of 5 % by a twentieth
-of that error.
+Against a stored study runs are paired in the order of their seeds.
 """
 
 from __future__ import annotations
@@ -129,10 +118,7 @@ def of_losses(
 
 
 def _median_bounds(ordered: Sequence[float], level: float) -> tuple[float, float]:
-    """Returns bounds each of which the median is beyond with a probability of level.
-
-    Infinite where so few values have none.
-    """
+    """Returns bounds each of which the median is beyond with a probability of level."""
     from scipy import special
 
     n = len(ordered)

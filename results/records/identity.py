@@ -1,12 +1,8 @@
 """Ids of records from their content, and checks that records belong together.
 
-An id is the BLAKE2b of canonical JSON: sorted keys, no white space and ASCII only, so
-equal specs give the same JSON in every process. ``schema_version`` is omitted: it says
-how a record is stored, not what was measured, and an upgraded record keeps its id.
-Fields that later versions added are omitted where they have their default, so that
-trials keep the ids that they had before.
-
-Each single record is checked by its model; figures are computed only after both.
+An id is the BLAKE2b of canonical JSON, without ``schema_version``, which says how a
+record is stored, and without fields of later versions at their defaults: trials keep
+the ids that they had before.
 """
 
 from __future__ import annotations
@@ -82,10 +78,7 @@ def trial_id(spec: TrialSpec) -> str:
 
 
 def case_id(spec: TrialSpec) -> str:
-    """Returns the id of a case: the digest of the spec without repetition and seed.
-
-    Trials that share a case id are repetitions of one another.
-    """
+    """Returns the id of a case: the digest of the spec without repetition and seed."""
     return digest(_content(spec, _NOT_CASE))
 
 

@@ -17,6 +17,7 @@ from results.records.record_base import (
     Record,
     Text,
     Total,
+    optional,
 )
 
 if TYPE_CHECKING:
@@ -35,23 +36,15 @@ class GpuUse(Record):
 
     index: Index = Field(description="its number for the driver")
     num_samples: Total = Field(description="readings that the figures are taken from")
-    clock_mhz: Amount | None = Field(
-        default=None, description="of the multiprocessors, mean over readings"
-    )
+    clock_mhz: Amount | None = optional("of the multiprocessors, mean over readings")
     lowest_clock_mhz: Amount | None = None
-    memory_clock_mhz: Amount | None = Field(
-        default=None, description="mean over readings"
-    )
-    power_watts: Amount | None = Field(default=None, description="mean over readings")
-    temperature_celsius: Amount | None = Field(
-        default=None, description="of the chip, the highest reading"
-    )
+    memory_clock_mhz: Amount | None = optional("mean over readings")
+    power_watts: Amount | None = optional("mean over readings")
+    temperature_celsius: Amount | None = optional("of the chip, the highest reading")
     slowed_by: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(), description="why its clock was lowered in any reading"
     )
-    energy_joules: Amount | None = Field(
-        default=None, description="between the first and the last reading"
-    )
+    energy_joules: Amount | None = optional("between the first and the last reading")
     watched_sec: Amount = Field(
         default=0.0, description="between the first and the last reading"
     )
@@ -65,9 +58,8 @@ class GpuUse(Record):
         description="what the driver said where it could not read it, and errors of its"
         " memory that appeared",
     )
-    product_tflops: Amount | None = Field(
-        default=None,
-        description="TFLOP/s of a bfloat16 matrix product before the warm-up steps",
+    product_tflops: Amount | None = optional(
+        "TFLOP/s of a bfloat16 matrix product before the warm-up steps"
     )
 
     @property
@@ -114,10 +106,7 @@ were watched, and sources of older revisions, which reject unknown fields, read 
 def with_products(
     uses: Sequence[GpuUse], tflops: Sequence[float]
 ) -> tuple[GpuUse, ...]:
-    """Returns what a trial's GPUs did, with the rates of a matrix product on them.
-
-    Where not each GPU has one, such as those of served workers, none is given.
-    """
+    """Returns what a trial's GPUs did, with the rates of a matrix product on them."""
     if len(tflops) != len(uses):
         return tuple(uses)
     return tuple(
@@ -150,37 +139,26 @@ class MachineState(Record):
     """Settings of kernel and firmware, and the source code. None: cannot be read."""
 
     glibc_version: Name | None = None
-    transparent_huge_pages: Name | None = Field(
-        default=None, description="always, madvise or never"
-    )
+    transparent_huge_pages: Name | None = optional("always, madvise or never")
     cpu_governor: Name | None = Field(
         default=None, description="of the trial's cores; joined by + where they differ"
     )
     is_boost_enabled: bool | None = Field(
         default=None, description="whether cores may exceed their base clock"
     )
-    is_smt_active: bool | None = Field(
-        default=None, description="whether cores run two threads at once"
-    )
+    is_smt_active: bool | None = optional("whether cores run two threads at once")
     num_numa_nodes: Cores | None = None
     gpu_driver: Name | None = None
-    container: Name | None = Field(
-        default=None,
-        description="what it ran in, and the id of the image where it is known",
+    container: Name | None = optional(
+        "what it ran in, and the id of the image where it is known"
     )
-    git_commit: Commit | None = Field(
-        default=None, description="of the source tree; None outside of git"
-    )
+    git_commit: Commit | None = optional("of the source tree; None outside of git")
     is_source_modified: bool | None = Field(
         default=None, description="whether Python files differ from that commit"
     )
 
     def without_code(self) -> dict[str, Any]:
-        """Returns the fields that say where was measured, not what.
-
-        Nor in what: an image is built anew for every commit, and what it holds that
-        moves performance is recorded by itself.
-        """
+        """Returns the fields that say where was measured: no code, and no image."""
         left_out = {"git_commit", "is_source_modified", "container"}
         return self.model_dump(mode="json", exclude=left_out)
 
@@ -197,24 +175,20 @@ class GpuSettings(Record):
     """One GPU of a trial. None: the driver did not say."""
 
     index: Index = Field(description="its number for the driver")
-    power_limit_watts: Amount | None = Field(default=None, description="enforced now")
+    power_limit_watts: Amount | None = optional("enforced now")
     is_persistent: bool | None = Field(
         default=None, description="whether the driver stays loaded without users"
     )
-    is_ecc_enabled: bool | None = Field(
-        default=None, description="whether its memory corrects errors"
-    )
-    num_corrected_errors: Total | None = Field(
-        default=None, description="of its memory, since the last reset"
-    )
+    is_ecc_enabled: bool | None = optional("whether its memory corrects errors")
+    num_corrected_errors: Total | None = optional("of its memory, since the last reset")
     num_uncorrected_errors: Total | None = Field(
         default=None, description="of its memory, since the last reset"
     )
     pcie_generation: Total | None = Field(
         default=None, description="the highest that GPU and slot have; idle, it is less"
     )
-    pcie_width: Total | None = Field(default=None, description="lanes in use")
-    num_nvlinks: Total | None = Field(default=None, description="that are active")
+    pcie_width: Total | None = optional("lanes in use")
+    num_nvlinks: Total | None = optional("that are active")
     paths: Annotated[tuple[Name, ...], Field(max_length=limits.MAX_REPLICAS)] = Field(
         default=(),
         description="to each GPU of the trial, in their order, as 'nvidia-smi topo -m'"

@@ -1,10 +1,4 @@
-"""Records of how a study is measured: order, blocks, controls, the primary contrast.
-
-In a *interleaved study*, the processes of all cases of one repetition (a *repetition*)
-are alive at once and take *blocks*, in an order that is shuffled every *round*; in a
-*sequential* study, each trial has the machine to itself and one contiguous window. See
-``docs/measuring.md``.
-"""
+"""Records of how a study is measured; ``docs/measuring.md`` explains the words."""
 
 from __future__ import annotations
 
@@ -28,6 +22,7 @@ from results.records.record_base import (
     Total,
     TrialId,
     Word,
+    optional,
 )
 
 MAX_ATTEMPTS = 3
@@ -161,9 +156,7 @@ class Measuring(Record):
     repetition_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
         default=None, description="of one run of an interleaved measurement"
     )
-    max_rounds: Steps | None = Field(
-        default=None, description="of one run of an interleaved measurement"
-    )
+    max_rounds: Steps | None = optional("of one run of an interleaved measurement")
     target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="half width of the primary contrast to stop at"
     )
@@ -176,7 +169,7 @@ class Measuring(Record):
     efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="parallel efficiency that verdicts test"
     )
-    gate: GateDesign | None = Field(default=None, description="None of a sweep")
+    gate: GateDesign | None = optional("None of a sweep")
 
     @property
     def is_stopped_on_width(self) -> bool:
@@ -184,8 +177,7 @@ class Measuring(Record):
         return self.target is not None or self.had_target
 
 
-# They are figures of the window of a trial, beside its rates. A gate compares them
-# exactly.
+# Figures of a trial's window that a gate compares exactly.
 
 GRAPH_NODES: Final = "graph_nodes"
 DISPATCHES: Final = "dispatches"
@@ -218,9 +210,7 @@ def step_count_words(name: str) -> str:
     return name.replace("_", " ") if name in UNITS else name
 
 
-# A field is recorded in every spec and is part of its identity, unless it has its
-# default; trials of one study have the same. Two studies may differ in it, since this
-# may be what they compare.
+# Part of a spec's identity unless at its default; two studies may differ in it.
 
 
 class StepSettings(Record):

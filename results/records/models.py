@@ -1,22 +1,7 @@
 """The records of one study, as they are stored on disk.
 
-History of ``SCHEMA_VERSION``:
-
-1. First version.
-2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
-   ``QualityMetric.protocol``.
-3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
-4. Interleaved studies: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
-   ``revision``; ``TrialResult.blocks``; ``Plan.measuring``; the status ``discarded``;
-   ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
-   how many steps are queued; ``RankTimes.peak_flops_per_sec``;
-   ``Plan.matching`` and ``TrialResult.changes``.
-5. ``Plan.draws_random_numbers``.
-6. ``Plan.metrics`` and ``Plan.amplifies_rounding``.
-
-Every record is immutable, rejects unknown fields and values outside the bounds
-of ``results/records/record_base.py``, and carries its version. Names and units follow
-``docs/glossary.md``.
+Versions: 4 has interleaved studies, 5 ``Plan.draws_random_numbers``, 6 ``Plan.metrics``
+and ``Plan.amplifies_rounding``. Names and units follow ``docs/glossary.md``.
 """
 
 from __future__ import annotations
@@ -68,6 +53,7 @@ from results.records.record_base import (
     Total,
     TrialId,
     Word,
+    optional,
 )
 
 __all__ = [  # of other modules
@@ -292,9 +278,7 @@ class Plan(Record):
     repeats: Repeats
     seed: Seed
     timeout_sec: Seconds
-    data_dir: Line | None = Field(
-        default=None, description="directory of TFDS data sets, if not that of TFDS"
-    )
+    data_dir: Line | None = optional("directory of TFDS data sets, if not that of TFDS")
     measuring: Measuring = Measuring()
     equivalence: EquivalenceCheck | None = Field(
         default=None, description="None if an earlier version made the plan"
@@ -458,19 +442,14 @@ class TrialResult(Record):
         default=(), description="by the first steps, of a trial that is matched"
     )
     collectives: Text = Field(default="", description="the backend's explain() text")
-    readings: Readings | None = Field(
-        default=None,
-        description="of a program of the user's: each stands for the time of a global"
-        " batch at the rate that was printed",
+    readings: Readings | None = optional(
+        "of a program of the user's: each stands for the time of a global batch at the"
+        " rate that was printed"
     )
 
     @property
     def examples_per_sec(self) -> float:
-        """Throughput: examples of the global batch per second in the window.
-
-        In an interleaved study, the geometric mean over valid blocks; of a trial that
-        has none, over its least disturbed ones.
-        """
+        """Throughput: examples of the global batch per second in the window."""
         if self.blocks:
             rates = self.rates or self.rates_beside_load
             return statistics.geometric_mean(rates.values())
@@ -487,10 +466,7 @@ class TrialResult(Record):
 
     @property
     def rates_beside_load(self) -> dict[int, float]:
-        """The same of the least disturbed block of each round; no evidence.
-
-        One that was retraced is left out: load did not make it slow.
-        """
+        """The same of the least disturbed block of each round; no evidence."""
         chosen: dict[int, Block] = {}
         for block in self.blocks:
             if block.num_retraces or block.is_sustained:
@@ -506,10 +482,7 @@ class TrialResult(Record):
     def steps_of_blocks(
         self, *, is_sustained: bool = False
     ) -> dict[int, list[tuple[float, ...]]]:
-        """Returns the step times of each process in each valid block, by round.
-
-        Sustained stretches of a gate have rounds of their own.
-        """
+        """Returns the step times of each process in each valid block, by round."""
         found: dict[int, list[tuple[float, ...]]] = {}
         first = 0
         for block in self.blocks:
@@ -522,8 +495,7 @@ class TrialResult(Record):
         return found
 
 
-# Of two revisions, pages compute it from the trials and ``verify`` compares it. Against
-# a stored study the baseline is elsewhere: this record is all that the study has.
+# Of a gate against a stored study, this record is all that the study has.
 
 
 class GateCase(Record):
@@ -538,11 +510,9 @@ class GateCase(Record):
     slowdown: Real | None = None
     low: Real | None = None
     high: Real | None = None
-    n: Repeats | None = Field(default=None, description="runs, or seeds")
-    before: Real | None = Field(
-        default=None, description="of a count, which is exact: that of the baseline"
-    )
-    after: Real | None = Field(default=None, description="of a count: that judged")
+    n: Repeats | None = optional("runs, or seeds")
+    before: Real | None = optional("of a count, which is exact: that of the baseline")
+    after: Real | None = optional("of a count: that judged")
     reason: Line = Field(default="", description="why there is no verdict")
 
     @model_validator(mode="after")

@@ -1,9 +1,4 @@
-"""A program of the user's: what was started, and how its figures were read.
-
-Such a program is not part of this tree: it is started as a command, in whatever
-framework, and what it prints is the measurement. Its rates are its own claims, so each
-trial says how good the evidence is.
-"""
+"""A program of the user's: what was started, and how its figures were read."""
 
 from __future__ import annotations
 

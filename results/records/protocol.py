@@ -1,8 +1,7 @@
 """What a program and the harness say to each other: the protocol of the client.
 
-``docs/client_protocol.md`` explains it, ``docs/schema/client.schema.json`` is made from
-these models. A program in any language that keeps to it takes part in a study as the
-harness's own processes do.
+``docs/client_protocol.md`` explains it; ``docs/schema/client.schema.json`` is made of
+these models.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from results.records.record_base import (
     Total,
 )
 
-# The trial's file stands in the folder of a trial; messages and commands go over a
-# socket, as one line of JSON each.
+# Messages and commands go over a socket, as one line of JSON each.
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MAX_REPLICAS)]
 Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPTS)]

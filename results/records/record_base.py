@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -29,6 +29,11 @@ class Record(BaseModel):
     """Base of all records: frozen, closed, bounded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def optional(description: str) -> Any:
+    """Returns a field that is None where it is not known."""
+    return Field(default=None, description=description)
 
 
 _LABELS = {

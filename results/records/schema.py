@@ -1,7 +1,6 @@
 """Versions of records: reads those before the current one, and publishes schemas.
 
-The published studies are of versions 4 and 6, whose records are never rewritten. Older
-ones were never published, and are refused. ``python -m results.records.schema FOLDER``
+Published studies are of versions 4 and 6. ``python -m results.records.schema FOLDER``
 writes the JSON Schemas.
 """
 
@@ -24,8 +23,7 @@ OLDEST_VERSION = 4
 _MAX_VERSION = 9_999  # a larger number was not written by this program
 
 
-# Until 2026-11-29 some fields and states had other names. Those of a spec stay, since a
-# trial's id is made of them.
+# Names until 2026-11-29; a spec keeps its own, of which the trial's id is made.
 _RENAMED = {
     "turns": "blocks",
     "void_reason": "discard_reason",
@@ -79,11 +77,7 @@ def _current(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
-    """Adds to a plan what its metrics mean, and whether steps draw random numbers.
-
-    Version 5 says the latter; before, those of ``sngan`` did. It changes only what it
-    recognizes. The whole record is checked afterwards.
-    """
+    """Adds to a plan what its metrics mean, and whether steps draw random numbers."""
     found = _current(data)
     equivalence, trials = data.get("equivalence"), data.get("trials")
     if isinstance(equivalence, dict):
@@ -117,8 +111,7 @@ def _of_trials(trials: Any) -> Any:
     ]
 
 
-# What metrics of versions 4 and 5 mean. A metric of today is declared in its workload,
-# and its facts are in the plan.
+# What metrics of versions 4 and 5 mean; today plans say it.
 
 _ALL = "the whole held-out split"
 _EPISODES = "episodes without noise"

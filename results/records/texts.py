@@ -1,8 +1,4 @@
-"""Text: which characters a record, a message and a terminal take; tokens are masked.
-
-``printed`` masks what a program printed, ``shared`` text that leaves the machine.
-Masked text can be masked again: it stays as it is.
-"""
+"""Text: which characters a record, a message and a terminal take; tokens are masked."""
 
 from __future__ import annotations
 

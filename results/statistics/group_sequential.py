@@ -1,35 +1,23 @@
 """The rule of a gate that looks several times, for all of its cases at once.
 
-After some repetitions the gate looks: it ends where the answer is clear and goes on
-where it is not. Of each case and kind of measurement the log slowdown of a repetition
-is one number, positive where the change is slower; its mean over all repetitions has
+Of each case and kind of measurement, the log slowdown of a repetition is one number,
+positive where the change is slower. Its mean over n repetitions has the interval
 
     [m - t(r) w s / sqrt(n), m + t(p) w s / sqrt(n)]
 
-with the levels r and p that the spending function leaves for this look: p spends
-``alpha`` on passing a slowdown of exactly the margin, r the kind's share of it on
-calling equal programs slower, divided by the cases that are not yet known to be slower
-(Holm, Scandinavian Journal of Statistics 6, 1979).
+with the levels that a spending function leaves for this look: p spends ``alpha`` on
+passing a slowdown of exactly the margin, r the kind's share of it on calling equal
+programs slower, divided by the cases that are not yet known to be slower (Holm). ``w``
+is the ``widening`` for repetitions that depend on each other.
 
-``w`` is for repetitions that depend on each other, which Student's t takes to be
-independent: with a correlation of 0.6 from one to the next it is twice too short. A few
-repetitions cannot show that there is none, so intervals are as wide as the largest
-correlation that they do not rule out (``widening``). It is estimated from all cases
-together, with what they share in a repetition apart from what processes have.
+What slows one repetition in five is unseen in n of them with probability 0.8^n,
+whatever the rule, so a case passes only after ``fewest_to_pass``. It regresses where
+the lower end is above 0 and it did not pass. The gate ends with the first regression,
+or when all have passed. Single slow processes are judged by a sign test: of equal
+programs, a repetition that stands out does so to either side with probability 1/2.
 
-No repetition is left out or counts less: what slows all cases of a repetition is an
-effect. What slows one repetition in five is not seen at all in n repetitions with
-probability 0.8^n, whatever the rule, so a case passes only after ``fewest_to_pass`` of
-them, when that probability is well below ``alpha``. It regresses where the lower end is
-above 0 and it did not pass. The gate ends with the first regression, or when all have
-passed.
-
-Whether single processes are slow, no mean shows before it is too late. Were the
-programs equal, a repetition that stands out would stand out to either side with
-probability 1/2 whatever the noise, so those that do are judged by a sign test.
-
-All functions work on arrays whose last axes are repetitions and cases, so that
-``make statistics`` simulates the rule itself.
+Arrays have repetitions and cases as last axes, so that ``make statistics`` simulates
+the rule itself.
 """
 
 from __future__ import annotations
@@ -51,17 +39,13 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate, Mean
 
 
-# A test that is made after 3, 4, 6, 8 and 12 repetitions, each at the level 5 %, errs
-# in far more than 5 % of gates. A *spending function* says which part of the error may
-# be spent until each look, and from it follow the nominal levels of the single tests
-# (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
-# 1983). The probability to cross a boundary for the first time is integrated over
-# Brownian motion, look by look (Armitage, McPherson and Rowe, JRSS A 132, 1969).
-#
-# The levels are exact for a known spread. With an estimated one, each is the level of a
-# t test (Jennison and Turnbull, "Group Sequential Methods", 2000, section 4.4), which
-# ``make statistics`` simulates.
-
+# A *spending function* says which part of the error may be spent until each look, and
+# from it follow the levels of the single tests (Lan and DeMets, Biometrika 70, 1983),
+# here a power of the information (Kim and DeMets, Biometrika 74, 1987): early looks
+# know spreads badly and err most. The probability to cross a boundary for the first
+# time is integrated over Brownian motion (Armitage, McPherson and Rowe, JRSS A 132,
+# 1969). With an estimated spread each is the level of a t test, which ``make
+# statistics`` simulates.
 _NUM_NODES = 160
 _POWER = 1.5
 _LOWEST = -8.5  # standard deviations, below which nothing is left
@@ -69,13 +53,7 @@ _NUM_HALVINGS = 60
 
 
 def kim_demets(alpha: float, fraction: float) -> float:
-    """Returns the error spent until a fraction of the information; early ones get less.
-
-    A power of the information (Kim and DeMets, "Design and analysis of group
-    sequential tests based on the type I error spending rate function", Biometrika 74,
-    1987), here 1.5. Early looks know spreads badly and err most, and equal programs
-    pass before the last ones, so what these keep finds slowdowns at no cost.
-    """
+    """Returns the error spent until a fraction of the information (Kim and DeMets)."""
     return alpha * min(fraction, 1.0) ** _POWER
 
 
@@ -137,10 +115,7 @@ UNDECIDED, PASSED, REGRESSED, IMPROVED = 0, 1, 2, 3
 
 
 def fewest_to_pass(alpha: float) -> int:
-    """Returns how many repetitions show with 1 - alpha what slows one in five.
-
-    And one more, for what is seen once and still passes.
-    """
+    """Returns how many repetitions show with 1 - alpha what slows one in five."""
     return math.ceil(math.log(alpha) / math.log(1 - RARE)) + 1
 
 
@@ -157,8 +132,7 @@ class Kind:
 
     name: str  # What is compared.
     share: float  # Of ``alpha``: the probability that equal programs regress by it.
-    # The slowdown that matters in units of ``delta``; None where it cannot pass, and
-    # only regresses.
+    # The slowdown that matters over ``delta``; None where it only regresses.
     margins: float | None
 
 
@@ -297,10 +271,7 @@ def _median(values: np.ndarray, axis: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Singles:
-    """Repetitions with processes that stand out from the others; arrays over gates.
-
-    A repetition counts once, however many of its cases stand out: they share a machine.
-    """
+    """Repetitions that stand out, each once: its cases share a machine; over gates."""
 
     threshold: np.ndarray  # Log ratio from which a process stands out.
     num_slower: np.ndarray  # Repetitions with more that are slower, of the change.
@@ -375,26 +346,11 @@ def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
     )
 
 
-# The hypotheses are about ``delta``, the slowdown that matters, not about zero: a
-# change passes if it is *shown* to be slower by less than ``delta``. Noise therefore
-# makes a gate inconclusive, and no noise makes it pass: a true slowdown of exactly
-# ``delta`` passes with probability ``alpha``. The one-sided tests at level ``alpha``
-# are read off one interval with confidence 1 - 2 ``alpha`` (Schuirmann, Journal of
-# Pharmacokinetics and Biopharmaceutics 15, 1987).
-#
-# With [low, high] that interval of the log slowdown:
-#
-# ============  ==========================================
-# improve       high < 0, a kind of pass
-# pass          high < ln(1 + delta)
-# regress       low > 0 and high >= ln(1 + delta)
-# inconclusive  otherwise
-# ============  ==========================================
-#
-# So a slowdown that is certainly there, and certainly smaller than ``delta``, passes;
-# and one that is certainly there, and may be as large, is a regression.
-# ``results/judging/power.py`` has the probability of each verdict.
-
+# Hypotheses are about ``delta``, the slowdown that matters, and not about zero, so
+# noise makes a gate inconclusive, and never makes it pass. The one-sided tests at
+# ``alpha`` are read off one interval of confidence 1 - 2 ``alpha`` (Schuirmann 1987): a
+# slowdown that is certainly there and smaller than ``delta`` passes, one that may be as
+# large is a regression.
 DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
 FEWEST_REPETITIONS = 2
@@ -422,8 +378,7 @@ class Judgement:
     """A verdict, and what it was derived from."""
 
     verdict: Verdict  # What the rule says.
-    # Ratio, above 1 where the change is slower, with the interval that was judged,
-    # whose confidence is 1 - 2 ``alpha``.
+    # Ratio, above 1 where the change is slower; confidence is 1 - 2 ``alpha``.
     slowdown: Estimate
     delta: float  # The slowdown that matters, as a ratio: 0.05 is 5 %.
     alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
@@ -457,10 +412,7 @@ def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
 
 
 def of_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
-    """Judges a mean log slowdown of a change and a baseline from different rounds.
-
-    A weaker judgement: nothing that happened to the machine in between cancels.
-    """
+    """Judges a mean log slowdown of a change and a baseline from different rounds."""
     check_delta(delta)
     check_alpha(alpha)
     found = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-# Whoever gives no sign of life is succeeded (``heartbeat``), also if it was only
-# stopped: a laptop that sleeps, a process that is suspended. When it goes on, it must
-# not write over what its successor has measured. So each write looks once more who the
-# owner is, as its last step before it changes a file.
-
+# A suspended owner of a study is succeeded like a dead one. When it goes on, it must
+# not write over what its successor has measured, so each write asks once more who owns
+# it.
 _held: dict[pathlib.Path, Callable[[], bool]] = {}
 
 
@@ -65,10 +63,7 @@ def sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def named(path: pathlib.Path) -> Iterator[None]:
-    """Adds the path to errors of calls that know a descriptor only.
-
-    Without one they are those of the standard output, for whoever reads the message.
-    """
+    """Adds the path to errors of calls that know a descriptor only."""
     try:
         yield
     except OSError as error:

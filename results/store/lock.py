@@ -1,9 +1,6 @@
 """One writer per study: a lock of the operating system, and a heartbeat for others.
 
-The kernel holds the lock for as long as the process lives, so a killed harness leaves
-no stale lock. The pid is in a separate file, which is read only while the lock is
-held. ``heartbeat`` keeps machines apart that share the folder and maybe not their
-locks.
+The kernel holds the lock for as long as the process lives; the pid is in another file.
 """
 
 from __future__ import annotations
@@ -27,14 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Two kernels that share a file system need not see each other's locks: NFS may be
-# mounted without them. So the owner of a study also has a file there with the identity
-# of its kernel, made by ``link``, which one of several callers wins on NFS too, and
-# touches it every ten seconds. Another kernel refuses the study while the file is
-# fresh, by the clock of the file system, and takes it over when it is not. Processes of
-# one kernel are distinguished by the lock alone, so a killed one can be followed at
-# once.
-
+# Kernels that share a file system need not see each other's locks. So the owner also
+# has a file there with the identity of its kernel, made by ``link``, which one of
+# several wins on NFS too, and touches it. Another kernel refuses the study while the
+# file is fresh by the clock of the file system, and takes it over when it is not.
 HEARTBEAT_NAME = ".lock-heartbeat"
 PERIOD_SEC = 10.0
 DEAD_SEC = 60.0
@@ -46,10 +39,7 @@ _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 def kernel_id() -> str:
-    """Returns what identifies the running kernel: its id of this boot.
-
-    Containers on one machine have the same, and the same locks.
-    """
+    """Returns the id of this boot, which containers on one machine share."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -84,8 +74,7 @@ def _claim(root: pathlib.Path, token: str) -> None:
     mine = root / f"{HEARTBEAT_NAME}-{_digest(token)}"
     try:
         mine.write_text(token, encoding="ascii")
-        # Without this, a power failure leaves an empty file, and an owner whose kernel
-        # nobody can tell is waited for.
+        # A power failure would leave an empty file, whose owner is waited for.
         atomic.sync(mine)
         for _ in range(_NUM_TRIES):  # others come and go
             if _links(mine, path):
@@ -100,11 +89,7 @@ def _claim(root: pathlib.Path, token: str) -> None:
 
 
 def _succeed(root: pathlib.Path, owner: str, mine: pathlib.Path) -> None:
-    """Takes over from a dead owner, if no other does.
-
-    Of several, the one that makes the successor's file may. If it dies on the way, the
-    same holds for its own successor.
-    """
+    """Takes over from a dead owner: of several, whoever makes the successor's file."""
     path = root / HEARTBEAT_NAME
     won: list[pathlib.Path] = []
     dead: str | None = owner
@@ -145,10 +130,7 @@ def _check_dead(
 
 
 def _links(source: pathlib.Path, path: pathlib.Path) -> bool:
-    """Gives a file a second name, if nothing has it: one of several callers does.
-
-    On a file system without links, one of several makes a copy.
-    """
+    """Gives a file a second name, if nothing has it: one of several callers does."""
     with contextlib.suppress(FileExistsError):
         try:
             os.link(source, path)

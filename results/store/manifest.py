@@ -1,9 +1,8 @@
 """``SHA256SUMS`` of a study: a digest of each file that a page or an export is made of.
 
-It is in the format of sha256sum, which ignores lines that begin with ``#``. The lines
-of a file are written before the file itself; what was there until then is in a line
-``# before DIGEST  PATH`` (``-``: nothing), so that a study that was killed in between
-is told from one that was changed. ``results/verify/check.py`` compares.
+Lines of a file are written before the file itself. What was there until then is in a
+line ``# before DIGEST  PATH`` (``-``: nothing), which sha256sum ignores, so that a
+study that was killed in between is told from one that was changed.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Listed(NamedTuple):
 
 
 def digest(content: bytes) -> str:
-    """Returns what identifies some bytes."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -1,8 +1,7 @@
 """What of a study may leave the machine: the fields and files that are listed here.
 
-Numbers are facts. A text is one if its field is listed as a fact, and is masked if its
-field is listed as text of people or programs; any other is left out. The records of the
-study itself stay complete.
+Numbers may. Text stays where its field is a fact, is masked where it is text of people
+or programs, and is left out otherwise. Records in the study stay complete.
 """
 
 from __future__ import annotations

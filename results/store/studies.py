@@ -1,17 +1,7 @@
 """Studies that differ in one setting, in one folder; and studies in zip files.
 
-::
-
-    runs/<name>/
-      vary.json                  which setting, and the studies, in order
-      <setting>-<value>/         a study, whole without the others
-      report/index.html          all of them
-      SHA256SUMS                 the digest of vary.json; each study has its own
-
-What a study measured stands in its own records only: ``value_of`` reads the value
-there, so that exchanging two names in ``vary.json`` exchanges nothing but their order.
-
-Zip files are those that pages link: unpacked to be read, then removed.
+``runs/<name>/vary.json`` has the setting and the studies in order, each a folder
+``<setting>-<value>``. ``value_of`` reads the value in the study's own records.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ from pydantic import Field
 from results import errors
 from results.records.models import Plan, ScalingMode
 from results.records.record_base import Line, Name, Record, Text
-from results.store import record_file, untrusted
+from results.store import study_store, untrusted
 from results.store.study_store import PLAN_NAME, TRIALS_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
@@ -57,7 +47,7 @@ class Varied(Record):
 
 def read(root: Path) -> Varied | None:
     """Reads which studies a folder has; None if it is no varied study."""
-    return record_file.read(root / VARIED_NAME, "vary", Varied)
+    return study_store.read_record(root / VARIED_NAME, "vary", Varied)
 
 
 def write(root: Path, varied: Varied) -> None:

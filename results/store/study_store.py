@@ -7,14 +7,12 @@
       trials/<trial_id>/
         spec.json  env.json  result.json  status.json    status is written last
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
-        blocks.jsonl                                      load within each block
-      earlier/<trial_id>-<k>/                          results.store.earlier
-    match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
-      gate.json                    what a gate concluded (results.judging.gate)
-      report/index.html
-      SHA256SUMS                                       digests of all this
+        blocks.jsonl                                     load within each block
+      earlier/<trial_id>-<k>/                            attempts that were repeated
+      match/trials/<trial_id>/                           N replicas against one, untimed
+      gate.json  report/index.html  SHA256SUMS
 
-A trial's folder is named by a hash of its spec, so folders of one study can be joined.
+A trial's folder is named by a hash of its spec, so folders of a study can be joined.
 """
 
 from __future__ import annotations
@@ -26,26 +24,98 @@ import itertools
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Final
+import reprlib
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pydantic
 
 from results import errors
-from results.records import identity
+from results.records import identity, program, schema, texts
 from results.records.models import (
     Environment,
     Plan,
+    Record,
     StatusRecord,
     TrialResult,
     TrialSpec,
 )
-from results.records.texts import shared
-from results.store import atomic, manifest, record_file, untrusted
+from results.store import atomic, manifest, public, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from results.records.record_base import Record
-
     Before = Callable[[pathlib.Path, pathlib.Path], None]
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+_MOST_OF_PLACE = 200
+_WITHOUT_USER_FOLDERS = ("env", "status", "result")
+"""A plan and a spec name the data to read, and are what an id is made of. The command
+of a plan is only shown."""
+
+
+def read_record(
+    path: pathlib.Path, kind: str, model: type[RecordT], *, is_public: bool = False
+) -> RecordT | None:
+    """Reads one record, or its public facts; None if there is no such file."""
+    try:
+        text = untrusted.read_text(path)
+    except untrusted.DamagedFileError as error:
+        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
+    if text is None:
+        return None
+    if kind in _WITHOUT_USER_FOLDERS:
+        text = texts.shortened(text)
+    try:
+        data = untrusted.parsed_object(text)
+        data = schema.upgrade(kind, data, path)
+        # Older versions chose variables by prefix; not all may be published.
+        command = data.get("command") if kind == "plan" else None
+        if isinstance(command, list) and all(isinstance(of, str) for of in command):
+            data = {**data, "command": [texts.shortened(of) for of in command]}
+        variables = data.get("environment_variables")
+        if isinstance(variables, dict):
+            variables = program.recorded_variables(variables)
+            data = {**data, "environment_variables": variables}
+        return model.model_validate(public.facts(data) if is_public else data)
+    except untrusted.DamagedFileError as error:
+        raise errors.CorruptRecordError(path, str(error)) from error
+    except pydantic.ValidationError as error:
+        raise errors.CorruptRecordError(path, first_complaint(error)) from error
+
+
+def content_of(record: Record) -> bytes:
+    if isinstance(record, Plan):
+        command = tuple(texts.shortened(text) for text in record.command)
+        record = record.model_copy(update={"command": command})
+    text = record.model_dump_json(indent=1) + "\n"
+    if not isinstance(record, (Plan, TrialSpec)):
+        text = texts.shortened(text)
+    return text.encode("utf-8")
+
+
+def write_record(path: pathlib.Path, record: Record) -> None:
+    write_content(path, content_of(record))
+
+
+def write_content(path: pathlib.Path, content: bytes) -> None:
+    """Writes the bytes of a record, and creates its folder if there is none."""
+    with atomic.writing(path):
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            atomic.sync(path.parent.parent)
+        atomic.write_bytes(path, content)
+
+
+def first_complaint(error: pydantic.ValidationError) -> str:
+    """Returns one line: the first wrong field, why it is wrong, and its value."""
+    first = error.errors(include_url=False)[0]
+    # Keys come from the file and can be anything.
+    keys = (repr(str(part))[1:-1] for part in first["loc"])
+    place = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
+    # Deeply nested or very long values are abbreviated.
+    return f"{place}: {first['msg']}, got {reprlib.repr(first['input'])}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +159,7 @@ class Store:
         listed_in: pathlib.Path | None = None,
         is_public: bool = False,
     ) -> None:
-        """Wraps a directory without looking at it; prefer ``create`` and ``open``.
-
-        ``listed_in`` is the study whose manifest has these trials, if it is another.
-        """
+        """Wraps a directory without looking at it; prefer ``create`` and ``open``."""
         self.root = pathlib.Path(root)
         self.is_public = is_public
         self._listed_in = self.root if listed_in is None else listed_in
@@ -104,10 +171,8 @@ class Store:
     def create(cls, root: pathlib.Path) -> Store:
         """Creates a study directory, or opens an existing one.
 
-        Raises:
-          OpenStoreError: ``root`` is a file, or a folder that is not a study.
-          WriteStoreError: ``root`` cannot be created or written.
-          NewerSchemaError: A newer version made the study.
+        Raises OpenStoreError where there is something else, WriteStoreError where it
+        cannot be written, NewerSchemaError for a study of a newer version.
         """
         root = pathlib.Path(root)
         _check_reachable(root)
@@ -141,12 +206,7 @@ class Store:
 
     @classmethod
     def open(cls, root: pathlib.Path) -> Store:
-        """Opens a study to read it.
-
-        Raises:
-          OpenStoreError: ``root`` is missing, a file, or holds no study.
-          NewerSchemaError: A newer version made the study.
-        """
+        """Opens a study to read it; raises OpenStoreError or NewerSchemaError."""
         root = pathlib.Path(root)
         _check_reachable(root)
         nothing, trials = f"no study at {str(root)!r}", root / TRIALS_NAME
@@ -179,8 +239,7 @@ class Store:
         if why_not:
             raise errors.OpenStoreError(why_not)
         store = cls(root)
-        # A corrupt plan is listed by read() and raised by read_plan(); the trials
-        # stay readable.
+        # A corrupt plan is raised by read_plan(); trials stay readable.
         with contextlib.suppress(errors.CorruptRecordError):
             store._read_plan_or_none()
         return store
@@ -214,9 +273,9 @@ class Store:
 
     def write_listed(self, name: str, record: Record) -> None:
         """Writes a record of the whole study."""
-        content = record_file.content_of(record)
+        content = content_of(record)
         self._list(name, {name: manifest.digest(content)})
-        record_file.write_content(self.root / name, content)
+        write_content(self.root / name, content)
 
     def read_plan(self) -> Plan:
         """Reads the plan; raises as ``read_trial``."""
@@ -230,22 +289,18 @@ class Store:
 
     def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
         """Writes a trial's spec."""
-        record_file.write(self.trial_dir(trial_id) / "spec.json", spec)
+        write_record(self.trial_dir(trial_id) / "spec.json", spec)
 
     def write_env(self, trial_id: str, env: Environment) -> None:
         """Writes a trial's machine record."""
-        record_file.write(self.trial_dir(trial_id) / "env.json", env)
+        write_record(self.trial_dir(trial_id) / "env.json", env)
 
     def write_result(self, trial_id: str, result: TrialResult) -> None:
         """Writes a trial's observations."""
-        record_file.write(self.trial_dir(trial_id) / "result.json", result)
+        write_record(self.trial_dir(trial_id) / "result.json", result)
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
-        """Writes a trial's status, which completes it.
-
-        The raw observations are synced before: a status that survives a power failure
-        must not outlive what it vouches for.
-        """
+        """Writes a trial's status, which completes it."""
         folder = self.trial_dir(trial_id)
         try:
             if folder.is_dir():
@@ -255,17 +310,12 @@ class Store:
                 f"cannot write {str(folder)!r} to disk: {error.strerror or error}; "
                 "free space or choose another directory"
             ) from error
-        content = record_file.content_of(status)
+        content = content_of(status)
         self.list_trial(trial_id, {"status.json": manifest.digest(content)})
-        record_file.write_content(folder / "status.json", content)
+        write_content(folder / "status.json", content)
 
     def list_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
-        """Lists the files of a trial in the manifest, as they are now.
-
-        Args:
-          trial_id: The trial.
-          also: Digests of files that are written afterwards, by name.
-        """
+        """Lists the files of a trial in the manifest, as they are now."""
         self.list_earlier(self.trial_dir(trial_id), self.trial_dir(trial_id), also)
 
     def list_earlier(
@@ -297,13 +347,7 @@ class Store:
             ) from error
 
     def trial_ids(self) -> tuple[str, ...]:
-        """Returns the ids of all trials that have a spec or a status, sorted.
-
-        A folder with neither was left by a harness killed before the trial started.
-
-        Raises:
-          UnavailableRecordError: A folder cannot be listed.
-        """
+        """Returns the ids of all trials with a spec or a status, sorted."""
         trials = self.root / TRIALS_NAME
         return tuple(
             name
@@ -314,22 +358,17 @@ class Store:
     def read_trial(self, trial_id: str) -> Trial:
         """Reads all records of one trial.
 
-        Raises:
-          MissingRecordError: There is no such trial.
-          CorruptRecordError: One of its records is unreadable or of another trial.
-          NewerSchemaError: A newer version wrote one of them.
-          UnavailableRecordError: The file system does not say what one holds.
+        Raises MissingRecordError, CorruptRecordError (unreadable, or of another trial),
+        NewerSchemaError, or UnavailableRecordError (the file system does not say).
         """
         folder = self.trial_dir(trial_id)
         names = untrusted.names_in(folder)
 
-        def read(
-            kind: str, model: type[record_file.RecordT]
-        ) -> record_file.RecordT | None:
+        def read(kind: str, model: type[RecordT]) -> RecordT | None:
             path = folder / f"{kind}.json"
             if path.name not in names:
                 return None
-            record = record_file.read(path, kind, model, is_public=self.is_public)
+            record = read_record(path, kind, model, is_public=self.is_public)
             if record is None:  # a file system that lists it and has no file
                 raise errors.UnavailableRecordError(
                     path, FileNotFoundError("it is listed, and is not there")
@@ -355,9 +394,7 @@ class Store:
     def read(self) -> Reading:
         """Reads all trials once, and the plan to see whether it is damaged.
 
-        Raises:
-          NewerSchemaError: A newer version wrote a record, so it cannot be interpreted.
-          UnavailableRecordError: The file system does not say what a record holds.
+        Raises NewerSchemaError or UnavailableRecordError.
         """
         problems: list[errors.CorruptRecordError] = []
         with self._kept(problems):
@@ -370,11 +407,7 @@ class Store:
         return Reading(trials=tuple(trials), problems=tuple(problems))
 
     def trials(self) -> Iterator[Trial]:
-        """Yields all trials by id, including unfinished ones.
-
-        Raises as ``read_trial``: whoever goes on without a damaged one decides from
-        less than was measured. ``read`` returns what is readable.
-        """
+        """Yields all trials by id, unfinished ones too; raises as ``read_trial``."""
         return map(self.read_trial, self.trial_ids())
 
     @contextlib.contextmanager
@@ -383,12 +416,12 @@ class Store:
         try:
             yield
         except errors.CorruptRecordError as error:
-            reason = shared(error.reason) if self.is_public else error.reason
+            reason = texts.shared(error.reason) if self.is_public else error.reason
             problems.append(errors.CorruptRecordError(error.path, reason))
 
     def _read_plan_or_none(self) -> Plan | None:
         path = self.root / PLAN_NAME
-        plan = record_file.read(path, "plan", Plan, is_public=self.is_public)
+        plan = read_record(path, "plan", Plan, is_public=self.is_public)
         if plan is not None:
             identity.check_plan(path, plan)
         return plan
@@ -439,10 +472,7 @@ def is_measured(trial_dir: pathlib.Path) -> bool:
 
 
 def keep_earlier(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
-    """Moves the folder of a trial to those of earlier attempts; returns where it is.
-
-    ``before`` is told from where to where, such as ``Store.list_earlier``.
-    """
+    """Moves the folder of a trial to those of earlier attempts; returns where it is."""
     place = trial_dir.parent.with_name(EARLIER_NAME)
     if place.is_symlink():  # it leads out of the study
         raise NotADirectoryError(errno.ENOTDIR, f"{EARLIER_NAME} is a symbolic link")

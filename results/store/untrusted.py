@@ -1,10 +1,8 @@
 """Reads files that anybody may have made, or damaged: the only place that does.
 
-A read has three outcomes, and none of them may pass for another: the file is not there
-(None), it is there and is not what it should be (``DamagedFileError``), or the file
-system does not say (``UnavailableRecordError``). Whoever takes the third for the first
-measures again what is there, and removes it; whoever takes it for the second leaves a
-number out.
+A file is not there (None), is not what it should be (``DamagedFileError``), or the file
+system does not say (``UnavailableRecordError``). Taken for the first, the third makes a
+sweep measure again what is there; for the second, it leaves a number out.
 """
 
 from __future__ import annotations
@@ -89,7 +87,6 @@ def tail(path: pathlib.Path, num_bytes: int) -> str:
 
 
 def parsed(text: str | bytes) -> Any:
-    """Returns the value of a text in JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -101,7 +98,6 @@ def parsed(text: str | bytes) -> Any:
 
 
 def parsed_object(text: str | bytes) -> dict[str, Any]:
-    """Returns the object of a text in JSON."""
     found = parsed(text)
     if not isinstance(found, dict):
         raise DamagedFileError(f"holds a {type(found).__name__}, must hold an object")

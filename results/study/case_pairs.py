@@ -1,8 +1,4 @@
-"""Which cases of two studies are the same, and whether their figures can be compared.
-
-Two studies are measured at different times. What is compared must then be the only
-thing that differs: machine, workload version and placement must be equal.
-"""
+"""Which cases of two studies are the same, and what differs between them."""
 
 from __future__ import annotations
 
@@ -118,10 +114,7 @@ def _names(cases: Sequence[Case]) -> str:
 def differences(
     first: Study, second: Study, *, are_quality_runs: bool = False, is_gate: bool = True
 ) -> tuple[str, ...]:
-    """Returns what must be equal and is not, one line each; see ``pairs``.
-
-    For a gate, settings must be equal too.
-    """
+    """Returns what must be equal and is not, one line each; see ``pairs``."""
     both = pairs(first, second, are_quality_runs=are_quality_runs)
     return _differences(_fingerprints(first), second, both, have_settings=is_gate)
 
@@ -182,9 +175,7 @@ def settings(first: Case, second: Case) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Only trials that are ok count, and only those of cases that both studies have: what
-# another case needed says nothing about a ratio. A fact that varies within a study has
-# several values.
+# Only ok trials of cases that both studies have count; a fact may have several values.
 
 MACHINE, SOFTWARE, CODE, SETTING_FACTS = "machine", "software", "code", "settings"
 GROUPS = (MACHINE, SOFTWARE, CODE, SETTING_FACTS)
@@ -234,12 +225,7 @@ def study_differences(first: Study, second: Study) -> tuple[StudyDifference, ...
 
 
 def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
-    """Returns why no ratio of two studies can be judged, one line each; often none.
-
-    A machine fingerprint that differs is explained by the facts behind it. That of
-    studies which differ in the version of this package alone is no reason: the code is
-    what is compared.
-    """
+    """Returns why no ratio of two studies can be judged; one line each."""
     reasons = differences(first, second, is_gate=False)
     others = tuple(text for text in reasons if not text.startswith(FINGERPRINT))
     if others == reasons:

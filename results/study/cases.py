@@ -60,12 +60,10 @@ class Entry:
     modes: tuple[ScalingMode, ...]
     spec: TrialSpec  # What the trial runs.
     trial: Trial | None  # Its records, or None.
-    # A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
-    # ``unmatched``.
+    # A ``TrialStatus`` value, or one of the states above.
     state: str
     reason: str  # One line saying why it is not ok; empty if it is.
-    # Whether it was measured, of a sweep, and every block beside load: its figures are
-    # shown where its case has no others, and are no evidence.
+    # Whether every block was beside load: shown where its case has nothing else.
     is_disturbed: bool = False
 
     @property
@@ -112,8 +110,7 @@ class Case:
     case_id: str  # Content hash.
     modes: tuple[ScalingMode, ...]  # Scaling modes that the case serves.
     entries: tuple[Entry, ...]  # One per repetition, planned order.
-    # Whether the number of repetitions followed from the width of an interval, which is
-    # then widened.
+    # Whether the width of an interval decided when to stop; it is then widened.
     is_stopped_on_width: bool = False
 
     @property
@@ -217,10 +214,7 @@ class Study:
 
     @functools.cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The planned cases of this tree without quality runs and controls, in order.
-
-        Those of another revision are in ``other_revisions``.
-        """
+        """The planned cases of this tree, without quality runs and controls."""
         return self._group(entry for entry in self._timed if not entry.spec.revision)
 
     @functools.cached_property
@@ -317,13 +311,10 @@ def entry_of(
 
 
 def load_study(store: Store) -> Study:
-    """Reads a whole study once.
+    """Reads a whole study once; corrupt trials are in ``problems``.
 
-    Raises:
-      MissingRecordError: There is no plan.
-      CorruptRecordError: The plan cannot be read; corrupt trials are in ``problems``.
-      NewerSchemaError: A newer version wrote one of the records.
-      UnavailableRecordError: The file system does not say what one of them holds.
+    Raises MissingRecordError or CorruptRecordError of the plan, NewerSchemaError, and
+    UnavailableRecordError where the file system does not say what a record holds.
     """
     plan = store.read_plan()
     found, matched = store.read(), store.equivalence.read()

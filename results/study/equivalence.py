@@ -1,20 +1,13 @@
 """Whether N replicas of a backend compute what one replica computes: before any number.
 
 Both sides run the first steps on the same global batches (``workloads/controls.py``),
-N replicas with the backend that is measured, one with the backend ``single``, which
-communicates nothing; a replica that is split over devices matches one that is not. Two
-things are compared:
+one replica with the backend ``single``. Compared are the losses of ``NUM_STEPS`` steps,
+and what the first ``NUM_CHANGING_STEPS`` changed in models and optimizers: a gradient
+that is summed in place of averaged, or that one replica has, is in the state of an
+optimizer after one step, even where its update and the loss hide it.
 
-- the losses of ``NUM_STEPS`` steps: they show what the replicas read, and later what
-  they learned;
-- what the first ``NUM_CHANGING_STEPS`` changed in models and in the state of
-  optimizers. A gradient that is summed in place of averaged, or that only one replica
-  has, is in the state of an optimizer after one step, even where its update (Adam's)
-  and so the loss hide it.
-
-A backend that does not match is fast and wrong: its trials of that size have the state
-``unmatched``, so no figure, ratio or fit uses them. What cannot be compared is not
-checked, and says why.
+A backend that does not match is fast and wrong: its trials have the state
+``unmatched``, and no figure uses them. What is not checked says why.
 """
 
 from __future__ import annotations
@@ -72,8 +65,7 @@ class Match:
     global_batch_size: int = 0  # Examples per step on both sides; 0 if not checked.
     # The largest relative difference of a loss; None if not checked.
     loss_difference: float | None = None
-    # That of what the steps changed, in the model or optimizer in which it is the
-    # largest part of its tolerance.
+    # The largest of what the steps changed, relative to its tolerance.
     change_difference: float | None = None
     change_tolerance: float | None = None  # That tolerance.
     changed: str = ""  # That model or optimizer; empty if there is none.
@@ -83,7 +75,6 @@ class Match:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was planned, and gave no answer."""
         return self.outcome is Outcome.NOT_CHECKED and self.is_planned
 
     @property
@@ -139,10 +130,7 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
 
 
 def is_judged(spec: TrialSpec) -> bool:
-    """Whether a trial's numbers count only if its replicas match one.
-
-    A program of the user's that prints numbers shows neither losses nor updates.
-    """
+    """Whether its numbers count only if its replicas match one: it records losses."""
     if spec.program is not None and not spec.is_client:
         return False
     return spec.control in (Control.NONE, Control.AA) and not spec.revision
@@ -228,10 +216,7 @@ def _why_different(
 
 
 def loss_difference(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the largest relative difference of the first losses.
-
-    It is infinite if one side has too few.
-    """
+    """Returns the largest relative difference of the first losses."""
     pairs = list(zip(first[:NUM_STEPS], second[:NUM_STEPS], strict=False))
     if len(pairs) < NUM_STEPS:
         return math.inf
@@ -246,10 +231,7 @@ def _largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
 def change_differences(
     first: Sequence[Change], second: Sequence[Change]
 ) -> dict[tuple[str, str], float]:
-    """Returns the relative difference of each change; infinite where one side lacks it.
-
-    A change of zero on both sides is no difference.
-    """
+    """Returns the relative difference of each change; infinite if a side lacks it."""
     here, there = (
         {(str(change.group), change.name): change.sketch for change in changes}
         for changes in (first, second)
@@ -265,22 +247,12 @@ def change_differences(
     return found
 
 
-# Two backends with the same replicas, batch, seed and data start from the same weights
-# and read the same examples, so their losses are equal but for rounding. A backend that
-# skips an example, forgets a replica's gradient or reads its data twice is fast and
-# wrong, and shows here. So is a control of the measurement: the A/A control has to have
-# the losses of its case.
-#
-# Rounding grows from step to step, so only the first ``NUM_STEPS`` losses are compared;
-# where models amplify it so much that the losses of right backends differ after one
-# update, only the first. Programs whose A/A control has other losses, such as those
-# with actors, do not repeat themselves: their losses say nothing, and they are not
-# compared. Neither are those of steps that draw random numbers, which every backend
-# seeds in its own way: there only matching with one replica, on equal numbers, shows
-# that backends do the same work. Nor those of programs that begin with exported weights
-# and batches, whatever their seed: a check of each of their trials compares these
-# (``OWN_CHECK``).
-
+# Backends with the same replicas, batch, seed and data have equal losses but for
+# rounding, and so has the A/A control. Rounding grows, so ``NUM_STEPS`` are compared,
+# and one where models amplify it. Nothing is compared of programs whose A/A control has
+# other losses, such as those with actors; of steps that draw random numbers, which each
+# backend seeds in its own way; nor of exported weights and batches, which a check of
+# each trial compares (``OWN_CHECK``).
 OWN_CHECK: Final = "first_losses_agree"
 """Name of the check of a trial whose first losses were compared, and agree."""
 NUM_COMPARED_STEPS = 3
@@ -297,8 +269,7 @@ class Agreement:
     """Two cases that should compute the same."""
 
     first: Case  # A case.
-    # One with as many replicas and the same batch, on another backend, or the first
-    # one's aa_control.
+    # The same on another backend, or the first one's A/A control.
     second: Case
     difference: float  # The largest relative difference of two losses.
     num_pairs: int  # Pairs of trials with the same seed.
@@ -319,8 +290,7 @@ class Agreements:
     """What the losses of a study say."""
 
     aa_control: Agreement | None  # The case that was measured twice, or None.
-    # All other pairs; empty where the A/A control already differs, or losses of two
-    # backends cannot be compared.
+    # All other pairs; empty where losses cannot be compared.
     pairs: tuple[Agreement, ...]
     num_steps: int = NUM_COMPARED_STEPS  # How many losses of each trial they compare.
     is_drawn: bool = False  # Whether they cannot, since steps draw random numbers.

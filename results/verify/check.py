@@ -1,8 +1,7 @@
 """Recomputes what a study states from its raw observations, and collects what differs.
 
-Records are compared with the rank files of their trials (``trials.py``), and headline
-figures with the same figures from rank files (``headlines.py``). What else a page shows
-follows from the records, which the manifest covers (``files.py``).
+Records are compared with rank files (``trials.py``), headline figures with the same
+figures from rank files, and every file with the manifest.
 """
 
 from __future__ import annotations
@@ -41,12 +40,9 @@ if TYPE_CHECKING:
     Logs = Mapping[Key, Mapping[int, float]]  # By repetition and round.
 
 
-# They are throughput, speedup, efficiency, ratios of backends and the A/A control with
-# their intervals, and the losses of equivalence checks; what was learned is compared as
-# part of its trial. Of ``results/figures`` only is taken which cases are compared. What
-# disturbed blocks alone show is no evidence, and left out; an interval that is drawn or
-# allows for load is only known to be wide enough.
-
+# Of ``results/figures`` only is taken which cases are compared. Disturbed blocks alone
+# are no evidence, and left out; an interval that is drawn or allows for load is only
+# known to be wide enough.
 RATIO, CONTROL = "ratios of backends", "A/A control"
 LOSSES, VERDICT = "losses of equivalence checks", "verdict"
 OF_CASES: Final = ("throughput", "speedup", "efficiency")
@@ -65,7 +61,6 @@ class Figure(NamedTuple):
 
 
 def compare_headlines(study: Study, raws: Raws, matched: Raws, check: Check) -> None:
-    """Compares all headline figures of a study."""
     compare_one = functools.partial(_compare_estimate, check)
     ratio_of = functools.partial(functools.partial, _ratio, raws)
     baseline_n = study.plan.baseline_num_replicas
@@ -195,11 +190,7 @@ def _differences(here: Logs, there: Logs) -> dict[Key, list[float]]:
 
 
 def over_rounds(logs: Sequence[Sequence[float]]) -> Figure:
-    """Returns a mean over repetitions; of one alone, from batches of its rounds.
-
-    The interval is Student's over means of repetitions, or of rounds if that is wider,
-    which takes the variance within repetitions as the only one.
-    """
+    """Returns a mean over repetitions; its interval is not narrower than its rounds."""
     means = [statistics.fmean(of) for of in logs]
     centre, number = statistics.fmean(means), len(logs)
     if number == 1:
@@ -223,7 +214,6 @@ def _half(squared_error: float, degrees: int) -> float:
 
 
 def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
-    """Returns by how much the first losses of N replicas and of one differ."""
     planned = () if study.plan.equivalence is None else study.plan.equivalence.trials
     losses = []
     for trial_id, spec in ((of.trial_id, of.spec) for of in planned):
@@ -262,8 +252,6 @@ class KindCount:
 
 
 class Check:
-    """Collects comparisons."""
-
     def __init__(self) -> None:
         self.differences: list[Mismatch] = []  # In the order in which they were found.
         self.missing: list[str] = []  # What could not be recomputed, one line each.
@@ -273,18 +261,15 @@ class Check:
         return self.kinds.setdefault(kind, KindCount(kind=kind))
 
     def agree(self, kind: str) -> None:
-        """Counts a value that was recomputed and is the same."""
         self._of(kind).num_recomputed += 1
 
     def differ(self, kind: str, where: str, stated: object, derived: object) -> None:
-        """Counts a value that differs."""
         self.agree(kind)
         self._of(kind).num_different += 1
         both = {"stated": str(stated), "recomputed": str(derived)}
         self.differences.append(Mismatch(kind=kind, where=where, **both))
 
     def lack(self, kind: str, reason: str) -> None:
-        """Counts a value that has no raw observations."""
         self._of(kind).num_missing += 1
         self.missing.append(reason)
 

@@ -1,8 +1,7 @@
 """Derives the record of a trial anew from what its processes wrote, and compares both.
 
-Nothing here uses the code that wrote the records (``harness/run``), nor their models.
-``results/records/protocol.py`` and ``harness/run/rounds.py`` describe the lines
-that are read. Observations must be equal to the last digit, sums to ``SUM_TOLERANCE``.
+Nothing here uses the code that wrote the records, nor their models. Observations must
+be equal to the last digit, sums to ``SUM_TOLERANCE``.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class RawError(ValueError):
 class RawTrial(NamedTuple):
     """What the raw observations of a trial say."""
 
-    # Looks like ``result.json``. Blocks have ``is_discarded`` in place of the reason;
-    # without a record of load None, until the reason that is stated is read.
+    # Like ``result.json``; blocks have ``is_discarded``, None where load is unknown.
     result: Fields
     is_complete: bool  # Whether all processes finished, and all checks passed.
 
@@ -225,8 +223,7 @@ def _derive(
         result["global_batch_size"] = sum(batches)
     times = [_rank_times(rank, of, num_warmup_steps) for rank, of in enumerate(ranks)]
     blocks = _blocks(folder, ranks)
-    # From the latest start to the latest end. Clocks of several machines differ, and
-    # ranks that wait for each other measure the same time: then of the longest rank.
+    # Clocks of several machines differ: then it is the longest rank's span.
     spans = [(of["window_start_ns"], of["window_end_ns"]) for of in times]
     if blocks:
         spans = [(block["start_ns"], block["end_ns"]) for block in blocks]

@@ -24,7 +24,6 @@ A4 = {"width": "210mm", "height": "297mm"}
 def test_no_text_overlaps_or_leaves_its_panel_and_no_page_scrolls_sideways(
     open_page, measure, name
 ):
-    """On phones, where figures are smallest, and on desktops."""
     page = open_page(name, 360)
     measured = {}
     for width in (360, 390, 768, 1280):
@@ -70,7 +69,6 @@ def _text(page, selector):
 
 @pytest.mark.parametrize("name", ["default", "controls"])
 def test_six_facts_are_within_the_first_screen(open_page, name):
-    """On a phone, all but what is next, which comes before the figure."""
     page = open_page(name, DESKTOP[0])
 
     assert page.evaluate(LOWEST, ".first") <= DESKTOP[1]
@@ -86,7 +84,6 @@ def test_six_facts_are_within_the_first_screen(open_page, name):
 
 @pytest.mark.parametrize("name", ["large", "broken"])
 def test_a_large_study_is_short_and_its_figure_comes_first(open_page, name):
-    """With details closed, on a desktop."""
     page = open_page(name, DESKTOP[0])
     lowest = page.evaluate(LOWEST, ".hero")
 

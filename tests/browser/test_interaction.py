@@ -21,7 +21,6 @@ def _download(page, press):
 
 
 def test_data_and_figures_are_saved(open_page, stores):
-    """Every row with all digits; a figure stands alone, without variables of a page."""
     page = open_page("default", scheme="dark")
     link = page.locator("a[download='scaling.csv']")
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))
@@ -40,7 +39,6 @@ def test_data_and_figures_are_saved(open_page, stores):
 
 
 def test_a_table_is_sorted_by_number_and_copied_as_tsv(open_page):
-    """Ascending, then descending: the heading says which. Headings are copied first."""
     page = open_page("default")
     table = page.locator("#steps table")
     heading = table.locator("thead th", has_text="Peak memory")
@@ -69,7 +67,6 @@ def test_a_table_is_sorted_by_number_and_copied_as_tsv(open_page):
 
 
 def test_a_copied_cell_is_no_formula(open_page):
-    """As in the files; figures with a sign stay figures."""
     page = open_page("default")
     for text, copied in {
         "=1+1": "'=1+1",
@@ -156,7 +153,6 @@ def efficiencies(stores):
 
 
 def test_pointing_at_a_marker_shows_the_row_of_the_frame(open_page, efficiencies):
-    """Value, interval and n, in a note within the page; it goes with the pointer."""
     page = open_page("three sizes")
     note = page.locator(".tip-note")
     texts = []
@@ -176,7 +172,6 @@ def test_pointing_at_a_marker_shows_the_row_of_the_frame(open_page, efficiencies
 
 
 def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
-    """A figure is one stop of the tabulator; Escape takes the note away."""
     page = open_page("three sizes")
     note = page.locator(".tip-note")
     texts = []
@@ -192,7 +187,6 @@ def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
 
 
 def test_without_scripts_everything_is_there(open_page, efficiencies):
-    """Points have titles, and no button does nothing."""
     scripted = open_page("three sizes")
     plain = open_page("three sizes", is_scripted=False)
 
@@ -203,7 +197,6 @@ def test_without_scripts_everything_is_there(open_page, efficiencies):
 
 
 def test_parts_of_a_step_say_part_interval_and_n(open_page):
-    """In ms, negative parts too."""
     page = open_page("controls", is_scripted=False)
     titles = page.locator(".hero .tip > title").all_text_contents()
 

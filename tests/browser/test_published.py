@@ -31,7 +31,6 @@ REST = [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)],
 )
 def test_axe_finds_nothing(open_page, axe, name, scheme, width):
-    """Each width and scheme, and failures; the full run has every width in both."""
     page = open_page(name, width, scheme=scheme)
     page.evaluate(axe)
 
@@ -57,10 +56,6 @@ IN_SHORT = {(PAGES[0], 360, "light"), (SMALLEST, 1280, "dark")}
     ids=lambda value: value.parent.name if isinstance(value, Path) else str(value),
 )
 def test_axe_finds_nothing_on_any_page(open_page, axe, path, width, scheme):
-    """The index and one study, whose figures all have; the full run has every page.
-
-    At every width, in both schemes.
-    """
     page = open_page(path, width, scheme=scheme)
     page.evaluate(axe)
 
@@ -73,7 +68,6 @@ SCREEN = {1280: 900, 390: 844}
 
 @pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.parent.name)
 def test_a_page_is_short(open_page, path):
-    """Words and screens that are shown before anything is opened."""
     page = open_page(path)
     words = page.locator("body").inner_text().split()
 
@@ -85,7 +79,6 @@ def test_a_page_is_short(open_page, path):
 
 
 def test_nothing_overlaps_and_no_page_scrolls_sideways(open_page, measure):
-    """On every page; the texts of figures, which differ by study."""
     assert len(PAGES) > 1
     measured = WIDTHS if covering.is_full() else (WIDTHS[0], WIDTHS[-1])
     for path in PAGES:

@@ -29,10 +29,6 @@ TRIAL = types.SimpleNamespace(trial_id="t1")
 
 @pytest.mark.parametrize(("of", "value"), [("1.5", 1.5), ("1e999", math.nan)])
 def test_an_entry_point_is_found_and_its_package_known(install, of, value):
-    """Name and version of the package are in every message, and in records.
-
-    An infinite value is missing: it would make a mean of them infinite.
-    """
     assert [] == found_of()
     assert plugins.find("formats", {"csv": 1}, "pdf", lambda _: "") is None
     install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
@@ -103,7 +99,6 @@ def test_one_that_cannot_be_used_is_said_in_one_line(
 
 
 def test_a_name_that_two_have_is_refused(install):
-    """Which of the two is meant is not guessed, even where their modules are named."""
     for module in ("mine", "yours"):
         install(module, METRIC.format(of="1"), metrics={"own_sec": f"{module}:OWN"})
     table = {}
@@ -146,7 +141,6 @@ def test_a_reference_that_names_nothing(install, tmp_path, text, message):
 
 
 def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
-    """It stays under its name, and processes of trials are given the folder."""
     (tmp_path / "near.py").write_text(METRIC.format(of="2"), encoding="utf-8")
     table = {}
 
@@ -158,7 +152,6 @@ def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
 
 
 def test_a_metric_that_fails_names_the_trial(install):
-    """What was written is not a number."""
     install("mine", METRIC.format(of="'many'"), metrics={"own_sec": "mine:OWN"})
 
     with pytest.raises(
@@ -170,7 +163,6 @@ def test_a_metric_that_fails_names_the_trial(install):
 
 
 def test_verify_says_what_of_a_study_it_cannot_look_at():
-    """By package, and whether that is here."""
     of = {"object": "a:B", "package": "gone 1.0", "files": "2 (ab)"}
     plan = Plan.model_construct(plugins={"workload mine": of})
 

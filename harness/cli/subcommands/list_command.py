@@ -19,7 +19,7 @@ from results import plugins
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
-from results.store import record_file, untrusted
+from results.store import study_store, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
     found = [
-        record_file.read(
+        study_store.read_record(
             store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
         )
         for trial in plan.trials

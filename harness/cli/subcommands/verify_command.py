@@ -20,7 +20,7 @@ from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from results import errors, plugins
 from results.judging import gate as gate_module
 from results.judging import gate_metrics
-from results.store import record_file, studies, untrusted
+from results.store import studies, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME
 from results.study.cases import load_study
 from results.verify import check as check_module
@@ -125,7 +125,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
     if made is None:
         return True
     stated, derived = (
-        dict(trials.leaves(untrusted.parsed(record_file.content_of(of))))
+        dict(trials.leaves(untrusted.parsed(study_store.content_of(of))))
         for of in (stored, made)
     )
     for name in {**stated, **derived}:

@@ -43,11 +43,7 @@ MOST_PICTURE_BYTES: Final = 2**24
 
 
 def axis_of(metric: QualityMetric) -> Axis:
-    """Returns name, protocol and, where the protocol matters, n.
-
-    A proportion has no protocol and its expected value does not depend on n; a score
-    such as FID depends on n.
-    """
+    """Returns name, protocol, and n where it matters, as for FID."""
     return metric.name, metric.protocol, metric.num_examples if metric.protocol else 0
 
 
@@ -109,8 +105,6 @@ def _runs(view: View, rows: pd.DataFrame) -> list[Any]:
 
 
 class CaseScore(NamedTuple):
-    """The results of all runs of one case."""
-
     case: Case  # The case.
     # Final quality of each run, infinitely bad if it failed.
     reached: tuple[float, ...]
@@ -126,12 +120,7 @@ def _worst(metric: str, metrics: Mapping[str, MetricFacts]) -> float | None:
 
 
 def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
-    """Returns the score of every case with several runs, those that failed included.
-
-    Strata are data sets; a study has one, so its runs differ in their seed only. Of a
-    metric of unknown direction nobody knows what is worst: cases with a run that failed
-    have no score.
-    """
+    """Returns the score of every case with several runs, those that failed included."""
     worst = _worst(runs[0].quantity, view.study.metrics)
     values = formats.grouped((run.case, run.value) for run in runs)
     found = []
@@ -150,18 +139,13 @@ def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
 
 
 class Picture(NamedTuple):
-    """A picture that a run made at one point."""
-
     label: str  # The run, and the point.
     url: str = ""  # The picture as a data URL; empty if it is not shown.
     why_not: str = ""  # Why it is not shown.
 
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:
-    """Returns the first and the last picture of quality runs that made any.
-
-    Of many runs, those of the first repetition of each case.
-    """
+    """Returns the first and last picture of quality runs; of many, of one each."""
     found: list[tuple[Picture, ...]] = []
     for case in view.study.quality_runs:
         entries = case.ok_entries

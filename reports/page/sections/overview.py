@@ -163,15 +163,8 @@ def input_texts(view: View) -> list[str]:
 
 
 def _tip(part: Any) -> str:
-    """Returns the tip of a part of a step, a row of the tidy frame."""
-    return svg.of_value(
-        f"{part.case}: {names.PARTS[part.quantity][0]}",
-        part.value,
-        _ms,
-        interval=(rows.known(part.low), rows.known(part.high)),
-        n=part.n,
-        unit="ms per step",
-    )
+    name = f"{part.case}: {names.PARTS[part.quantity][0]}"
+    return svg.of_row(name, part, _ms, "ms per step")
 
 
 def _time_figure(view: View) -> Markup | None:
@@ -206,8 +199,9 @@ def _time_figure(view: View) -> Markup | None:
     return page.render("split", figure=drawing, legend=legend)
 
 
-def _render_time(view: View, drawn: Markup | None) -> Markup:
+def render_time(view: View) -> Markup:
     """Renders the figure, unless the first screen has it, and all parts as shares."""
+    is_here = bool(_curves(view)) or judgement.of_view(view) is not None
     split = formats.grouped(
         (item.has_controls, item) for item in view.losses if item.lost is not None
     )
@@ -222,7 +216,7 @@ def _render_time(view: View, drawn: Markup | None) -> Markup:
     return page.render(
         "lost_time",
         view=view,
-        figure=drawn,
+        figure=_time_figure(view) if is_here else None,
         tables=tables,
         reasons=[*reasons, *_missing(tables)],
         inputs=input_texts(view),
@@ -256,10 +250,7 @@ def _write_share(share: Estimate) -> Write:
 
 
 def _utilisation(view: View) -> dict[str, Any] | None:
-    """Returns what cases reach of the rate of matrix products on the same devices.
-
-    That rate is in GFLOP/s per replica; None where it was not measured.
-    """
+    """Returns what cases reach of the rate of matrix products on the same devices."""
     shown = []
     peaks: list[float] = []
     for case in view.measured_cases:
@@ -279,12 +270,6 @@ def _utilisation(view: View) -> dict[str, Any] | None:
         return None
     ends = [*map(formats.significant, (min(peaks), max(peaks)))]
     return {"peak": formats.span(ends), "rows": shown}
-
-
-def render_time(view: View) -> Markup:
-    """Renders where the time went, with its figure if the first screen has another."""
-    is_here = bool(_curves(view)) or judgement.of_view(view) is not None
-    return _render_time(view, _time_figure(view) if is_here else None)
 
 
 def render_method(view: View) -> Markup:

@@ -102,8 +102,6 @@ def _heat(view: View) -> dict[str, Any] | None:
 
 
 class CaseCounts(NamedTuple):
-    """One figure of one case: a value per trial."""
-
     case: Case  # The case.
     values: tuple[float, ...]  # Of each ok trial that has the figure.
     unit: str  # Of the values.
@@ -118,7 +116,6 @@ class CaseCounts(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean over trials."""
         return statistics.fmean(self.values)
 
 

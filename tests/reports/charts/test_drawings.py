@@ -32,7 +32,6 @@ def _first_screen(store):
 
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
-    """All in words too; labels name backend and mode."""
     drawn = over_replicas.draw_first_screen(interleaved)
 
     for text in ("in_graph, weak: 100", "tf_mirrored", "replicas", ">0"):
@@ -40,7 +39,6 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
 
 
 def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
-    """Two programs at 52 ms beside one at 50 ms: 96 %."""
     (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
     (found,) = first.of_kind("ceiling")
 
@@ -50,7 +48,6 @@ def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
 
 
 def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
-    """Others are counted; the longest backend is whole, a longer one is cut."""
     backends = ("in_graph", "tf_mirrored", "multi_worker_in_graph", "async", "x" * 80)
     store = make(backends=backends)
     drawn = over_replicas.draw_first_screen(view_store(store)).partition("</desc>")[2]
@@ -69,7 +66,6 @@ def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
     [("efficiency", False, True), ("speedup", False, False), ("speedup", True, True)],
 )
 def test_efficiency_is_over_doublings(make, quantity, is_log, is_even):
-    """Of others, a straight line through the origin is perfect scaling."""
     points = frame.points_frame(make(replicas=(1, 2, 4)))
     axes = plot.scaling(points, quantity=quantity, is_log=is_log)
     places = axes.transData.transform([(size, 1.0) for size in (1, 2, 4)])[:, 0]
@@ -80,7 +76,6 @@ def test_efficiency_is_over_doublings(make, quantity, is_log, is_even):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True))
 def test_labels_never_overlap_and_stay_within(lines):
-    """In the order of their lines; alone, they stay where they are."""
     heights = [0.1 + 0.02 * (k % 2) for k in range(len(lines))]
     moved = style.spread(lines, heights, 0.0, 1.0)
     order = sorted(range(len(lines)), key=lambda k: lines[k])
@@ -152,7 +147,6 @@ def _luminance(color):
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_marks_stand_out_from_the_paper(scheme):
-    """Every colour has a contrast of at least 3:1, in both schemes."""
     found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
     number = len(found) // 2
     colors = dict(found[scheme * number : (scheme + 1) * number])
@@ -163,7 +157,6 @@ def test_marks_stand_out_from_the_paper(scheme):
 
 
 def test_the_first_ten_backends_of_the_catalogue_have_their_own():
-    """No two of them share a colour or a marker; an unknown one has one too."""
     chosen = list(view.SERIES_OF_BACKEND.values())
 
     assert set(view.SERIES_OF_BACKEND) == set(catalog.BACKENDS)

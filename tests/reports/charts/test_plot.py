@@ -46,7 +46,6 @@ def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
 
 
 def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
-    """The parts of each case follow each other, up to its whole step."""
     store = make(interleaving_shape(lost={"in_graph": Lost(contention=0.006)}))
     points = frame.points_frame(store)
     axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
@@ -59,7 +58,6 @@ def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
 
 @pytest.mark.parametrize("quantity", ["efficiency", "speedup", "throughput"])
 def test_values_begin_at_zero_and_panels_share_their_axis(points, quantity):
-    """Half as high is half as much; weak and strong are compared by eye."""
     weak, strong = (
         plot.scaling(points, quantity=quantity, mode=of) for of in ("weak", "strong")
     )
@@ -73,7 +71,6 @@ def test_values_begin_at_zero_and_panels_share_their_axis(points, quantity):
 
 
 def test_the_drawn_values_are_in_the_frame(points):
-    """And ratios have 1 in the middle: half and twice as fast are equally far."""
     chosen = points.query(
         "quantity == 'efficiency' and kind == 'estimate' and mode == 'weak'"
     )
@@ -87,7 +84,6 @@ def test_the_drawn_values_are_in_the_frame(points):
 
 
 def test_several_seeds_are_a_median_and_a_band(points):
-    """A line per case; a dash is a mode, and numbers of replicas have widths."""
     axes = plot.learning(points)
     lines = [line for line in axes.lines if line.get_marker() != "None"]
     widths = {}
@@ -158,7 +154,6 @@ def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
 
 
 def test_ticks_of_ratios_are_mirrored_at_1():
-    """From a few per cent to a factor of a hundred."""
     for reach in (1.1, 1.5, 4, 10, 300):
         with style.page_style():
             axes = style.new_axes(100, 100)
@@ -191,7 +186,6 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points):
     ],
 )
 def test_digits_follow_the_interval(write, numbers, expected):
-    """Never the same number three times."""
     value, low, high = numbers
     estimate = estimates.Estimate(
         value=value, low=low, high=high, n=3, unit="", method=""
@@ -203,7 +197,6 @@ def test_digits_follow_the_interval(write, numbers, expected):
 
 @pytest.mark.parametrize("function", [style.logarithmic, style.linear])
 def test_modest_intervals_are_whole_and_absurd_ones_squeeze_nothing(function):
-    """An end beyond reach runs off the panel; one estimate alone has room."""
     low, high = function([20.0, 40.0], [19.0, 42.0])
     assert low < 19.0
     assert high > 42.0

@@ -28,7 +28,6 @@ def run(*words):
 
 
 def test_verify_accepts_what_was_downloaded(tmp_path):
-    """As a zip, and as the folder that it unpacks to; every figure is recomputed."""
     original = published_studies.study(STUDY)
     path = tmp_path / build.RECORDS
     path.write_bytes(exports.records_of(Store.open(original)))
@@ -121,7 +120,6 @@ def test_records_are_beside_each_page_or_linked_elsewhere(write, tmp_path):
 
 
 def test_too_large_or_damaged_records_are_not_put_there(write, tmp_path, monkeypatch):
-    """One line says why, and what to do; the page has no dead link."""
     monkeypatch.setattr(exports, "MOST_BYTES", 1000)
     too_large = write()
     page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
@@ -172,7 +170,6 @@ def planted(synthetic, monkeypatch, root):
 
 
 def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
-    """Page, site and every format; the records in the study stay as they are."""
     store = planted(synthetic, monkeypatch, tmp_path / "runs" / "s")
     before = {p: p.read_bytes() for p in store.root.rglob("*") if p.is_file()}
     out = tmp_path / "out"

@@ -55,7 +55,6 @@ def logs(store, tmp_path_factory):
 
 
 def test_the_parser_of_mlperf_reads_every_line(store, logs):
-    """Keys are those of MLPerf's logger; curve and throughput those of the trial."""
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     constants = importlib.import_module("mlperf_logging.mllog.constants")
     known = {of for of in vars(constants).values() if isinstance(of, str)}
@@ -83,7 +82,6 @@ def test_the_parser_of_mlperf_reads_every_line(store, logs):
 
 
 def test_the_rules_of_mlperf_object_to_what_a_study_is_not(logs):
-    """No submission: caches are not cleared, and epochs are not counted."""
     compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
     learning = next(path for path in logs if "learning" in str(path))
     checker = compliance.make_checker("training", "3.1.0", True, False)
@@ -142,8 +140,6 @@ def test_github_action_benchmark_has_one_row_per_case(store, metric):
 
 
 def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
-    """The trials of an interleaved study record no time to their first step."""
-
     def without(entry):
         zero = {"time_to_first_step_sec": 0.0}
         return {"ranks": tuple(of.model_copy(update=zero) for of in entry.result.ranks)}

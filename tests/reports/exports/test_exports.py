@@ -20,7 +20,6 @@ SCHEMA = json.loads(
 
 @pytest.mark.parametrize("name", ["complete", "broken", "failed"])
 def test_json_has_verdict_and_figures(name, request):
-    """As the published schema says, also where nothing was measured."""
     data = json.loads(exports.as_json(request.getfixturevalue(name)))
 
     jsonschema.validate(data, SCHEMA)
@@ -33,7 +32,6 @@ def test_json_has_verdict_and_figures(name, request):
 
 
 def test_markdown_fits_a_pull_request(complete, failed):
-    """The answer, a row per case, and the limits; of a failed study, too."""
     lines = exports.as_markdown(complete).splitlines()
     of_failed = exports.as_markdown(failed)
 
@@ -47,7 +45,6 @@ def test_markdown_fits_a_pull_request(complete, failed):
 
 
 def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
-    """The largest cases are kept, and what is left out is said."""
     fields = {"modes": (synthetic.WEAK,), "repeats": 2, "num_measured_steps": 2}
     large = make(replicas=tuple(range(1, 25)), **fields)
     text = exports.as_markdown(large)
@@ -75,7 +72,6 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
     ],
 )
 def test_text_of_records_is_no_markdown(text, expected):
-    """Names and reasons are free text; intervals stay readable."""
     assert expected == formats.escaped(text)
 
 

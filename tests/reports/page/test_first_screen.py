@@ -38,7 +38,6 @@ def _printed(store, width=200):
 
 
 def test_the_first_sentence_answers_the_title(interleaved):
-    """On the page above the table, in the terminal, and as the page's description."""
     judged, screen = brief.judge(interleaved), _first_screen(interleaved.store)
     answer = plain(judged.sentences[0])
     (command,) = [text for text, is_typed in judged.next_parts if is_typed]
@@ -67,7 +66,6 @@ def test_the_first_sentence_answers_the_title(interleaved):
 
 
 def test_the_table_has_every_case_once_with_intervals(interleaved):
-    """A baseline serves both modes; others are compared with the fastest backend."""
     rows = brief.judge(interleaved).rows
     shown, printed = (
         plain(_first_screen(interleaved.store)),
@@ -98,7 +96,6 @@ def test_the_table_has_every_case_once_with_intervals(interleaved):
 
 @pytest.mark.parametrize("width", [140, 80, 60, 50])
 def test_no_number_of_a_narrow_terminal_is_cut(make, width):
-    """Columns that matter most are the last to go; what is missing is said."""
     names = ("in_graph", "tf_mirrored", "multi_worker_in_graph")
     printed = _printed(make(backends=names, num_measured_steps=3), width)
 
@@ -163,7 +160,6 @@ def test_a_study_says_with_what_it_is_not_compared(make, sequence):
 
 
 def test_what_intervals_do_not_exclude_is_inconclusive(make):
-    """Neither a gain nor a difference is claimed, in the sentence or the table."""
     view = view_store(make(noise=0.5))
     points = tuple(
         dataclasses.replace(
@@ -203,7 +199,6 @@ def test_several_backends_are_ranked_together(make):
 def test_an_efficiency_is_tested_against_the_target_of_the_study(
     tmp_path, synthetic, target, said
 ):
-    """Not only whether replicas gain something, but whether they gain enough."""
     store = synthetic.make_store(tmp_path / "study")
     (point,) = [
         point
@@ -238,7 +233,6 @@ def test_of_one_repetition_intervals_are_for_its_processes_only(make):
 
 
 def test_a_machine_without_more_cores_is_not_given_more_replicas(interleaved):
-    """It has two, and both are used; one replica leaves one."""
     points = [
         p for p in interleaved.points_of(STRONG, "in_graph") if p.case.shown_entries
     ]
@@ -273,7 +267,6 @@ def test_every_figure_of_a_table_has_its_interval_or_says_why_not(make, broken):
 
 
 def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
-    """Escaped, with how often it came; and the figure vanishes."""
     statuses = every(TrialStatus.TIMEOUT)
     statuses["in_graph", WEAK, 1, 0] = TrialStatus.FAILED
     store = make(statuses=statuses)
@@ -313,7 +306,6 @@ def test_sections_without_content_vanish(make):
 
 
 def test_of_more_sizes_the_first_table_has_the_largest_and_another_all(make):
-    """Efficiency over replicas is drawn once, where there are more than two sizes."""
     store = make(replicas=(1, 2, 4))
     page = build.build_report(store)
     first, rest = page.split("</section>", 1)
@@ -327,7 +319,6 @@ def test_of_more_sizes_the_first_table_has_the_largest_and_another_all(make):
 
 
 def test_what_limits_a_study_is_said(make, tmp_path, synthetic):
-    """Failed baselines, machines that differ, load; damaged records by their names."""
     failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
     page = build.build_report(make(modes=(WEAK,), statuses=failed))
     assert "no trial of the baseline (n = 1) is ok" in page
@@ -354,7 +345,6 @@ def test_what_limits_a_study_is_said(make, tmp_path, synthetic):
 
 
 def test_missing_quality_and_memory_are_left_out(tmp_path, synthetic):
-    """No quality was recorded; zero bytes mean that memory could not be read."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(is_evaluated=False))
     for trial in store.trials():
         (rank,) = trial.result.ranks
@@ -369,7 +359,6 @@ def test_missing_quality_and_memory_are_left_out(tmp_path, synthetic):
 
 
 def test_quality_says_how_few_steps_it_is_after(complete):
-    """Three warmup and sixteen measured steps train as well."""
     assert "Measured after only 19 training steps" in build.build_report(complete)
 
 
@@ -383,7 +372,6 @@ def test_quality_says_how_few_steps_it_is_after(complete):
     ],
 )
 def test_the_title_is_a_question_in_plain_words(interleaved, model, shown):
-    """With display names; processors lose their trade marks."""
     known = interleaved.study.metrics
 
     assert shown == names.processor(model)
@@ -397,7 +385,6 @@ def test_the_title_is_a_question_in_plain_words(interleaved, model, shown):
 
 
 def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
-    """Equal backends are never ranked, however many repetitions there are."""
     view = view_store(make(noise=0.3, num_rounds=4, repeats=4))
     item = next(c for c in view.comparisons if c.ratio and not c.holds)
 

@@ -52,7 +52,6 @@ def judged(make, synthetic):
 
 
 def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
-    """Card and Markdown have no efficiency in place of the verdict."""
     store = judged(slower=1.1, code=1)
     view = view_store(store)
     page = build.build_report(store)
@@ -102,7 +101,6 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
 
 
 def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
-    """Killed before its end, or its record is damaged."""
     store = judged(slower=1.1, code=1, is_recorded=False)
     found = judgement.of_view(view_store(store))
     (store.root / gate.GATE_NAME).write_text("{}", encoding="utf-8")
@@ -134,7 +132,6 @@ def _uses(count, **fields):
 
 
 def test_the_page_has_clocks_power_and_why_a_clock_was_low(show, sequence):
-    """Over all trials; accelerators are those of the largest one."""
     sizes = []
 
     def make_uses(number, count):
@@ -214,7 +211,6 @@ def section(view):
 
 
 def test_quality_runs_of_a_case_are_scored_together(view, section):
-    """The page has the score of each case, and names each repetition."""
     shown = visible(section)
 
     for case in view.study.quality_runs:
@@ -227,7 +223,6 @@ def test_quality_runs_of_a_case_are_scored_together(view, section):
 
 
 def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
-    """As a run that learned nothing: four of six leave no number."""
     fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
     failed = synthetic.every(
         synthetic.TrialStatus.FAILED, replicas=(2,), repetitions=range(4), **fields
@@ -245,7 +240,6 @@ def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
 
 
 def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
-    """One whose quality runs failed is in no legend of theirs."""
     failed = synthetic.every(synthetic.TrialStatus.FAILED, backends=("tf_mirrored",))
     for statuses, is_shown in (({}, True), (failed, False)):
         store = make(budget=synthetic.LEARNING, statuses=statuses)
@@ -307,7 +301,6 @@ def estimate(value, low, high):
     ],
 )
 def test_an_interval_has_the_digits_that_tell_its_ends(value, low, high, unit, shown):
-    """At least three, at most six; the value has as many."""
     found = formats.measured(estimate(value, low, high), unit)
 
     assert shown == tuple(map(plain, found))

@@ -34,7 +34,6 @@ def page(store):
 
 
 def test_steps_of_all_cases_are_split_on_one_axis(page):
-    """In words for those who do not see it; a part that was not measured says why."""
     first, rest = page.split("</section>", 1)
     (description,) = re.findall(r'<desc id="lost-time-desc">([^<]*)</desc>', first)
     section = rest.partition('<section id="lost-time"')[2].partition("</section>")[0]
@@ -59,7 +58,6 @@ def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, ma
 
 
 def test_programs_that_never_communicate_are_the_ceiling_of_the_efficiency(page, make):
-    """A line in the bars, and in the figure over replicas; in words too."""
     shape = interleaving_shape(replicas=(1, 2, 4))
     over_sizes = build.build_report(make(shape))
 
@@ -139,7 +137,6 @@ FLOPS_PER_EXAMPLE = 1_000_000
 
 
 def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
-    """Two processes have two peaks; the interval is over repetitions."""
     store = make(interleaving_shape(num_ranks=2, peak_flops_per_sec=PEAK))
     shown = visible(str(overview.render_time(view_store(store))))
 

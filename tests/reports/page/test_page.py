@@ -104,7 +104,6 @@ def test_the_settings_of_the_reader_change_nothing(store, page):
 
 
 def test_page_reaches_for_nothing_outside(page, outline):
-    """No address anywhere: neither in links, styles nor name spaces."""
     references = outline.values("href")
     files = [url for url in references if url[0] != "#"]
     pictures = outline.values("src")
@@ -120,7 +119,6 @@ def test_page_reaches_for_nothing_outside(page, outline):
 
 
 def test_the_only_script_is_ours_and_no_other_is_allowed(page):
-    """The policy of the page names it by its hash, and forbids every request."""
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -132,7 +130,6 @@ def test_the_only_script_is_ours_and_no_other_is_allowed(page):
 
 
 def test_ids_are_unique_and_every_reference_resolves(outline):
-    """Figures share no ids; links to trials lead to their rows."""
     counts = collections.Counter(outline.values("id"))
     wanted = {url[1:] for url in outline.values("href") if url[0] == "#"}
     for text in outline.values("aria-labelledby"):
@@ -143,7 +140,6 @@ def test_ids_are_unique_and_every_reference_resolves(outline):
 
 
 def test_figures_speak_and_tables_are_labelled(outline, page):
-    """No drawing colour is left in one, so one drawing serves light and dark."""
     figures = [attrs for tag, attrs in outline.tags if tag == "svg" and "role" in attrs]
     drawings = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
     tables = [children for tag, children in outline.inside if tag == "table"]
@@ -177,7 +173,6 @@ def test_text_from_trials_is_escaped(page):
 
 
 def test_report_lies_where_it_was_asked_for(tmp_path, store, page, monkeypatch):
-    """Default: in the study's own folder; one line where it cannot be written."""
     monkeypatch.setattr(build, "build_report", lambda *_: page)
     path = tmp_path / "a" / "report.html"
     (tmp_path / "file").write_text("")
@@ -191,7 +186,6 @@ def test_report_lies_where_it_was_asked_for(tmp_path, store, page, monkeypatch):
 
 
 def test_a_study_of_quality_runs_only_has_no_figure_of_throughput(make, synthetic):
-    """As that of a gate on quality; nothing is empty, and learning is there."""
     fields = {"budget": synthetic.LEARNING, "num_learning_runs": 3}
     page = build.build_report(make(repeats=0, replicas=(2,), **fields))
     titles = " ".join(re.findall(r"<h2[^>]*>(.*?)</h2>", page, re.DOTALL))
@@ -256,7 +250,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
     ids=["100 trials", "310 trials"],
 )
 def test_a_page_stays_small(make, synthetic, least_trials, most_bytes, settings):
-    """A page that is sent by mail or opened on a phone; the full run has a larger."""
     budget = synthetic.LEARNING if "num_learning_runs" in settings else None
     store = make(budget=budget, **settings)
 

@@ -67,7 +67,6 @@ def compared(first, second):
 
 
 def test_studies_are_filtered_sorted_and_compared_by_ticking_two(index, evaluate):
-    """Of three that are ticked, the first is given up."""
     start, other, every, name, date, one, two, three = evaluate(index, STEPS)
 
     assert ["elsewhere", "after", "before"] == start

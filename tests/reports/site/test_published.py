@@ -44,7 +44,6 @@ def built(tmp_path_factory):
 
 
 def test_every_link_leads_somewhere(built):
-    """Of the published pages, and of those that are built now."""
     for folder in (published_studies.SITE, built):
         pages = list(folder.rglob("*.html"))
         assert len(pages) > 2
@@ -55,7 +54,6 @@ def test_every_link_leads_somewhere(built):
 
 
 def test_a_page_says_whose_it_is_without_a_click(built):
-    """Project, backends in words, licence, commit, citation, preview, records."""
     page = (built / "studies" / NAME / "index.html").read_text("utf-8")
     closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
     study = load_study(Store.open(published_studies.study(NAME)))
@@ -76,14 +74,12 @@ def test_a_page_says_whose_it_is_without_a_click(built):
 
 
 def test_a_zip_needs_a_name_for_its_page():
-    """What is unpacked is removed, and a page within would be lost."""
     done = CliRunner().invoke(main.cli, ["report", records(NAME)])
 
     assert "is a zip file; name the page with -o" in str(done.exception)
 
 
 def test_the_readme_has_the_ratios_of_the_published_study():
-    """Of two replicas in weak scaling, to the last digit shown."""
     done = CliRunner().invoke(main.cli, ["report", records(OTHER), "--format", "json"])
     assert 0 == done.exit_code, done.output
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

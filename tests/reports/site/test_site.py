@@ -47,7 +47,6 @@ def test_the_order_of_studies_changes_no_byte(
 
 
 def test_every_link_leads_to_a_page_of_the_site(site):
-    """Relative, to files and not folders, so that any host and a disk will do."""
     for name, page in site.items():
         for address in re.findall(r'<a [^>]*href="([^"#]*)', page):
             target = posixpath.normpath(f"{posixpath.dirname(name)}/{address}")
@@ -69,7 +68,6 @@ def test_each_study_has_its_page_with_a_way_back(site):
 
 
 def test_the_index_reads_without_its_script(index):
-    """A row per study, the newest first; hostile names are text."""
     plain = re.sub(r"<script>.*?</script>", "", index, flags=re.DOTALL)
     names = re.findall(r'<tr data-name="([^"]*)"', index)
     table = plain.partition("<table")[2].partition("</table>")[0]
@@ -101,10 +99,6 @@ def test_neighbours_are_compared_or_refused_with_the_reason(site, index):
 
 
 def test_history_keeps_machines_apart(index):
-    """Three studies of a case, two classes of machines, none joined.
-
-    By name alone nobody knows that two are one machine: they are of one kind.
-    """
     assert re.search(r"\b2 kinds of machines\. ", index)
     history = index.split('id="history"')[1]
 
@@ -116,7 +110,6 @@ def test_history_keeps_machines_apart(index):
 
 
 def test_equal_names_get_folders_of_their_own():
-    """Also where a file system ignores letter case, and for names that are paths."""
     names = ["a", "A", "../../etc", "a", ".", "x" * 300]
 
     assert ["a", "A-2", "etc", "a-3", "study", "x" * 80] == card.slugs(names)
@@ -144,7 +137,6 @@ def test_the_axis_of_ratios_holds_all_values(values, reach):
 
 
 def test_ratios_that_hold_stand_out():
-    """Muted otherwise; an interval without end stops at the edge."""
     differs = str(bars.of_ratio(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
     endless = estimate(1.2, 0.0, float("inf"))
     unclear = str(bars.of_ratio(endless, 1.5, is_marked=False))
@@ -171,7 +163,6 @@ def small(tmp_path, synthetic):
 
 
 def test_the_commit_is_in_the_address(small):
-    """One link per commit; none where an address needs one and none is known."""
     address = "https://example.org/tree/"
     assert {} == build.source_links(small, "")
     assert {"Source code": address} == build.source_links(small, address)
@@ -203,7 +194,6 @@ def compared(first, second):
 
 
 def test_the_headline_says_how_much_in_how_many_cases(compared):
-    """Commit and dirtiness of both sides are named; nothing else differs."""
     expected = (
         "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
         " shared cases."
@@ -217,7 +207,6 @@ def test_the_headline_says_how_much_in_how_many_cases(compared):
 
 
 def test_a_comparison_has_both_rates_and_the_ratio_of_each_case(compared):
-    """Below the answer; machine and date of both are beside it."""
     page = plain(comparison.build(compared))
     first, rest = page.split("</section>", 1)
     row = r"in_graph, 2 replicas x 8 [\d.]+ [\d.]+ \d\.\d{3} \[\d\.\d+, \d\.\d+\]"
@@ -231,7 +220,6 @@ def test_a_comparison_has_both_rates_and_the_ratio_of_each_case(compared):
 
 
 def test_the_same_records_give_the_same_page(compared, first, second):
-    """Also when they are read again; nothing is loaded from elsewhere."""
     again = comparison.compare_studies(load_study(first), load_study(second), METRIC)
     page = comparison.build(compared)
 
@@ -243,7 +231,6 @@ def test_the_same_records_give_the_same_page(compared, first, second):
 
 
 def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
-    """The headline says it first, whatever the ratios are."""
     found = comparison.compare_studies(load_study(first), load_study(elsewhere), METRIC)
 
     assert ("the machines differ: processor ",) == tuple(

@@ -29,7 +29,6 @@ def _caveat(view, name):
 
 
 def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
-    """Every caveat is ok but for load that was not recorded, which is no quiet."""
     level, reason = _caveat(interleaved, "Quiet machine")
     study = with_blocks(interleaved.study, lambda _: QUIET)
     quiet = dataclasses.replace(interleaved, study=study)
@@ -64,7 +63,6 @@ def _with_halves(interleaved, half):
     ("half", "level"), [(0.02, Level.OK), (0.11, Level.CAUTION), (0.3, Level.BAD)]
 )
 def test_a_study_that_resolves_little_is_not_reliable(interleaved, half, level):
-    """79 % [70, 88] is an interval of 11 % to either side."""
     view = _with_halves(interleaved, half)
     found, reason = _caveat(view, "Resolution")
 
@@ -112,7 +110,6 @@ def test_slow_blocks_that_typical_ones_hide_call_for_caution(
 def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(
     interleaved, monkeypatch
 ):
-    """Its interval may include 1 because it is wide."""
     aa_control = block_counts.aa_control_of(interleaved.study)
     ratio = dataclasses.replace(aa_control.ratio, value=1.12, low=0.97, high=1.29)
     far = dataclasses.replace(aa_control, ratio=ratio)
@@ -126,7 +123,6 @@ def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(
 
 
 def test_trials_in_sequence_call_for_caution(sequence):
-    """Drift is in their ratios, and three repetitions have wide intervals."""
     assert Level.CAUTION is _caveat(sequence, "Design")[0]
     assert (Level.CAUTION, "3 repetitions: wide intervals") == _caveat(
         sequence, "Sample"
@@ -152,7 +148,6 @@ SLOW = {"canary_after_sec": 0.4}
 
 
 def test_a_large_drift_changes_the_words_of_the_verdict(sequence, interleaved):
-    """In sequence it is in the ratios; in turns it cancels, and calls for caution."""
     drifted = _with_environments(sequence, _every_second, **SLOW)
     one_reading = _with_environments(interleaved, _every_second, **SLOW)
     repetition = _with_environments(
@@ -172,7 +167,6 @@ def test_a_large_drift_changes_the_words_of_the_verdict(sequence, interleaved):
 
 
 def test_the_drift_of_the_caveat_is_that_of_the_section_on_the_machine(interleaved):
-    """Of medians over a repetition; single readings move further, and say so."""
     disturbed = _with_environments(
         interleaved, lambda number, _: number == 0, canary_after_sec=0.6
     )
@@ -216,7 +210,6 @@ def test_failures_and_oversubscription_are_caveats(broken):
 
 
 def test_the_method_says_where_caveats_begin(interleaved, sequence):
-    """A reader can look up how much drift or how many discarded blocks are too many."""
     of_interleaved, of_sequence = (
         plain(overview.render_method(view)) for view in (interleaved, sequence)
     )

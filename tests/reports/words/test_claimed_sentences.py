@@ -30,14 +30,12 @@ def _rows(store):
 
 @pytest.mark.parametrize("name", published_studies.NAMES)
 def test_published_studies_say_only_what_has_a_row(name):
-    """Figures, causes and comparisons."""
     found = _rows(Store.open(published_studies.study(name)))
 
     assert {page_claims.INTERVAL, page_claims.FASTER} & found
 
 
 def test_made_studies_say_only_what_has_a_row(make, broken):
-    """With and without a cause, a baseline, another backend, an interval, figures."""
     two = ("in_graph", "tf_mirrored")
     nothing = {"in_graph": Lost(exposed_communication=0.0, input=0.0)}
     _rows(broken)
@@ -68,7 +66,6 @@ def _table(name):
 
 
 def test_the_tables_have_every_row():
-    """Of sentences, and of gates on every kind of noise, whose claims hold."""
     rows = {row for _, row in page_claims.SENTENCES if row is not None}
     rows |= {*page_claims.ROWS.values()}
     heads, gates = _table("gates-by-noise.csv")

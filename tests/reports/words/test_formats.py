@@ -83,7 +83,6 @@ def test_every_backend_of_the_catalogue_is_described():
 
 @given(log=st.floats(-1, 1), below=st.floats(0, 0.5), above=st.floats(0, 0.5))
 def test_a_direction_in_words_has_no_sign_of_its_own(log, below, above):
-    """The ends of the interval are in order, and the value is among them."""
     low, high = math.exp(log - below), math.exp(log + above)
     found = formats.longer(
         Estimate(value=math.exp(log), low=low, high=high, n=5, unit="", method="")
@@ -134,7 +133,6 @@ def score(**changes):
     ],
 )
 def test_another_protocol_is_another_axis(sequence, first, second, difference):
-    """Titles are numbered, and the sentence has both sides of the difference."""
     both = [learning.axis_of(score(**fields)) for fields in (first, second)]
     titles = list(learning.titles(both, sequence.study.metrics).values())
     sentence = learning.explain(both[0], both)

@@ -47,9 +47,6 @@ def slower(judged):
 
 
 def test_the_text_ends_with_the_verdict(slower):
-    """A row per case, the A/A control, the discarded blocks; the rule is in the last
-    line.
-    """
     lines = judgement.gate_text(slower).splitlines()
 
     assert re.match(r"case +slower by, interval, at least 90% +n +verdict", lines[0])
@@ -89,7 +86,6 @@ def test_junit_of_a_pass_has_no_failure_and_of_an_unfit_machine_an_error(judged)
 
 
 def test_github_annotates_a_regression_as_an_error(slower):
-    """A percent sign is escaped, as workflow commands demand."""
     lines = judgement.gate_github(slower).splitlines()
     start = "::error title=performance gate::throughput: "
 
@@ -226,7 +222,6 @@ def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, wo
 
 
 def test_steps_that_take_longer_than_their_program_are_none():
-    """Also where numbers have no times."""
     status = SimpleNamespace(duration_sec=2.0)
     trial = SimpleNamespace(status=status)
     one = case(1, said_sec=1.0, of=Evidence.ROWS, trial=trial)

@@ -48,7 +48,6 @@ def _run(command, runs_dir, monkeypatch):
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
-    """Those to reproduce a page or a point, and the next, by their options."""
     study = published_studies.study(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")
@@ -100,7 +99,6 @@ def test_commands_for_more_repetitions_run(planned, tmp_path, monkeypatch):
 
 
 def test_a_program_that_was_repaired_has_another_study():
-    """Its code is another, so the study of the failures would refuse it."""
     plan = SimpleNamespace(
         study="s",
         command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b"),
@@ -122,7 +120,6 @@ def test_a_program_that_was_repaired_has_another_study():
 def test_commands_after_failures_and_of_markdown_run(
     made, tmp_path, synthetic, monkeypatch
 ):
-    """Of a study of which all is ok, and one of which every trial failed."""
     whole = view_store(made(name="whole"))
     failed = {("in_graph", synthetic.WEAK, n, 0): TrialStatus.FAILED for n in (1, 2)}
     store = made(name="failed", statuses=failed)
@@ -142,7 +139,6 @@ def test_commands_after_failures_and_of_markdown_run(
 
 @pytest.mark.parametrize("order", ["relay", "sequential"])
 def test_commands_name_the_replicas_that_were_measured(planned, order):
-    """Their default is the cores of the machine that the command is typed on."""
     plan = planned(f"--order={order}")
     sizes = sorted({trial.spec.num_replicas for trial in plan.trials})
     wanted = f"--replicas {','.join(map(str, sizes))}"
@@ -157,7 +153,6 @@ def test_commands_name_the_replicas_that_were_measured(planned, order):
 
 
 def test_new_options_replace_those_of_the_sweep(sequence):
-    """In both spellings; those of the workload stay."""
     harness = ("python", "-m", "harness")
     options = [
         "--backends",

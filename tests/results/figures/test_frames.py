@@ -22,7 +22,6 @@ def broken(tmp_path_factory, synthetic):
 
 
 def test_trials_frame_has_a_row_per_trial_and_mode(broken):
-    """Failed and missing trials are rows without figures; the baseline has two."""
     trials = results.trials_frame(broken)
     baseline = trials[(trials.backend == "in_graph") & (trials.num_replicas == 1)]
     bad = trials[trials.status != "ok"]
@@ -124,7 +123,6 @@ def points(store):
 def test_the_pandas_example_prints_the_throughput_of_the_report(
     folder, store, capsys, monkeypatch
 ):
-    """Quality runs are in no mean of it."""
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     text = text.partition("## Reading with pandas")[2]
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
@@ -140,7 +138,6 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(
 
 
 def test_every_figure_of_the_report_has_rows(store, points):
-    """A mean over rows of one quantity is never a mean of different things."""
     runs = {
         entry.trial_id
         for case in results.load_study(store).quality_runs
@@ -189,7 +186,6 @@ def study(tmp_path_factory, synthetic):
 
 
 def test_a_figure_of_the_table_has_a_row_with_its_interval_or_a_reason(study):
-    """Ratios of a baseline are 1 by definition; the best baseline is all of itself."""
     points = results.points_frame(study)
     rows = points[points["kind"].isin(["estimate", "missing"])].set_index(
         ["quantity", "backend", "mode", "num_replicas"]

@@ -10,12 +10,12 @@ from plain_text import plain
 from synthetic import interleaving_shape, make_store
 
 from harness.machine.disturbance import discard_reason
+from reports.site.build import history, machine_class
 from reports.view import view_store
 from reports.words import caveats
 from results import load_study
 from results.figures import conditions
 from results.figures.conditions import _without_numbers, count_blocks
-from results.figures.history import history, machine_class
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CASE = {"backends": ("in_graph",), "repeats": 2, "is_evaluated": False}
@@ -50,7 +50,6 @@ def make_studies(tmp_path, synthetic):
 
 
 def test_machines_are_never_compared(make_studies):
-    """Of six studies the last two ran on a faster CPU."""
     found, _ = history(make_studies(["Slow CPU"] * 4 + ["Faster CPU"] * 2))
     slow, faster = dict.fromkeys(of.machine for of in found)
 
@@ -124,7 +123,6 @@ def test_the_limit_stands_in_place_of_what_was_measured(fields, expected):
 
 
 def test_a_block_that_stayed_discarded_is_counted(tmp_path, synthetic):
-    """Of blocks that are repeated once, and of those that have no valid attempt."""
     shape = interleaving_shape(controls=(), aa_factor=None)
     repeated = count_blocks(load_study(make_store(tmp_path / "repeated", shape)))
     shape = dataclasses.replace(shape, is_without_common_round=True)

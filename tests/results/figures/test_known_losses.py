@@ -54,7 +54,6 @@ def test_of_fifty_studies_no_cause_is_wrong(study):
 
 
 def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained():
-    """Of two programs that do not communicate, half of it looks like contention."""
     found = {of_controls(Step(imbalance=2 * LOST), seed).main_loss for seed in SEEDS}
 
     assert found <= {"imbalance", ""}
@@ -62,7 +61,6 @@ def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained():
 
 
 def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
-    """Threads wait longer than others had the cores: they waited for one another."""
     found = of_blocks(study, Cores(idle=LOST, queue=0.050), 0)
     idle, wait = found.part("idle"), found.part("run_queue_delay")
 
@@ -72,7 +70,6 @@ def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
 
 
 def test_two_controls_that_take_away_the_same_time_name_no_cause():
-    """Pipelines that slow each other down are contention, and input."""
     times = Step().times()
     for name in ("case", "nosync", "independent", "without_update"):
         times[name] += LOST

@@ -52,7 +52,6 @@ def with_failed(study, num_replicas, numbers):
 
 
 def test_more_replicas_are_compared_with_the_fewest(study):
-    """The target is the worst of five runs; better is the share of better pairs."""
     (found,) = learning_gains.of_study(study)
     first, second = found.cases
     pairs = [
@@ -72,7 +71,6 @@ def test_more_replicas_are_compared_with_the_fewest(study):
 
 
 def test_a_metric_of_unknown_direction_is_not_compared(study, tmp_path, synthetic):
-    """Nor one that nothing is said of, nor runs of two seeds."""
     facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
     for metrics in ((facts,), ()):
         plan = study.plan.model_copy(update={"metrics": metrics})
@@ -82,7 +80,6 @@ def test_a_metric_of_unknown_direction_is_not_compared(study, tmp_path, syntheti
 
 @pytest.mark.parametrize("num_failed", [1, 3])
 def test_a_run_that_failed_is_worse_than_any_other(study, num_failed):
-    """Failures, from the worst run on, make no case better, and none is dropped."""
     was, now, best = (
         learning_gains.of_study(of)[0].cases[1]
         for of in (
@@ -100,7 +97,6 @@ def test_a_run_that_failed_is_worse_than_any_other(study, num_failed):
 
 
 def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(study):
-    """The worst that did not fail, which equal runs miss more often than one in ten."""
     (found,) = learning_gains.of_study(with_failed(study, 1, range(3)))
 
     assert found.missed > 0.5

@@ -57,7 +57,6 @@ def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reas
 
 
 def test_input_that_one_replica_waits_for_as_well_is_no_loss():
-    """60 ms at one replica and at two, 10 of them input: nothing is lost."""
     same = {name: _all(60) for name in ("case", "baseline", "nosync", "independent")}
     without = {name: _all(50) for name in ("synthetic", "baseline_synthetic")}
     values = values_of(decompose(**same, **without))
@@ -98,7 +97,6 @@ def explained(tmp_path):
 
 
 def test_what_is_lost_is_found_in_its_part(explained):
-    """Of blocks in a store; ``test_known_losses.py`` has every part, and noise."""
     slow = Lost(exposed_communication=0.010, contention=0.010, update=0.013)
     controls = (*ALL_CONTROLS, Control.NO_UPDATE)
     (found,) = explained(lost={"in_graph": slow}, controls=controls)
@@ -119,7 +117,6 @@ def test_what_is_lost_is_found_in_its_part(explained):
 
 
 def test_imbalance_is_measured_where_each_replica_has_a_process(explained):
-    """Slowest less fastest process of nosync."""
     (found,) = explained(
         backends=("multi_worker",), num_ranks=2, imbalance=0.010, noise=0.0
     )
@@ -130,7 +127,6 @@ def test_imbalance_is_measured_where_each_replica_has_a_process(explained):
 
 @pytest.mark.parametrize("failed", [(1,), range(4)], ids=["one", "all"])
 def test_a_control_that_failed_is_not_guessed(explained, failed):
-    """Other repetitions still tell the parts; without any, it is unexplained."""
     (found,) = explained(not_ok=frozenset((Control.NOSYNC, 2, g) for g in failed))
 
     if len(failed) == 1:
@@ -143,14 +139,12 @@ def test_a_control_that_failed_is_not_guessed(explained, failed):
 
 
 def test_one_replica_without_its_update_explains_nothing(explained):
-    """As where the control failed at N replicas: there is no part to show."""
     failed = frozenset((Control.NO_UPDATE, 2, g) for g in range(4))
 
     assert () == explained(controls=(Control.NO_UPDATE,), not_ok=failed)
 
 
 def test_discarded_blocks_are_in_no_mean(tmp_path):
-    """The steps of a discarded block are skipped, not those of its repetition."""
     study = load_study(make_store(tmp_path, interleaving_shape()))
     results = [entry.result for entry in study.planned]
     discarded = [
@@ -192,7 +186,6 @@ def test_programs_that_never_communicate_count_by_their_mean(tmp_path):
 
 
 def test_the_independent_control_explains_every_backend_of_its_size(explained):
-    """Programs that never communicate are the same for all; other sizes have none."""
     backends = ("in_graph", "tf_mirrored")
     found = explained(
         backends=backends, replicas=(1, 2, 4), controls=(Control.INDEPENDENT,)
@@ -219,7 +212,6 @@ CASE = np.array([0.100, 0.101, 0.099, 0.100])
 def test_pipelines_that_take_the_whole_step_bound_it(
     fraction, baseline, verdict, explains_loss
 ):
-    """They explain a loss where they take longer than one replica's step, too."""
     found = lost_time.judge_input_bound(CASE, baseline * CASE / 0.100, fraction * CASE)
 
     assert (verdict, explains_loss) == (found.verdict, found.explains_loss)

@@ -44,7 +44,6 @@ def _only(study):
 
 
 def test_the_parts_are_those_that_the_blocks_were_given(study):
-    """Also in seconds: they are not logarithms, so they add up."""
     found = _only(_with_blocks(study))
     lost = found.lost
     values = {part.name: part.time.value for part in lost.parts}
@@ -115,7 +114,6 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
 
 
 def test_what_recorded_no_blocks_or_no_cpu_time_explains_nothing(study, tmp_path):
-    """Records of a version that did not measure it, and trials in sequence."""
     found = _only(study)
     in_sequence = load_study(make_store(tmp_path))
 

@@ -44,7 +44,6 @@ def _geometric_mean(case):
 
 
 def test_speedup_and_efficiency_follow_their_definitions(points):
-    """S(n) = X(n) / X(1), E(n) = S(n) / n, from geometric means."""
     base, two = (_point(points, "in_graph", WEAK, n) for n in (1, 2))
     expected = _geometric_mean(two.case) / _geometric_mean(base.case)
 
@@ -63,7 +62,6 @@ def test_speedup_and_efficiency_follow_their_definitions(points):
 
 
 def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
-    """X(n) / (n X*): a slow backend is not flattered by its own baseline."""
     best = _point(points, "in_graph", WEAK, 1)
     slow, two = (_point(points, "tf_mirrored", WEAK, n) for n in (1, 2))
     expected = _geometric_mean(two.case) / _geometric_mean(best.case) / 2
@@ -77,7 +75,6 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
 
 
 def test_baseline_of_two_replicas_scales_from_two(tmp_path, synthetic):
-    """S(4) = 2 X(4) / X(2) and E(4) = S(4) / 4: alone, a backend is its own best."""
     fields = {"replicas": (2, 4), "modes": (WEAK,), "backends": ("in_graph",)}
     points = scaling.points(_load(tmp_path, synthetic, **fields))
     two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
@@ -89,7 +86,6 @@ def test_baseline_of_two_replicas_scales_from_two(tmp_path, synthetic):
 
 
 def test_trials_that_are_not_ok_do_not_count(tmp_path, synthetic):
-    """Nor does a number whose sanity failed, though it is on disk."""
     statuses = {
         **{("in_graph", WEAK, 1, k): TrialStatus.FAILED for k in range(3)},
         ("tf_mirrored", WEAK, 2, 1): TrialStatus.FAILED_CHECKS,
@@ -189,7 +185,6 @@ def test_states_of_a_broken_study(tmp_path, synthetic):
 def test_a_difference_must_hold_among_all_ratios(
     tmp_path, synthetic, monkeypatch, p_values, expected
 ):
-    """Alone, each of 0.03 and 0.04 would be a difference; of two, neither is."""
     given = iter(p_values)
     monkeypatch.setattr(scaling, "_p_value", lambda _: next(given))
     found = scaling.compare_backends(_load(tmp_path, synthetic, modes=(WEAK,)))
@@ -200,7 +195,6 @@ def test_a_difference_must_hold_among_all_ratios(
 
 @pytest.mark.parametrize("num_rounds", [0, 4])
 def test_what_holds_is_also_outside_its_own_interval(tmp_path, synthetic, num_rounds):
-    """The p-value is of the same mean and spread as the interval shown."""
     fields = {"noise": 0.02, "repeats": 4, "num_rounds": num_rounds}
     found = scaling.compare_backends(_load(tmp_path, synthetic, **fields))
 

@@ -14,7 +14,7 @@ from reports.site.comparison import compare_studies
 from reports.words import judgement
 from results import load_study
 from results.errors import ResultsError
-from results.judging import gate, gate_metrics, judged_case, paired_gate
+from results.judging import gate, gate_metrics, paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
 
@@ -70,7 +70,6 @@ def of_studies(study, stored, metric="throughput"):
 def test_the_verdict_is_about_the_slowdown_against_the_revision(
     interleaved, factor, verdict
 ):
-    """A baseline whose steps are shorter makes this tree the slower one."""
     study = interleaved(revisions={BASE: factor}, aa_factor=1.0)
     judged = of_revisions(study)
 
@@ -104,8 +103,6 @@ def test_the_verdict_is_about_the_slowdown_against_the_revision(
 def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
     interleaved, slower, verdict
 ):
-    """One case of two replicas; known factors of this tree by size."""
-
     def change(entry):
         factor = 1.0 if entry.spec.revision else slower[entry.spec.num_replicas - 1]
         return {
@@ -136,7 +133,6 @@ def test_an_efficiency_needs_a_baseline_in_the_same_rounds(interleaved):
 @pytest.mark.parametrize("factor", [1.0, 1 / 1.3])
 @pytest.mark.parametrize("repeats", [FEWEST - 1])
 def test_too_few_repetitions_regress_and_never_pass(interleaved, factor, repeats):
-    """What slows one in five may be in none of them; notes say how many it takes."""
     judged = of_revisions(interleaved(revisions={BASE: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
     text = judgement.gate_text(judgement.record_of(judged))
@@ -148,8 +144,6 @@ def test_too_few_repetitions_regress_and_never_pass(interleaved, factor, repeats
 
 
 def test_load_that_was_not_recorded_is_not_quiet(interleaved):
-    """Of any block: equal programs do not pass; slower ones regress all the same."""
-
     def forget(entry):
         is_known = entry.spec.repetition_index
         return {"foreign_cpu_fraction": lambda _: 0.0 if is_known else None}
@@ -177,7 +171,6 @@ def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
 
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
-    """Simulated, of as many cases and repetitions; not what was asked for."""
     rates = paired_gate.of_gate(2, FEWEST, 0.05)
     text = judgement.headline(of_revisions(interleaved(revisions={BASE: 1.0})))
 
@@ -213,7 +206,7 @@ def test_the_worst_case_decides():
     verdicts = [Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE]
 
     for index, expected in enumerate(verdicts):
-        assert expected is judged_case.worst(verdicts[index:])
+        assert expected is gate_metrics.worst(verdicts[index:])
 
 
 def test_a_case_with_one_repetition_makes_the_whole_inconclusive(interleaved):
@@ -237,7 +230,6 @@ def test_failed_trials_are_named(interleaved, synthetic):
 
 
 def test_a_stored_study_is_a_weaker_baseline(interleaved):
-    """Two groups: the interval holds the spread of both, and says so."""
     judged = of_studies(interleaved("a"), interleaved("b", repeats=6, noise=0.007))
     paired = of_revisions(interleaved(revisions={BASE: 1.0}))
     slowdown, other = (of.cases[0].judgement.slowdown for of in (judged, paired))
@@ -323,7 +315,7 @@ def case_of(*values):
     ],
 )
 def test_any_rise_is_a_regression(before, after, verdict, rise):
-    found, reason = judged_case.count_of(
+    found, reason = gate_metrics.count_of(
         case_of(after, after), case_of(before, before), "bytes"
     )
 
@@ -340,7 +332,7 @@ def test_any_rise_is_a_regression(before, after, verdict, rise):
     ],
 )
 def test_what_is_no_count_has_no_verdict(here, there, reason):
-    found, why = judged_case.count_of(case_of(*here), case_of(*there), "bytes")
+    found, why = gate_metrics.count_of(case_of(*here), case_of(*there), "bytes")
 
     assert found is None
     assert reason in why

@@ -9,7 +9,7 @@ from changed_study import with_blocks
 
 from results import errors, load_study
 from results.judging import gate_metrics, paired_gate, power
-from results.statistics import repetitions
+from results.statistics import estimates
 from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL, Verdict
 
 SPREAD = 0.03
@@ -29,7 +29,6 @@ def needed(effect, **fields):
 
 
 def test_a_default_gate_decides():
-    """No change passes, and 5 % of one case are found before the last look."""
     rule = power.design(delta=0.05, alpha=0.05)
     equal, slower = power.operating_points(SPREAD, [0.0, 0.05], rule, num_cases=6)
 
@@ -42,7 +41,6 @@ def test_a_default_gate_decides():
 
 
 def test_a_gate_without_time_for_all_looks_does_not_pass():
-    """Five of fifteen repetitions: what slows one in five is missed in a third."""
     short = power.design(delta=0.05, alpha=0.05, most=5)
     (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
 
@@ -51,7 +49,6 @@ def test_a_gate_without_time_for_all_looks_does_not_pass():
 
 
 def test_what_each_effect_needs():
-    """The smallest number that has the power; its time; none just below delta."""
     same, slow, hopeless = needed(0.0), needed(0.10), needed(0.0499)
     found = needed(0.08)
 
@@ -67,7 +64,6 @@ def test_what_each_effect_needs():
 
 
 def test_smallest_effect_found_has_the_power():
-    """More repetitions find less; a hopeless number finds nothing."""
     four = power.smallest_effect_found(SPREAD, one_look(4))
     (point,) = power.operating_points(SPREAD, [four], one_look(4))
 
@@ -79,7 +75,7 @@ def test_smallest_effect_found_has_the_power():
 
 def test_half_of_all_measurements_reach_the_median_half_width():
     generator = np.random.default_rng(4)
-    found = map(repetitions.over_repetitions, generator.normal(0, SPREAD, (2000, 4)))
+    found = map(estimates.over_repetitions, generator.normal(0, SPREAD, (2000, 4)))
     widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
 
     assert power.median_half_width(SPREAD, 4) == pytest.approx(
@@ -174,7 +170,6 @@ def test_slowdowns_of_blocks_and_stretches(pairs):
 
 
 def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
-    """Of blocks and means of stretches; a ratio has no percentile."""
     whole = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
     found = paired_gate.of_pairs(pairs, gate_metrics.EFFICIENCY)
 

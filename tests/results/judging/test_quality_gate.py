@@ -67,7 +67,6 @@ def with_finals(study, here, there, **fields):
     ("factor", "verdict"), [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)]
 )
 def test_as_much_as_the_baseline_passes(learned, factor, verdict):
-    """The factor is the baseline's; more than it is an improvement."""
     found = of_revisions(learned(learned={BASE: factor}))
     (case,) = found.cases
 
@@ -126,10 +125,6 @@ def _regressions(failing, n):
 
 
 def test_runs_that_fail_more_often_regress(learned):
-    """Nine in ten fail, or 45 of 100; two of six are counted, and no regression.
-
-    ``tests/validation/statistics`` has how often gates on quality err.
-    """
     few = with_finals(learned(), [0.9] * 4 + [0.1] * 2, [0.9] * NUM_SEEDS)
     (case,) = of_revisions(few).cases
 
@@ -181,7 +176,6 @@ def test_a_metric_that_the_runs_lack_is_refused(learned):
 
 
 def test_a_stored_study_is_compared_in_the_order_of_seeds(learned, synthetic):
-    """Weaker, and only with the same budget."""
     study = learned("a", learned={})
     found = of_studies(study, learned("b", learned={}))
     budget = synthetic.LEARNING.model_copy(update={"amount": 995})

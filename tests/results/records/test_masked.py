@@ -68,8 +68,6 @@ PRINTED = st.text(alphabet=string.ascii_lowercase + " .:,'()=[]/\n", max_size=60
 
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_token_is_masked_within_any_line(name):
-    """The words around it stay; masked text stays as it is."""
-
     @settings(max_examples=15)
     @given(before=PRINTED, token=TOKENS[name], after=PRINTED)
     def check(before, token, after):
@@ -85,8 +83,6 @@ def test_a_token_is_masked_within_any_line(name):
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_a_secret_is_masked_by_what_stands_before_it(name):
-    """The name stays, so that a reader sees what was there."""
-
     @settings(max_examples=15)
     @given(before=PRINTED, secret=SECRETS)
     def check(before, secret):
@@ -142,7 +138,6 @@ def test_words_of_reports_are_not_masked(text):
     ],
 )
 def test_what_leaves_the_machine_does_not_say_whose_it_is(text, shown):
-    """Folders, addresses, hosts; the same again when it is masked again."""
     assert texts.shared(text) == (text if shown is None else shown)
     assert texts.shared(texts.shared(text)) == texts.shared(text)
 
@@ -151,7 +146,6 @@ PIECES = ("a", "a_", "-a", "--a-a_", "a.", "eyJ-", "sk-", "token_", "/a", "a://"
 
 
 def test_long_text_takes_no_time():
-    """A program may print a megabyte without a space."""
     for piece in PIECES:
         assert texts.shared.__wrapped__(piece * (100_000 // len(piece)))
 
@@ -166,7 +160,6 @@ def named(monkeypatch):
 
 
 def test_names_of_host_and_user_in_output_are_masked(named):
-    """Not those that many machines have, nor a part of another name."""
     named.setattr("getpass.getuser", lambda: "runner")
     text = "gpu-box-7: lost gpu-box-7.corp.example, not gpu-box-70; a runner"
 
@@ -174,8 +167,6 @@ def test_names_of_host_and_user_in_output_are_masked(named):
 
 
 def test_a_user_without_a_name_is_no_error(named):
-    """As in a container that runs under a number."""
-
     def refuse():
         raise KeyError("getpwuid(): uid not found: 1234")
 

@@ -66,7 +66,6 @@ def test_any_difference_is_another_trial(update, is_same_case):
 @settings(max_examples=25)
 @given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text()))
 def test_canonical_json_is_json_and_ascii(value):
-    """It reads back as what it was; NaN would not compare equal to itself."""
     text = identity.canonical_json(value)
 
     assert value == json.loads(text)
@@ -149,7 +148,6 @@ def _first(store, name):
     ],
 )
 def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
-    """A pipe has no writer, a device no end."""
     damaged.put(_first(store, "result.json"), what)
     (problem,) = store.read().problems
 
@@ -242,7 +240,6 @@ def test_what_is_no_record_is_named_and_costs_one_trial(store, name, damage, rea
 
 
 def test_records_that_contradict_each_other_are_named(store):
-    """A spec is its trial's name; a number that is said to exist must exist."""
     first, second, *_ = store.trial_ids()
     edit_record(store.trial_dir(first) / "spec.json", num_measured_steps=9999)
     (store.trial_dir(second) / "result.json").unlink()
@@ -312,7 +309,6 @@ def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
 
 
 def test_a_study_that_cannot_be_looked_at_is_reported(store, tmp_path):
-    """Circles, and names of any length; a circle is not the same as no trial yet."""
     (tmp_path / "loop").symlink_to("loop")
     trials = store.root / "trials"
     trials.rename(store.root / "elsewhere")

@@ -54,7 +54,6 @@ def test_ratio_pairs_by_key_not_by_position():
 
 
 def test_ratio_without_common_repetitions_is_unpaired():
-    """A failed repetition breaks the pairs; one alone has no spread."""
     estimate = estimates.ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 2: 1.1})
     to_one = estimates.ratio({0: 2.0, 1: 2.1}, {0: 1.0})
 
@@ -64,7 +63,6 @@ def test_ratio_without_common_repetitions_is_unpaired():
 
 
 def test_the_drawn_quantile_is_students_where_one_group_is_certain():
-    """And the draws are seeded: the same input gives the same bytes."""
     first = {0: 1.00, 1: 1.02, 2: 0.97}
     estimate = estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
     half = stats.t.ppf(0.975, 2) * stats.sem(np.log(list(first.values())))
@@ -76,7 +74,6 @@ def test_the_drawn_quantile_is_students_where_one_group_is_certain():
 
 
 def test_two_groups_agree_with_the_textbook():
-    """Welch's test, computed by scipy; equal groups without spread do not differ."""
     first, second = [0.11, 0.13, 0.02, 0.08], [0.01, -0.02, 0.04]
     expected = stats.ttest_ind(first, second, equal_var=False)
     found = estimates.two_groups(first, second)

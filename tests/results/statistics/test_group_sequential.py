@@ -55,7 +55,6 @@ def test_verdict_of_an_interval(low, high, expected):
     ],
 )
 def test_verdict_of_repetitions(logs, expected):
-    """By Student's interval with a confidence of one minus twice alpha."""
     found = judged(logs)
     assert found.verdict is expected
     if any(logs):
@@ -81,7 +80,6 @@ def test_what_cannot_be_judged_is_refused(logs, options, message):
 
 
 def test_blocks_alone_miss_a_step_in_fifty():
-    """A mean of logarithms sees a part of what it costs: the reason for stretches."""
     logs = noise_models.simulate(
         "this machine",
         Change(every_50th=10.0, num_cases=None),
@@ -108,7 +106,6 @@ def test_a_case_without_numbers_stays_undecided():
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
 def test_a_pass_needs_repetitions_that_show_what_slows_one_in_five(alpha):
-    """So many that all are quick with a probability of alpha at most."""
     fewest = group_sequential.fewest_to_pass(alpha)
 
     assert 0.8**fewest < alpha < 0.8 ** (fewest - 3)

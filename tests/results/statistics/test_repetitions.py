@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from results import errors
-from results.statistics import repetitions
+from results.statistics import estimates
 
 LOGS = [0.50, 0.54, 0.47, 0.52]
 
@@ -27,10 +27,9 @@ def ends(estimate):
 
 
 def test_intervals_say_what_they_are_over():
-    """``verify/test_headlines.py`` computes their ends by other code."""
-    repetitions_only = repetitions.over_rounds([[of] for of in LOGS], unit="images/s")
+    repetitions_only = estimates.over_rounds([[of] for of in LOGS], unit="images/s")
     # Five equal means of 20 rounds that differ.
-    rounds = repetitions.over_rounds([[0.4, 0.6] * 10] * 5)
+    rounds = estimates.over_rounds([[0.4, 0.6] * 10] * 5)
 
     assert student(LOGS) == pytest.approx(ends(repetitions_only))
     assert (4, "images/s", True) == (
@@ -45,18 +44,16 @@ def test_intervals_say_what_they_are_over():
 
 @pytest.mark.parametrize("apart", [0.05, 0.4])
 def test_a_p_value_agrees_with_its_interval(apart):
-    """Whether repetitions or rounds decide."""
-    mean = repetitions.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
+    mean = estimates.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
 
     assert (mean.p_value() < 0.05) == (mean.centre > mean.half_width())
     assert 2 * mean.half_width() == pytest.approx(mean.widened(2.0).half_width())
 
 
 def test_an_interval_that_decided_when_to_stop_is_wider():
-    """From six repetitions on; at five, none before was looked at."""
     logs = [*LOGS, 0.49, 0.51]
     planned, stopped = (
-        repetitions.over_rounds([[log] for log in logs], is_stopped_on_width=of)
+        estimates.over_rounds([[log] for log in logs], is_stopped_on_width=of)
         for of in (False, True)
     )
     half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
@@ -64,30 +61,28 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
     assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
     assert planned.value == stopped.value
     assert "widened by 10 % because measuring stopped on its width" in stopped.method
-    assert repetitions.over_repetitions(logs[:5]) == repetitions.over_rounds(
+    assert estimates.over_repetitions(logs[:5]) == estimates.over_rounds(
         [[log] for log in logs[:5]], is_stopped_on_width=True
     )
 
 
 @pytest.mark.parametrize("more", [[], [0.51, 0.50]])
 def test_measuring_stops_where_the_reported_interval_reaches_the_target(more):
-    """Half of it is within ln(1 + target), and not a little more."""
     logs = [[log, log] for log in (*LOGS, 0.49, *more)]
-    estimate = repetitions.over_rounds(logs, is_stopped_on_width=True)
+    estimate = estimates.over_rounds(logs, is_stopped_on_width=True)
     reached = estimate.high / estimate.value - 1
 
-    assert repetitions.is_precise_enough(logs, reached * 1.001)
-    assert not repetitions.is_precise_enough(logs, reached * 0.999)
+    assert estimates.is_precise_enough(logs, reached * 1.001)
+    assert not estimates.is_precise_enough(logs, reached * 0.999)
     # Not from fewer than five, though they agree to the last digit.
     assert [False, False, True] == [
-        repetitions.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
+        estimates.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
     ]
 
 
 def test_one_repetition_excludes_nothing():
-    """Its interval is over batches of rounds, and for its processes only."""
     logs = np.random.default_rng(1).normal(0.5, 0.1, 23).tolist()
-    estimate = repetitions.these_processes_only(logs)
+    estimate = estimates.these_processes_only(logs)
 
     assert estimate.low > 1
     assert (1, False) == (estimate.n, estimate.is_conclusive)
@@ -97,9 +92,8 @@ def test_one_repetition_excludes_nothing():
 
 
 def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_repetition():
-    """The same values, sorted: neighbours depend on each other."""
     logs = np.random.default_rng(2).normal(0.0, 0.1, 100).tolist()
-    independent, dependent = map(repetitions.these_processes_only, (logs, sorted(logs)))
+    independent, dependent = map(estimates.these_processes_only, (logs, sorted(logs)))
 
     assert math.log(dependent.high) > 2 * math.log(independent.high)
 
@@ -109,16 +103,15 @@ def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_repetition():
     [(3, 0), (4, 2), (19, 9), (100, 10), (192, 13), (5000, 30)],
 )
 def test_number_of_batches(num_rounds, expected):
-    """From 10 to 30 where a batch can have two rounds, else fewer, else none."""
-    estimate = repetitions.these_processes_only([0.5] * num_rounds)
+    estimate = estimates.these_processes_only([0.5] * num_rounds)
 
-    assert expected == repetitions.num_batches(num_rounds)
+    assert expected == estimates.num_batches(num_rounds)
     assert estimate.has_interval == bool(expected)
     assert ("too few rounds" in estimate.method) == (not expected)
 
 
 def holm(*p_values):
-    return tuple(repetitions.holm(dict(enumerate(p_values))).values())
+    return tuple(estimates.holm(dict(enumerate(p_values))).values())
 
 
 def test_holms_own_steps():
@@ -130,7 +123,6 @@ def test_holms_own_steps():
 
 @given(st.lists(st.floats(min_value=0, max_value=1), max_size=8))
 def test_adjusting_never_strengthens_and_keeps_the_order(values):
-    """From p to the number of comparisons times p, and at most 1."""
     adjusted = holm(*values)
     order = np.argsort(values, kind="stable")
 
@@ -143,11 +135,11 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
     ("call", "message"),
     [
         (
-            lambda: repetitions.log_ratios({0: 1.0}, {7: math.nan}),
+            lambda: estimates.log_ratios({0: 1.0}, {7: math.nan}),
             "value nan in round 7",
         ),
-        (lambda: repetitions.is_precise_enough([LOGS], 0.0), "must be a positive rat"),
-        (lambda: repetitions.over_repetitions([]), "a sequence of one or more numbers"),
+        (lambda: estimates.is_precise_enough([LOGS], 0.0), "must be a positive rat"),
+        (lambda: estimates.over_repetitions([]), "a sequence of one or more numbers"),
         (lambda: holm(0.1, 1.2), "holds 1.2, all must be from 0 to 1"),
     ],
 )

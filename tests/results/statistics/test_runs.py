@@ -23,7 +23,6 @@ def interval(estimate):
 
 @pytest.mark.parametrize("count", [10, 11])
 def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
-    """A quarter off either end, rounded down; the same runs, the same interval."""
     values = np.random.default_rng(count).exponential(size=count).tolist()
     found = run_scores.score(values)
 
@@ -52,7 +51,6 @@ def test_a_few_runs_are_trimmed_like_yuens_test_does(count):
 
 
 def test_three_runs_have_the_interval_of_students_t():
-    """None is dropped, so it is the plain one; fewer have none."""
     values = [1.0, 2.0, 4.0]
     found, of_two = (run_scores.score(of) for of in (values, values[:2]))
     expected = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
@@ -69,7 +67,6 @@ def test_three_runs_have_the_interval_of_students_t():
 def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
     num_failed, is_finite
 ):
-    """Beyond that it says so; the mean of the others would be of survivors."""
     values = [0.7, 0.8, 0.81, 0.83, 0.9]
     failed = run_scores.score([-math.inf] * num_failed + values[num_failed:])
 
@@ -79,7 +76,6 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
 
 
 def test_the_estimate_is_the_share_of_better_pairs():
-    """Mann and Whitney's U over the number of pairs; ties count half."""
     first, second = [3.0, 5.0, 7.0, 7.0], [4.0, 7.0, 1.0]
     u = scipy.stats.mannwhitneyu(first, second).statistic
     found = improvement(first, second)
@@ -134,7 +130,6 @@ def times(*amounts, ended=()):
 def test_the_first_evaluation_that_meets_the_target_counts(
     target, is_higher_better, expected
 ):
-    """At the end of the run it is censored."""
     curve = [(100, 0.4), (200, 0.5), (300, 0.8)]
 
     assert first_reached(curve, target, is_higher_better=is_higher_better) == expected
@@ -152,7 +147,6 @@ def test_the_first_evaluation_that_meets_the_target_counts(
 def test_an_interval_of_the_median_states_what_it_is_worth(
     amounts, value, low, high, confidence
 ):
-    """All reached it; few are enclosed by the fastest and the slowest."""
     found = median_time(times(*amounts), unit="s")
 
     assert (low, value, high) == interval(found.median)
@@ -184,7 +178,6 @@ def test_a_censored_run_opens_the_upper_end(reached, ended, median, budget):
 
 
 def test_a_target_is_what_the_worst_run_reached():
-    """One of the highest costs; equal results are all reached; failures say so."""
     first, _ = run_scores.target_of(
         [3.0, 1.0, 2.0], is_higher_better=False, num_others=3
     )

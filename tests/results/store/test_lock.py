@@ -56,7 +56,6 @@ def refused(root, error, message=None, take=lock.lock_study):
 
 @pytest.mark.processes
 def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
-    """Kill -9 leaves nothing stale: the kernel drops the lock."""
     with start_owner(tmp_path) as owner:
         assert owner.stdout.readline() == "held\n"
         message = rf"is in use by process {owner.pid}: wait until it ends"
@@ -70,7 +69,6 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
 
 
 def test_one_process_cannot_hold_it_twice(tmp_path):
-    """Two locks of one process exclude each other too, and release in order."""
     with lock.lock_study(tmp_path):
         refused(tmp_path, errors.StudyLockedError, f"process {os.getpid()}")
         assert (tmp_path / lock.HOLDER_NAME).exists()
@@ -81,7 +79,6 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
 
 
 def test_what_cannot_be_locked_is_one_line(tmp_path):
-    """An owner that has not written its pid; a folder that is missing."""
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HOLDER_NAME).write_text("")
         refused(tmp_path, errors.StudyLockedError, "in use by another process")
@@ -92,7 +89,6 @@ def test_what_cannot_be_locked_is_one_line(tmp_path):
 
 
 def test_a_writer_removes_what_another_could_not(tmp_path):
-    """A write that failed on a full disk, or was killed, leaves a temporary file."""
     (tmp_path / ".tmp-x-plan.json").write_text("half")
     (tmp_path / ".tmp-folder").mkdir()
     with lock.lock_study(tmp_path):
@@ -105,8 +101,6 @@ NUM_MACHINES = 4
 
 
 def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
-    """What was done under it is done."""
-
     def fail(path, **_):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
@@ -131,7 +125,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 
 def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
-    """Whatever its own kernel says of locks; and not for long after a kill."""
     with start_owner(tmp_path, "other") as other:
         assert other.stdout is not None
         assert "held\n" == other.stdout.readline()
@@ -152,7 +145,6 @@ def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch)
 
 @pytest.mark.processes
 def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
-    """In every race, also for the study of a machine that is dead."""
     for race in range(NUM_RACES):
         root = tmp_path / str(race)
         root.mkdir()
@@ -172,7 +164,6 @@ def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
 
 
 def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
-    """The file is touched again and again, and gone at the end."""
     monkeypatch.setattr(lock, "PERIOD_SEC", 0.01)
     path = tmp_path / lock.HEARTBEAT_NAME
     with lock.hold_heartbeat(tmp_path):
@@ -183,7 +174,6 @@ def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
 
 
 def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
-    """It was stopped too long; what it would write belongs to the other."""
     monkeypatch.setattr(lock, "PERIOD_SEC", 0.01)
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -202,14 +192,12 @@ def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path):
-    """It cannot be a sign of life."""
     (tmp_path / lock.HEARTBEAT_NAME).symlink_to("nothing")
     refused(tmp_path, errors.WriteStoreError, r"cannot write '.*lock-heartbeat'")
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n"])
 def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
-    """It is as old as any other."""
     path = tmp_path / lock.HEARTBEAT_NAME
     path.write_text(text, encoding="latin-1")
     refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
@@ -221,7 +209,6 @@ def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
 
 
 def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path):
-    """Two dead machines, the second within the moment of taking over."""
     for name, text in (
         (lock.HEARTBEAT_NAME, "first 1\n"),
         (f"{lock.HEARTBEAT_NAME}-after-{lock._digest('first 1' + chr(10))}", "b 2\n"),
@@ -235,7 +222,6 @@ def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path):
 
 
 def test_a_dead_owner_is_succeeded_once(tmp_path, monkeypatch):
-    """Another was faster: what was read of the dead owner is not true any more."""
     path = tmp_path / lock.HEARTBEAT_NAME
     path.write_text("successor 2\n")
     os.utime(path, (1.0, 1.0))
@@ -247,8 +233,6 @@ def test_a_dead_owner_is_succeeded_once(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
-    """Files are then made exclusively."""
-
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
@@ -262,7 +246,6 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
 
 
 def test_a_kernel_without_an_id_is_known_by_its_network(monkeypatch, tmp_path):
-    """On systems other than Linux."""
     monkeypatch.setattr(lock, "_BOOT_ID", tmp_path / "missing")
 
     assert lock.kernel_id() == lock.kernel_id() != ""

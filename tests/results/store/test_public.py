@@ -102,7 +102,6 @@ def test_what_of_a_record_leaves_the_machine(record, public_record):
 
 
 def test_lines_of_observations_hold_no_reason_and_nothing_unknown():
-    """Why a process failed is in the status; what was cut by a kill is left out."""
     lines = [
         {"kind": "done", "ns": 5},
         {"kind": "failure", "phase": "measure", "reason": TOKEN, "traceback": TOKEN},
@@ -122,7 +121,6 @@ def test_lines_of_observations_hold_no_reason_and_nothing_unknown():
 
 
 def test_a_record_that_is_nested_deeply_is_damaged():
-    """It can be parsed, and nobody wrote it."""
     record = {}
     for _ in range(900):
         record = {"x": record}
@@ -132,7 +130,6 @@ def test_a_record_that_is_nested_deeply_is_damaged():
 
 
 def test_a_picture_holds_pixels_only():
-    """Neither a text of its file nor what is behind its end; others are left out."""
     study = published_studies.study("sngan")
     drawn = min(study.glob("trials/*/samples_*.png")).read_bytes()
     chunk = b"zTXt" + b"Comment\0\0" + zlib.compress(TOKEN.encode())

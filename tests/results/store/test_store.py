@@ -45,7 +45,6 @@ def test_records_read_back_equal(tmp_path, store):
 
 
 def test_failed_write_keeps_the_old_record(store, monkeypatch):
-    """The disk is full while writing: old bytes stay, the error says what to do."""
     trial = next(store.trials())
     folder = store.trial_dir(trial.trial_id)
     before = [(folder / f"{name}.json").read_bytes() for name in ("env", "status")]
@@ -69,7 +68,6 @@ def test_failed_write_keeps_the_old_record(store, monkeypatch):
 
 
 def test_unfinished_and_empty_folders_are_not_finished(store):
-    """What a killed harness leaves is read as not finished, never as corrupt."""
     first, second, *others = store.trial_ids()
     (store.trial_dir(first) / "status.json").unlink()
     for path in store.trial_dir(second).iterdir():
@@ -97,7 +95,6 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
     ],
 )
 def test_another_version_is_one_clear_error(store, version, error, message):
-    """Of a plan, and of a trial."""
     result = store.trial_dir(store.trial_ids()[0]) / "result.json"
     edit_record(result, schema_version=version)
     with pytest.raises(error, match=message.replace("plan", "result")):
@@ -111,7 +108,6 @@ def test_another_version_is_one_clear_error(store, version, error, message):
     ("workload", "metric"), [("resnet50", "top_1"), ("sngan", "fid")]
 )
 def test_a_study_of_the_version_before_is_read(tmp_path, synthetic, workload, metric):
-    """Trials keep their ids; only the steps of sngan drew random numbers."""
     shape = synthetic.Shape(workload=workload, modes=(synthetic.WEAK,))
     store = synthetic.make_store(tmp_path / "study", shape)
     plan = store.read_plan()
@@ -153,7 +149,6 @@ def test_opening_nothing_is_an_error(tmp_path, store):
 
 
 def test_creating_where_it_cannot_be_is_an_error(tmp_path, store):
-    """A file in the way, a folder of something else, a place nobody can write."""
     (tmp_path / "file").write_text("")
     for path, error, message in (
         (
@@ -186,7 +181,6 @@ def _zip(path, **files):
 
 
 def test_a_zip_is_unpacked_and_removed(tmp_path):
-    """Its study is the folder in it, or all of it where it was packed from inside."""
     names = {"a/": "", PLAN_OF_A: "1", "a/trials/x/y.json": "2"}
     with studies.opened(_zip(tmp_path / "a.zip", **names)) as root:
         assert "a" == root.name
@@ -199,7 +193,6 @@ def test_a_zip_is_unpacked_and_removed(tmp_path):
 
 
 def test_a_folder_around_one_study_is_that_study(tmp_path):
-    """As unpacking makes it; of several none is chosen, and a study is itself."""
     (tmp_path / "a").mkdir()
     (tmp_path / PLAN_OF_A).write_text("1")
     with studies.opened(tmp_path) as root:
@@ -235,7 +228,6 @@ def _refused(path, message):
 
 
 def test_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
-    """Other files, damaged ones, those that would fill a disk, and a full disk."""
     path = tmp_path / "a.zip"
     path.write_text("text")
     _refused(path, r"is no zip file of a study: .*zip fi")

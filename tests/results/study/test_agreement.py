@@ -53,7 +53,6 @@ def design(view):
 
 
 def test_backends_with_equal_losses_do_the_same_work(view):
-    """At each size, over all repetitions; rounding is no other work."""
     (text,) = sentences(view)
     assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
     view = with_losses(view, 1.000001, lambda spec: spec.backend == "in_graph")
@@ -68,7 +67,6 @@ def test_backends_with_equal_losses_do_the_same_work(view):
 
 
 def test_a_backend_that_computes_something_else_has_no_ratio(view):
-    """Only where it does: at two replicas; the page says so."""
     view = with_losses(
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
@@ -88,7 +86,6 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
 
 
 def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
-    """As those with actors: the A/A control has other losses than its case."""
     view = with_losses(view, 1.5, lambda spec: spec.control is Control.AA)
     found = equivalence_lib.agreements_of(view.study)
     (text,) = sentences(view)
@@ -100,7 +97,6 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
 
 
 def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
-    """Other weights and batches than those of its seed: the ratio stays."""
     check = SanityCheck(
         name=equivalence_lib.OWN_CHECK, is_passed=True, detail="3 losses"
     )
@@ -113,7 +109,6 @@ def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
 
 
 def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
-    """Each backend draws its own; the ratio stays, and the page says what shows it."""
     drawing = with_losses(view, 1.2, of_mirrored, draws_random_numbers=True)
     found = equivalence_lib.agreements_of(drawing.study)
     (text,) = sentences(drawing)
@@ -139,7 +134,6 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
 
 
 def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(view):
-    """Later ones differ, the ratio stays, and the page says what shows the rest."""
     plan = {
         "amplifies_rounding": True,
         "equivalence": EquivalenceCheck(trials=view.study.plan.trials[:1]),

@@ -105,7 +105,6 @@ def run(store, wrong="", **how):
 
 
 def test_what_matches_one_replica_counts(store):
-    """Rounding is no difference; the page says what was compared."""
     run(store, "in_graph", losses=[loss * 1.00001 for loss in LOSSES])
     study = load_study(store)
 
@@ -131,7 +130,6 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
-    """Its state and reason, no figure, no ratio, no law; others keep theirs."""
     how, reason = WRONG[name]
     run(store, "in_graph", **how)
     study = load_study(store)
@@ -161,7 +159,6 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
 
 
 def test_the_report_crosses_it_out(store):
-    """In the table of page and terminal, among the limits, and as data."""
     run(store, "in_graph", sketch=(6.0, -8.0))
     page = visible(build.build_report(store))
     matches = frame.summary(store)["matches"]
@@ -179,7 +176,6 @@ def test_the_report_crosses_it_out(store):
 
 
 def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
-    """A run that failed, that is missing, or a study of an earlier version."""
     run(store, "tf_mirrored", status=TrialStatus.FAILED)
     failed = load_study(store).matches[1]
     plan = store.read_plan()
@@ -243,7 +239,6 @@ def test_a_study_that_checks_nothing_says_why(store, change, reasons):
 
 
 def test_a_change_of_zero_is_no_difference():
-    """Both sides leave a model as it is."""
     zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
 
     assert {("model", "frozen"): 0.0} == equivalence.change_differences(zero, zero)

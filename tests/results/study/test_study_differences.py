@@ -52,7 +52,6 @@ OTHER = {
 
 
 def test_each_difference_is_in_its_group(make):
-    """With both values; what is drawn for each trial is no difference."""
     seeds = ({"environment_variables": {"PYTHONHASHSEED": of}} for of in "12")
     first, second = make("a", ENV), make("b", OTHER, workload_version="2")
     kernel = first.entries[0].trial.env.kernel

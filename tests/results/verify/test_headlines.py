@@ -10,7 +10,7 @@ import published_studies
 import pytest
 
 from results import Store, load_study
-from results.statistics import estimates, repetitions
+from results.statistics import estimates
 from results.verify import check as check_lib
 from results.verify import trials
 from results.verify.check import Check
@@ -47,14 +47,14 @@ def drawn(numbers, spread=0.0):
         ),
         # Batches of consecutive rounds.
         *(
-            (lambda of: repetitions.these_processes_only(of[0]), [n])
+            (lambda of: estimates.these_processes_only(of[0]), [n])
             for n in (1, 4, 5, 20, 23, 1000)
         ),
         # Repetitions of unlike numbers of rounds.
-        (repetitions.over_rounds, [1, 5, 9, 20]),
+        (estimates.over_rounds, [1, 5, 9, 20]),
         # Widened from six on.
         *(
-            (lambda of: repetitions.over_rounds(of, is_stopped_on_width=True), [1] * n)
+            (lambda of: estimates.over_rounds(of, is_stopped_on_width=True), [1] * n)
             for n in (5, 6)
         ),
     ],
@@ -88,7 +88,6 @@ def of_two_replicas(study):
 
 
 def test_a_longer_block_differs_in_each_figure_of_its_case(published):
-    """And in no other; of an untouched study nothing differs."""
     study, raws = published
     assert not compared(study, raws).differences
     trial_id = of_two_replicas(study)
@@ -104,7 +103,6 @@ def test_a_longer_block_differs_in_each_figure_of_its_case(published):
 
 
 def test_a_trial_without_raw_observations_is_not_taken_for_verified(published):
-    """It is named with each figure that needs it."""
     study, raws = published
     trial_id = of_two_replicas(study)
     check = compared(study, {k: raw for k, raw in raws.items() if k != trial_id})

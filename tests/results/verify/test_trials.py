@@ -89,7 +89,6 @@ def read(tmp_path):
 
 
 def test_blocks_are_joined_over_ranks(read):
-    """From the latest start to the latest end; sums of what processes used."""
     second = rank_lines()
     second[9] = block(0, 99, 120)
     second[10]["end_ns"] = second[11]["start_ns"] = 221 * MS
@@ -136,7 +135,6 @@ def test_programs_that_never_communicate_have_a_batch_each(read, is_independent,
 
 
 def test_a_failed_check_makes_a_trial_incomplete(read):
-    """As does a process that did not finish."""
     failed_checks = rank_lines()
     failed_checks[-2]["is_passed"] = False
 
@@ -166,7 +164,6 @@ def test_a_failed_check_makes_a_trial_incomplete(read):
     ],
 )
 def test_the_discarded_rule(fields, num_retraces, *, is_discarded):
-    """3 % of foreign and 1 % of stolen time, and what can be rounding; one core."""
     assert is_discarded == trials.is_discarded(LOAD | fields, num_retraces)
 
 
@@ -194,7 +191,6 @@ def change(line, **fields):
     ],
 )
 def test_what_contradicts_itself_is_refused(read, edit, message):
-    """The message names the rank and the step or block."""
     lines = rank_lines()
     edit(lines)
 
@@ -203,7 +199,6 @@ def test_what_contradicts_itself_is_refused(read, edit, message):
 
 
 def test_files_that_do_not_match_are_refused(read, tmp_path):
-    """Blocks of ranks, the load within blocks, numbers of ranks; what is no record."""
     other = [line for line in rank_lines() if line["kind"] != "turn"]
     two = (rank_lines(), rank_lines())
     with pytest.raises(RawError, match=r"^ranks have different blocks"):
@@ -225,7 +220,6 @@ def test_files_that_do_not_match_are_refused(read, tmp_path):
 
 
 def test_points_of_a_quality_run_agree_with_the_steps(read):
-    """Their numbers of steps and examples, and the time without the first step."""
     point = {"kind": "point", "num_steps": 6, "num_examples": 48, "quality": []}
     *before, done = rank_lines()
     lines = [*before, point | {"train_time_sec": 0.07}, done]

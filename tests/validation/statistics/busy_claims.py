@@ -134,9 +134,8 @@ def _case(repetitions, num_cores):
     for index, blocks in enumerate(repetitions):
         result = TrialResult.model_construct(blocks=tuple(blocks), global_batch_size=1)
         spec = types.SimpleNamespace(num_replicas=num_cores, cores_per_replica=1)
-        trial = types.SimpleNamespace(env=None)
         entries.append(
-            types.SimpleNamespace(key=index, result=result, spec=spec, trial=trial)
+            types.SimpleNamespace(key=index, result=result, spec=spec, env=None)
         )
     return types.SimpleNamespace(
         is_interleaved=True,

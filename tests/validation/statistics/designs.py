@@ -22,7 +22,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from results.statistics import repetitions
+from results.statistics import estimates
 
 FAST_DEVIATION, FAST_SEC = 0.12, 3.0
 SLOW_DEVIATION, SLOW_SEC = 0.04, 100.0
@@ -77,7 +77,7 @@ class Repetition:
             }
             for case in (1, 0)
         )
-        return repetitions.log_ratios(first, second)
+        return estimates.log_ratios(first, second)
 
 
 class Sweeps:
@@ -163,12 +163,13 @@ class Coverage:
         )
 
 
-def _coverage(design, estimates, end_sec, num_repetitions, truths=LOG_RATIO):
-    lows = np.log([estimate.low for estimate in estimates])
-    highs = np.log([estimate.high for estimate in estimates])
+def _coverage(design, found, end_sec, num_repetitions, truths=LOG_RATIO):
+    lows, highs = (
+        np.log([getattr(of, end) for of in found]) for end in ("low", "high")
+    )
     return Coverage(
         design=design,
-        num_sweeps=len(estimates),
+        num_sweeps=len(found),
         num_covered=int(((lows <= truths) & (truths <= highs)).sum()),
         median_half_width=float(np.median(highs - lows) / 2),
         median_sec=float(np.median(end_sec)),
@@ -180,8 +181,8 @@ def one_repetition(num_sweeps, seed, *, is_truth_of_processes):
     """One repetition, whose interval is for its own processes."""
     sweeps = Sweeps(num_sweeps, seed)
     (measured,) = sweeps.measure(1, SWEEP_SEC)
-    estimates = [
-        repetitions.these_processes_only(measured.log_ratios(sweep))
+    found = [
+        estimates.these_processes_only(measured.log_ratios(sweep))
         for sweep in range(num_sweeps)
     ]
     truths = np.full(num_sweeps, LOG_RATIO)
@@ -190,25 +191,25 @@ def one_repetition(num_sweeps, seed, *, is_truth_of_processes):
         truths += measured.of_processes[0] - measured.of_processes[1]
         words = "its processes"
     design = f"one run, of {words}"
-    return _coverage(design, estimates, sweeps.clock_sec, [1], truths)
+    return _coverage(design, found, sweeps.clock_sec, [1], truths)
 
 
 def fixed(num_sweeps, seed, *, num_repetitions):
     """A fixed number of repetitions."""
     sweeps = Sweeps(num_sweeps, seed)
     measured = sweeps.measure(num_repetitions, SWEEP_SEC)
-    estimates = [
-        repetitions.over_rounds([one.log_ratios(sweep) for one in measured])
+    found = [
+        estimates.over_rounds([one.log_ratios(sweep) for one in measured])
         for sweep in range(num_sweeps)
     ]
     design = f"{num_repetitions} runs"
-    return _coverage(design, estimates, sweeps.clock_sec, [num_repetitions])
+    return _coverage(design, found, sweeps.clock_sec, [num_repetitions])
 
 
 def sequential(num_sweeps, seed, *, target):
     """Repetitions until the interval is short enough."""
     sweeps = Sweeps(num_sweeps, seed)
-    repetition_sec = SWEEP_SEC / repetitions.FEWEST_TO_STOP
+    repetition_sec = SWEEP_SEC / estimates.FEWEST_TO_STOP
     measured = []
     logs = [[] for _ in range(num_sweeps)]
     end_sec = np.full(num_sweeps, np.nan)
@@ -216,11 +217,11 @@ def sequential(num_sweeps, seed, *, target):
         measured += sweeps.measure(1, repetition_sec)
         for sweep in np.flatnonzero(np.isnan(end_sec)):
             logs[sweep].append(measured[-1].log_ratios(sweep))
-            if repetitions.is_precise_enough(logs[sweep], target):
+            if estimates.is_precise_enough(logs[sweep], target):
                 end_sec[sweep] = measured[-1].end_sec[sweep]
     return _coverage(
         f"stops when within {100 * target:g} %",
-        [repetitions.over_rounds(found, is_stopped_on_width=True) for found in logs],
+        [estimates.over_rounds(found, is_stopped_on_width=True) for found in logs],
         np.where(np.isnan(end_sec), sweeps.clock_sec, end_sec),
         [len(found) for found in logs],
     )

@@ -22,7 +22,7 @@ from results.figures import lost_time, scaling
 from results.figures.lost_time import PARTS
 from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
-from results.statistics import estimates, repetitions, run_scores
+from results.statistics import estimates, run_scores
 from results.statistics.group_sequential import Verdict
 
 NUM_REPETITIONS = 5
@@ -123,10 +123,10 @@ def _of_interleaved(num, seed):
             seed=seed,
         )
         primary = logs.rounds[..., 0]
-        ratios = [repetitions.over_rounds(of.tolist()) for of in primary]
+        ratios = [estimates.over_rounds(of.tolist()) for of in primary]
         covered.append(float(np.mean([not of.excludes(1.0) for of in ratios])))
         aa_controls = [
-            repetitions.mean_of_rounds(of.tolist()).estimate("", confidence=0.99)
+            estimates.mean_of_rounds(of.tolist()).estimate("", confidence=0.99)
             for of in primary
         ]
         differs.append(float(np.mean([of.excludes(0.0) for of in aa_controls])))
@@ -173,11 +173,11 @@ def _any_faster(rates):
     """Whether any ratio of equal cases holds; over repetitions, rounds and cases."""
     pairs = [(a, b) for a in range(rates.shape[-1]) for b in range(a)]
     p_values = {
-        pair: repetitions.mean_of_rounds(logs.tolist()).p_value()
+        pair: estimates.mean_of_rounds(logs.tolist()).p_value()
         for pair in pairs
         for logs in [rates[..., pair[0]] - rates[..., pair[1]]]
     }
-    return min(repetitions.holm(p_values).values()) < repetitions.DEFAULT_ALPHA
+    return min(estimates.holm(p_values).values()) < estimates.DEFAULT_ALPHA
 
 
 def _causes():

@@ -12,7 +12,7 @@ import pytest
 from gate_claims import CASES, DEPENDENT, MOST, TOO_SLOW, TRUTHS, shares
 
 from results.judging import paired_gate
-from results.statistics import estimates, repetitions, run_scores
+from results.statistics import estimates, run_scores
 from results.statistics.group_sequential import planned_looks
 
 SEED = 3
@@ -25,7 +25,6 @@ def assert_covers(num_covered, n, stated=0.95, *, extra=0.0):
 
 
 def test_sentences_of_pages_are_worth_what_is_claimed():
-    """Of 60 studies or gates each."""
     rows = list(page_claims.quick_rows(60, SEED))
 
     assert 14 == len(rows)
@@ -52,7 +51,6 @@ def beyond(share):
 @pytest.mark.parametrize("num_cases", CASES)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_gates_seldom_err(name, num_cases):
-    """They look, or have 5 or 20 repetitions; dependent ones have their own limits."""
     most = MOST[name in DEPENDENT]
     for number in (None, 5, 20):
         options = {"num_gates": NUM_GATES, "seed": SEED, "number": number}
@@ -69,7 +67,6 @@ def test_gates_seldom_err(name, num_cases):
 
 
 def test_pages_have_the_rates_of_their_own_configuration():
-    """The worst of the neighbours that were simulated; none at another alpha."""
     rates = paired_gate.of_gate(2, None, 0.05)
     few, many = (paired_gate.of_gate(1, number, 0.05) for number in (7, 100))
 
@@ -80,7 +77,6 @@ def test_pages_have_the_rates_of_their_own_configuration():
 
 
 def test_the_rates_that_ship_are_those_of_the_simulation():
-    """A small part, again: rates of the slow fifth, which all pages state."""
     passes, _ = shares("slow in one run of five", 0.08, 3, num_gates=2000, seed=SEED)
     stated = 0.8 ** planned_looks(0.05)[-2]
 
@@ -116,7 +112,6 @@ def test_designs_cover_as_stated(of_design, options, most_sec):
     ],
 )
 def test_ratios_of_trials_cover_as_stated(numbers, spreads, drift):
-    """Repetitions that drift by 10 % together are pairs; others are two groups."""
     generator = np.random.default_rng([*numbers, 7])
     num_covered = 0
     for _ in range(1500):
@@ -138,7 +133,6 @@ def test_ratios_of_trials_cover_as_stated(numbers, spreads, drift):
 
 
 def test_what_the_methods_say_of_other_intervals_and_noise_is_true():
-    """A percentile bootstrap of three, and an exponential tail, lose coverage."""
     generator = np.random.default_rng(3)
     samples = generator.normal(0, 0.03, (1500, 3))
     indices = generator.integers(0, 3, (999, 3))
@@ -154,16 +148,12 @@ def test_what_the_methods_say_of_other_intervals_and_noise_is_true():
 
 
 def test_the_interval_of_repetitions_that_agree_holds_the_truth():
-    """Where rounds decide the width; Student's t over repetitions does not hold it.
-
-    Processes differ by half of what a mean of 20 rounds does.
-    """
     generator = np.random.default_rng(31)
     shape = (2000, 5)
     rounds = 0.5 / 20**0.5 * generator.standard_normal((*shape, 1))
     rounds = 0.1 * (rounds + generator.standard_normal((*shape, 20)))
-    found = [repetitions.over_rounds(of) for of in rounds]
-    plain = [repetitions.over_repetitions(of.mean(axis=1)) for of in rounds]
+    found = [estimates.over_rounds(of) for of in rounds]
+    plain = [estimates.over_repetitions(of.mean(axis=1)) for of in rounds]
     agree = np.array(
         [one.high > other.high for one, other in zip(found, plain, strict=True)]
     )
@@ -180,7 +170,6 @@ def test_the_interval_of_repetitions_that_agree_holds_the_truth():
 
 @pytest.mark.parametrize(("n", "truth"), [(3, 100.0), (20, 100.0), (8, 150.0)])
 def test_times_to_a_target_are_covered_as_stated(n, truth):
-    """Lognormal times of which a third or more are censored; open ends hold all."""
     generator = np.random.default_rng(n)
     budget, num_covered = 130.0, 0
     for _ in range(1000):
@@ -211,18 +200,17 @@ def coverage_of_stopping(target, *, is_widened=True):
     centres = logs.cumsum(axis=1) / numbers
     squares = (logs**2).cumsum(axis=1) - numbers * centres**2
     quantiles = [np.inf, *(estimates.student_quantile(n) for n in numbers[:-1])]
-    factors = [repetitions.widening(n) if is_widened else 1.0 for n in numbers]
+    factors = [estimates.widening(n) if is_widened else 1.0 for n in numbers]
     variances = np.maximum(squares, 0) / np.maximum(numbers - 1, 1) / numbers
     with np.errstate(invalid="ignore"):
         halves = np.array(factors) * np.array(quantiles) * np.sqrt(variances)
-    is_over = (halves <= target) & (numbers >= repetitions.FEWEST_TO_STOP)
+    is_over = (halves <= target) & (numbers >= estimates.FEWEST_TO_STOP)
     is_over[:, -1] = True
     stop = (np.arange(20_000), is_over.argmax(axis=1))
     return float((np.abs(centres[stop]) <= halves[stop]).mean())
 
 
 def test_widening_restores_the_coverage_that_stopping_on_width_costs():
-    """Between 93.8 and 95.3 %, and the noise of the simulation; without, from 92 %."""
     widened = [coverage_of_stopping(target) for target in TARGETS]
     plain = [coverage_of_stopping(target, is_widened=False) for target in TARGETS]
 
@@ -231,14 +219,13 @@ def test_widening_restores_the_coverage_that_stopping_on_width_costs():
 
 
 def test_the_simulated_rule_is_the_one_that_is_used():
-    """One study at a time, with the functions of results."""
     target, num_covered = 0.6, 0
     generator = np.random.default_rng(6)
     for _ in range(300):
         logs = []
-        while not repetitions.is_precise_enough(logs, np.expm1(target)):
+        while not estimates.is_precise_enough(logs, np.expm1(target)):
             logs.append([float(generator.standard_normal())])
-        estimate = repetitions.over_rounds(logs, is_stopped_on_width=True)
+        estimate = estimates.over_rounds(logs, is_stopped_on_width=True)
         assert np.log(estimate.high / estimate.value) <= target
         num_covered += not estimate.excludes(1.0)
 
