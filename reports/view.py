@@ -69,7 +69,6 @@ class View:
 
     @property
     def noun(self) -> str:
-        """What a curve is of: a backend, or a program of the user's."""
         return "backend" if self.study.program is None else "program"
 
     @property
@@ -89,7 +88,6 @@ class View:
 
     @functools.cached_property
     def environments(self) -> tuple[Environment, ...]:
-        """The environments of all planned trials that recorded one."""
         trials = [entry.trial for entry in self.study.planned]
         return tuple(of.env for of in trials if of is not None and of.env is not None)
 
@@ -111,7 +109,6 @@ class View:
 
     @property
     def has_ceiling(self) -> bool:
-        """Whether programs that never communicate were measured."""
         return any(
             case.spec.control is Control.INDEPENDENT and case.ok_entries
             for case in self.study.controls
@@ -119,7 +116,6 @@ class View:
 
     @property
     def oversubscribed_sizes(self) -> list[int]:
-        """The numbers of replicas of cases with more of them than cores."""
         return sorted({p.num_replicas for p in self.points if p.is_oversubscribed})
 
     def series(self, backend: str) -> int:

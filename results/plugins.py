@@ -60,13 +60,11 @@ class Plugin:
 
     @property
     def what(self) -> str:
-        """It in words, for messages."""
         of = f" of {self.distribution}" if self.distribution else ""
         return f"{KINDS[self.kind]} {self.name!r}{of}"
 
     @property
     def module(self) -> str:
-        """The module that it is in."""
         return self.target.partition(":")[0]
 
 
@@ -166,7 +164,6 @@ def built_in_of(kind: str, table: Iterable[str]) -> list[str]:
 
 
 def names(kind: str, table: Mapping[str, object]) -> list[str]:
-    """Returns every name that can be given: of a catalogue, and of entry points."""
     return [*dict.fromkeys((*table, *installed(kind, built_in_of(kind, table))))]
 
 
@@ -190,7 +187,6 @@ def use_folder(folder: Path) -> None:
 
 
 def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
-    """Imports a plugin and checks it."""
     is_new = _HEAVY not in sys.modules
     module = _imported(plugin)
     attribute = plugin.target.partition(":")[2]
@@ -229,7 +225,6 @@ def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
 
 
 def _under_its_name(plugin: Plugin, found: Any, built_in: Collection[str]) -> Any:
-    """Notes where an object comes from, under the name that it has."""
     name = name_of(found)
     if name in built_in and used(plugin.kind, name) is None:
         raise PluginError(
@@ -298,8 +293,6 @@ def said(error: BaseException) -> str:
 
 
 def complaint_of(kind: type, article: str = "a") -> Complaint:
-    """Returns a check that an object is of a class."""
-
     def complain(found: Any) -> str:
         if isinstance(found, kind):
             return ""

@@ -177,6 +177,21 @@ def synthetic() -> Any:
     return importlib.import_module("synthetic")
 
 
+@pytest.fixture(scope="session")
+def make(tmp_path_factory, synthetic):
+    """Returns a function that makes a study; of equal fields, once."""
+    made = {}
+
+    def make_study(shape=None, **fields):
+        shape = shape or synthetic.Shape(**fields)
+        if repr(shape) not in made:
+            root = tmp_path_factory.mktemp("study") / "s"
+            made[repr(shape)] = synthetic.make_store(root, shape)
+        return made[repr(shape)]
+
+    return make_study
+
+
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 

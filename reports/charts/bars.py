@@ -96,8 +96,6 @@ def reach(estimates: Iterable[Estimate]) -> float:
 
 
 def of_ratio(ratio: Estimate, right: float, *, is_marked: bool) -> Markup:
-    """Draws a ratio on a logarithmic axis with 1 in its middle."""
-
     def log(value: float | None) -> float | None:
         # The end of a very long interval can be too small for a number.
         return None if value is None else math.log(max(value, 1e-300))

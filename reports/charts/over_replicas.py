@@ -89,7 +89,6 @@ class Panel:
 
     @property
     def has_doublings(self) -> bool:
-        """Whether doublings of replicas are equally far apart."""
         return self.is_log or self.quantity is EFFICIENCY
 
     def of_kind(self, kind: str) -> Iterator[tuple[Curve, Any]]:

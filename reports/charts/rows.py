@@ -72,7 +72,6 @@ def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
 
 
 def case_label(num_replicas: int, per_replica_batch_size: int) -> str:
-    """Returns replicas times batch per replica, as short as rows need it."""
     return f"{num_replicas} {formats.TIMES} {per_replica_batch_size}"
 
 
@@ -85,7 +84,6 @@ def most_replicas(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratios(frame: pd.DataFrame) -> list[Row]:
-    """Returns the rows of a forest plot, a group per pair of backends."""
     found = select(frame, "forest").sort_values("num_replicas", kind="stable")
     rows = []
     drawn: Any
@@ -186,7 +184,6 @@ def write_columns(
 
 
 def draw_ratios(axes: Axes, rows: Sequence[Row], look: Look) -> None:
-    """Draws ratios in rows, on a logarithmic axis with 1 in its middle."""
     for at, row in zip(place(rows)[0], rows, strict=True):
         if row.low is not None and row.high is not None:
             color = look.color(row.backend)

@@ -50,7 +50,6 @@ def curves_of(
     metric: str,
     failed: Mapping[str, tuple[float, ...]] | None = None,
 ) -> list[Curve]:
-    """Returns a curve per case; ``failed`` has the runs of cases that failed."""
     found = rows.select(frame, "learning")
     found = found[found["quantity"] == metric]
     is_one = len(set(found["backend"])) == 1
@@ -211,7 +210,6 @@ def draw_boxes(
 
 
 def draw_shares(axes: Axes, items: Sequence[Row], look: Look) -> None:
-    """Draws the share of steps that took at most so long; a line per row."""
     import seaborn as sns
 
     widths = style.widths([row.backend for row in items])

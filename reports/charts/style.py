@@ -192,7 +192,6 @@ def panels(
 
 
 def hatch(axes: Axes, left: float, right: float, look: Look) -> None:
-    """Hatches what is beyond: too many replicas, or the margin of a gate."""
     axes.axvspan(
         left,
         right,
@@ -360,7 +359,6 @@ def write_labels(
 
 
 def write_legend(axes: Axes, below: float) -> None:
-    """Writes a legend below the axes: inside, it would stand on lines."""
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(0, below),

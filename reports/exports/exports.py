@@ -40,7 +40,6 @@ _MOST_LIMITS: Final = 8
 
 
 def as_json(store: Store) -> str:
-    """Returns the figures of a study and its verdict; see docs/schema."""
     view = view_store(store)
     verdict = {"verdict": verdict_data(view)}
     return json.dumps(verdict | frame.summarize(view.study, view.frame), indent=2)
@@ -72,7 +71,6 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
 
 
 def as_markdown(store: Store) -> str:
-    """Returns the report of a study for a pull request, in at most ``MOST_LINES``."""
     view = view_store(store)
     judged = brief.judge(view)
     lines = [
@@ -114,7 +112,6 @@ def _caveats(view: View) -> list[str]:
 
 
 def _most_useful(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows of a short table: the most replicas first."""
     by_size = sorted(rows, key=lambda row: -row.point.num_replicas)
     kept = {id(row) for row in by_size[:_MOST_ROWS]}
     return [row for row in rows if id(row) in kept]
@@ -129,7 +126,6 @@ _WIDEST: Final = 10_000
 def _terminal_table(
     view: View, rows: Sequence[brief.Row], numbers: Sequence[int]
 ) -> rich.table.Table:
-    """Returns the table of the first screen, with some of its columns."""
     # The narrowest style with rules between the modes.
     table = rich.table.Table(box=rich.box.HORIZONTALS, padding=(0, 1, 0, 0))
     names = brief.columns(view)
@@ -168,7 +164,6 @@ def _columns_that_fit(
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:
-    """Prints the answer, the table, how far to trust it, and what is next."""
     view = view_store(store)
     judged = brief.judge(view)
 

@@ -238,18 +238,16 @@ _NOT_CASE = {
 
 
 class Observation(NamedTuple):
-    """One case of one study."""
-
     workload: str
     preset: str
     label: str  # Backend, replicas and batch, in words.
     case_key: str  # Digest of all that the case is; equal on all machines.
     date: str  # Start of its first trial, RFC 3339, UTC.
-    study: str  # Name of the study.
+    study: str
     machine: str  # The machine class, a digest.
     machine_name: str  # CPU, cores and GPUs, in words.
-    commit: str  # As ``MachineState.commit_text``; empty if unknown.
-    throughput: Estimate  # With its interval.
+    commit: str  # Empty if unknown.
+    throughput: Estimate
 
 
 def machine_class(env: Environment) -> str:
@@ -316,7 +314,6 @@ def _observe(study: Study, case: Case, machine: str) -> Observation:
 
 
 def histories(studies: Iterable[Study]) -> dict[str, Any]:
-    """Returns the history of every case that two or more studies have."""
     found, left_out = history(studies)
     by_case = formats.grouped((of.case_key, of) for of in found)
     several = [of for of in by_case.values() if len(of) >= _FEWEST]
@@ -330,7 +327,6 @@ def histories(studies: Iterable[Study]) -> dict[str, Any]:
 
 
 def _case(seen: Sequence[Observation]) -> dict[str, Any]:
-    """Returns the chart and the table of one case; a colour is a machine class."""
     names = {of.machine: of.machine_name for of in seen}
     places = {machine: place for place, machine in enumerate(names)}
     return {
@@ -370,8 +366,6 @@ def _figure(found: Estimate) -> str:
 
 
 class ValueRow(NamedTuple):
-    """One case of one value."""
-
     value: str  # Of the setting.
     study: str  # The folder of its study.
     row: Any  # Of the tidy frame: its case and unit.
@@ -394,7 +388,6 @@ class ValueRow(NamedTuple):
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
-        """The cells of its row, after the value: class of their column, and text."""
         return (
             ("", self.row.backend),
             ("n", str(self.row.num_replicas)),

@@ -63,7 +63,6 @@ class Card:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the index in text."""
         weak, strong = (self.shares[mode].text for mode in ("weak", "strong"))
         machines = "; ".join(self.machines)
         front = self.name, self.title, machines, self.backend, weak, strong
@@ -155,7 +154,6 @@ def _cards(stores: Sequence[Store]) -> list[Card]:
 
 
 def index_text(stores: Sequence[Store]) -> str:
-    """Writes a paragraph per study, oldest first."""
     return "\n\n".join(
         f"{card.name}: {card.title}, {card.date}, {card.trials}\n  {card.verdict}"
         for card in _cards(stores)
@@ -163,13 +161,11 @@ def index_text(stores: Sequence[Store]) -> str:
 
 
 def index_markdown(stores: Sequence[Store]) -> str:
-    """Writes a table with a row per study, oldest first."""
     rows = [card.cells for card in _cards(stores)]
     return "\n".join(formats.markdown_table(INDEX_COLUMNS, rows))
 
 
 def index_json(stores: Sequence[Store]) -> str:
-    """Writes what the index says as data."""
     fields = "workloads", "backends", "machines", "date", "trials", "verdict"
     data: list[dict[str, Any]] = [
         {"study": card.name, **{name: getattr(card, name) for name in fields}}

@@ -51,8 +51,6 @@ class Compared:
 
 
 def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
-    """The comparison of two studies; ``reasons`` says whether it may be used."""
-
     def trials(study: Study) -> set[tuple[str, str]]:
         return {
             (entry.trial_id, entry.trial.status.started_at)

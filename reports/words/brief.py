@@ -67,7 +67,6 @@ class Brief:
 
     @property
     def text(self) -> str:
-        """All of it but the table, for readers who have no other."""
         parts = [f"{self.verdict}:" if self.verdict else "", *self.sentences]
         parts.append(f"{self.trust}." if self.trust else "")
         parts.append(f"Next: {self.next_step}." if self.next_step else "")
@@ -123,7 +122,6 @@ def judge(view: View) -> Brief:
 
 
 def columns(view: View) -> tuple[str, ...]:
-    """Returns the names of the columns of the table, with the unit of the rate."""
     fastest = leader(view)
     return (
         *(view.noun, "scaling", f"replicas {formats.TIMES} batch", view.rate_unit),

@@ -51,7 +51,6 @@ class Caveat(NamedTuple):
 
 
 def of_view(view: View) -> tuple[Caveat, ...]:
-    """Returns all caveats, in reading order."""
     looks: dict[str, Callable[[View], tuple[Level, str] | None]] = {
         "Evidence": _evidence,
         "Design": _design,
@@ -188,7 +187,6 @@ def is_unfit(view: View) -> bool:
 
 
 def blocks_text(counts: conditions.BlockCounts) -> str:
-    """Says how many blocks are discarded, why, and how many had no valid attempt."""
     if not counts.num_discarded:
         return "no block was discarded"
     # In numbers: less than half a per cent would be 0 %.
@@ -226,7 +224,6 @@ def _quiet(view: View) -> tuple[Level, str]:
 
 
 def load_text(found: conditions.Load) -> str:
-    """Says what others used of the machine, or that it is unknown."""
     unknown = "load was not recorded"
     if found.num_all:
         unknown += f" in {found.num_unknown} of {found.num_all} {found.unit}s"
@@ -260,7 +257,6 @@ def busy(view: View) -> str:
 
 
 def why_implausible(view: View) -> str:
-    """Says what usually makes an efficiency too high; empty if none is."""
     if not any(scaling.is_implausible(point.efficiency) for point in view.points):
         return ""
     return (

@@ -47,8 +47,6 @@ _LEAST: Final = {Witness.DOUBTS: Evidence.ROWS, Witness.DENIES: Evidence.LAST}
 
 
 class Grade(NamedTuple):
-    """How good the evidence of a study is."""
-
     evidence: Evidence | None  # None where no rate is read that a program prints.
     letter: str  # From A, the best, to D.
     reason: str
@@ -59,7 +57,6 @@ class Grade(NamedTuple):
 
 
 def grade(study: Study) -> Grade | None:
-    """Returns the grade of a study; None where nothing was measured."""
     program = study.program
     if program is None or program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
@@ -157,7 +154,6 @@ def _witness(study: Study, case: Case) -> Witness:
 
 
 def sentences(study: Study) -> Iterator[str]:
-    """Yields what limits the figures of a program, one sentence each."""
     program = study.program
     if program is None or program.is_client:
         return

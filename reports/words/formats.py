@@ -55,7 +55,6 @@ def _fixed(value: float, decimals: int) -> str:
 
 
 def whole(value: int) -> str:
-    """Writes a count with a thousands separator."""
     return f"{value:,}".replace(",", THIN_SPACE)
 
 
@@ -85,7 +84,6 @@ def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
 
 
 def gibibytes(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a number of bytes in GiB (2**30 bytes)."""
     return f"{significant(value / GIBIBYTE, digits)}{THIN_SPACE}GiB"
 
 
@@ -139,7 +137,6 @@ def interval(low: float | None, high: float | None, write: Write) -> str:
 def with_interval(
     value: float | None, low: float | None, high: float | None, write: Write
 ) -> str:
-    """Writes a value and, if it has one, its interval in brackets."""
     if value is None:
         return ABSENT
     if low is None or high is None:
@@ -192,7 +189,6 @@ def p_value(value: float) -> str:
 
 
 def short_id(trial_id: str) -> str:
-    """Returns the first characters of a trial id, enough to find it in the table."""
     return trial_id[:SHORT_ID_LENGTH]
 
 
@@ -202,7 +198,6 @@ def day_and_minute(time: str) -> str:
 
 
 def minute(time: str) -> str:
-    """Writes a recorded time as day and minute, with its zone."""
     text = day_and_minute(time)
     is_utc = time.endswith(("Z", "+00:00"))
     return f"{text}{HARD_SPACE}UTC" if is_utc else text
@@ -248,6 +243,5 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table whose columns are aligned with spaces."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]

@@ -206,7 +206,6 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
 
 
 def change(case: GateCase) -> str:
-    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
     if case.before is not None and case.after is not None:
         sides = case.before, case.after
         share = f"{gate_metrics.share_text(*sides)}, "
@@ -218,7 +217,6 @@ def change(case: GateCase) -> str:
 
 
 def _table(record: GateRecord) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the names of the columns, and the cells of each case."""
     confidence = f"interval, at least {1 - 2 * record.alpha:.0%}"
     columns = "case", f"{record.worse} by, {confidence}", "n", "verdict"
     return columns, [
@@ -352,7 +350,6 @@ class GateView:
 
     @property
     def verdict(self) -> str:
-        """One word, or two."""
         if self.record is None:
             return gate_lib.NO_VERDICT
         return "advice: " * self.record.is_advice + self.record.verdict
@@ -368,7 +365,6 @@ class GateView:
 
     @property
     def following(self) -> str:
-        """What to do after it."""
         word = (
             None if self.level is Level.CAUTION else self.record and self.record.verdict
         )
@@ -376,7 +372,6 @@ class GateView:
 
     @property
     def sentence(self) -> str:
-        """The verdict in a sentence, with the worst change and its interval."""
         record = self.record
         if record is None:
             return f"The gate on {self.head} gave no verdict: {self.why_none}."

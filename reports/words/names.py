@@ -108,12 +108,10 @@ _LONGEST_MODEL = 40
 
 
 def workload(name: str) -> str:
-    """Returns the display name of a workload; its own name if it has none."""
     return WORKLOADS.get(name, name)
 
 
 def metric(name: str, metrics: Mapping[str, MetricFacts]) -> str:
-    """Returns the title of a metric; its words if the study's plan has none."""
     if name in metrics:
         return metrics[name].title
     words = name.replace("_", " ").strip()
@@ -144,7 +142,6 @@ def backend(name: str) -> str:
 
 
 def short(name: str) -> str:
-    """Returns the name of a backend within a sentence."""
     return _SHORT.get(name, name)
 
 

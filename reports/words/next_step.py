@@ -42,7 +42,6 @@ def command_of_study(plan: Plan) -> str:
 
 
 def sizes_of(*numbers: int) -> str:
-    """Returns numbers of replicas as an option has them."""
     return ",".join(str(number) for number in sorted(set(numbers)))
 
 
@@ -64,12 +63,10 @@ def with_repetitions(plan: Plan, number: int) -> str:
 
 
 def resume(plan: Plan, *options: str) -> str:
-    """Returns the command that runs what is missing of a study."""
     return f"{HARNESS} {shlex.join(('sweep', '--study', plan.study, *options))}"
 
 
 def export(plan: Plan, form: str) -> str:
-    """Returns the command that writes a study in another format."""
     return f"{HARNESS} {shlex.join(('report', plan.study, '--format', form))}"
 
 
@@ -101,7 +98,6 @@ def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> 
 
 
 def commits_of(cases: Iterable[Case]) -> set[str]:
-    """Returns the commits of the source trees that measured some cases."""
     return {state.commit_text for state in _committed(cases)}
 
 

@@ -50,7 +50,6 @@ class BlockCounts:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether the machine disturbed too many blocks for the verdict of a gate."""
         return self.discarded_fraction > MOST_DISCARDED
 
 
@@ -148,8 +147,6 @@ QUIET_FRACTION = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Shares of the CPU time that others used."""
-
     unit: str  # What has one: a block of an interleaved study, or a trial.
     num_all: int  # All of these.
     num_unknown: int  # Those of which it was not recorded.
@@ -159,7 +156,6 @@ class Load:
 
 
 def load_of_study(study: Study) -> Load:
-    """Returns what was recorded of all planned trials, of both sides of a gate."""
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
     results = [trial.result for trial in trials if trial.result is not None]
     shares = [block.foreign_cpu_fraction for of in results for block in of.blocks]

@@ -50,8 +50,6 @@ def time_to_target(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """The runs of one case, beside those with the fewest replicas."""
-
     case: Case  # The case.
     # How probably a run is better than with the fewest; None for those themselves.
     better: Estimate | None
@@ -61,8 +59,6 @@ class Gain:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gains:
-    """All cases of one backend and metric."""
-
     metric: str  # Name of the metric.
     backend: str  # Name of the backend.
     target: float  # Quality whose time is stated.
@@ -72,7 +68,6 @@ class Gains:
 
 
 def of_study(study: Study) -> tuple[Gains, ...]:
-    """Returns what more replicas change, by metric and backend."""
     names = dict.fromkeys(
         metric.name for case in study.quality_runs for metric in _metrics(case)
     )

@@ -134,7 +134,6 @@ class Explained:
 
 
 def over_repetitions(values: np.ndarray, unit: str = "") -> Estimate:
-    """Returns the mean over repetitions with the interval of Student's t."""
     mean = estimates.one_group(values)
     return mean.estimate(METHOD, otherwise=ONE_REPETITION, unit=unit)
 

@@ -53,8 +53,6 @@ MOST_OF_A_CORE = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One case in one scaling mode."""
-
     case: Case  # Its repetitions.
     mode: ScalingMode  # Weak or strong.
     backend: str  # Backend of the case.
@@ -166,7 +164,6 @@ def _from_repetitions(
 def block_logs(
     first: Case, second: Case, *, is_beside_load: bool = False
 ) -> list[tuple[float, ...]]:
-    """Returns ln(X(first) / X(second)) of each round, by repetition that has both."""
     here, there = (
         {e.key: e.result.rates_beside_load for e in case.measured_entries}
         if is_beside_load
@@ -360,7 +357,6 @@ def of_trial(entry: Entry, quantity: str) -> float | None:
 
 
 def of_trials(case: Case, quantity: str) -> Cell:
-    """Returns a figure that each trial has by itself."""
     read, unit = _read(quantity)
     values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.shown_entries)
     if not values or min(values) <= 0:
@@ -375,7 +371,6 @@ def of_trials(case: Case, quantity: str) -> Cell:
 
 
 def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
-    """Returns what reads a quantity of a trial, and its unit."""
     found = _OF_TRIALS.get(quantity)
     if found is not None:
         return found

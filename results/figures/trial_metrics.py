@@ -93,6 +93,5 @@ def value_of(metric: TrialMetric, entry: Entry) -> float:
 
 
 def positive_value_of(metric: TrialMetric, entry: Entry) -> float:
-    """Returns the value of a trial for a geometric mean; zero where it has none."""
     value = value_of(metric, entry)
     return value if value > 0 else 0.0

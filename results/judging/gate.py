@@ -263,7 +263,6 @@ def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gat
 
 
 def check_stored(rule: Rule, baseline: str) -> None:
-    """Checks that a metric can be judged against a stored study."""
     if rule.metric is gate_metrics.EFFICIENCY:
         raise errors.ResultsError(
             f"efficiency against {baseline} cannot be judged: both sides must take"
@@ -279,7 +278,6 @@ def _gate(
     cases: Sequence[JudgedCase],
     **more: Any,
 ) -> Gate:
-    """Adds to judged cases what failed in the study, and what was counted."""
     design = study.plan.measuring.gate
     counts, noted = gate_metrics.compare(pairs, () if design is None else design.counts)
     failures = tuple(

@@ -74,7 +74,6 @@ METRICS = {
 
 
 def of_quality(facts: MetricFacts) -> Metric:
-    """Returns a metric of what was learned; ``quality_gate`` judges it."""
     return Metric(
         name=facts.name,
         is_cost=not facts.is_higher_better,
@@ -124,7 +123,6 @@ def _known(*others: str) -> str:
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
-    """Returns a metric that a gate judges, of speed, memory or quality."""
     learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
     known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
     if name not in known:
@@ -148,7 +146,6 @@ def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
 
 
 def logs(case: Case, metric: Metric) -> list[float]:
-    """Returns ln(value) of each repetition, for two groups that are not paired."""
     return [math.log(value) for value in _positive(case, metric).values()]
 
 
@@ -237,7 +234,6 @@ class JudgedCase:
 
 
 def name_of(case: Case) -> str:
-    """Returns backend, replicas and scaling modes of a case."""
     modes = "+".join(mode.value for mode in case.modes)
     return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"
 
@@ -312,7 +308,6 @@ def compare(
 def count_of(
     case: Case, other: Case, name: str, *, is_judged: bool = True
 ) -> tuple[Count | None, str]:
-    """Returns a count of a case and of its baseline, or why there is none."""
     sides = {"this tree": _values(case, name), "the baseline": _values(other, name)}
     for side, values in sides.items():
         if not values:

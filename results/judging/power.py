@@ -37,8 +37,6 @@ _SMALLEST_STEP = 1e-3  # of an effect that is searched
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingPoint:
-    """The share of each verdict at one true effect; they add up to 1."""
-
     # True slowdown of one case as a ratio: 0.05 is 5 % slower, -0.05 is faster.
     effect: float
     passes: float  # Of pass.
@@ -49,8 +47,6 @@ class OperatingPoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What it takes to judge one true effect correctly."""
-
     effect: float  # True slowdown as a ratio.
     # The correct verdict: regress from ``delta`` on, pass below.
     verdict: Verdict
@@ -87,7 +83,6 @@ def design(
     num_repetitions: int | None = None,
     most: int | None = None,
 ) -> Design:
-    """Returns when a gate looks."""
     group_sequential.check_delta(delta)
     group_sequential.check_alpha(alpha)
     if num_repetitions is not None:
@@ -112,7 +107,6 @@ def _draws(num_repetitions: int, num_cases: int) -> np.ndarray:
 def operating_points(
     spread: float, effects: Sequence[float], rule: Design, *, num_cases: int = 1
 ) -> tuple[OperatingPoint, ...]:
-    """Returns the share of each verdict at each true effect."""
     _check_spread(spread)
     _check(
         num_cases >= 1,

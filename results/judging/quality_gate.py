@@ -47,8 +47,6 @@ def fewest_seeds(alpha: float) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
-    """Runs that fail."""
-
     ours: int  # Of the change.
     theirs: int  # Of the baseline.
     n: int  # Seeds.
@@ -69,7 +67,6 @@ class Failures:
 def judged(
     case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
-    """Judges the quality runs of one case against those of its baseline."""
     here, there = (_final(of, rule.metric) for of in (case, other))
     if is_paired:
         keys = [key for key in here if key in there]

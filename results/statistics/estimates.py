@@ -83,7 +83,6 @@ class Estimate:
 
 
 def from_logs(found: Estimate) -> Estimate:
-    """Returns exp of an estimate of a mean logarithm."""
     exps: dict[str, Any] = {
         # Two very different repetitions can exceed the range of floats.
         name: math.exp(min(logarithm, _LARGEST_LOGARITHM))
@@ -206,7 +205,6 @@ def two_groups(
 
 
 def finite(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
-    """Returns numbers that may be averaged as an array."""
     array = _array(values, name)
     if not np.isfinite(array).all():
         raise errors.ResultsError(
@@ -217,7 +215,6 @@ def finite(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
 
 
 def numbers(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
-    """Returns numbers that may be ordered, infinite for what failed, as an array."""
     array = _array(values, name)
     if np.isnan(array).any():
         raise errors.ResultsError(
@@ -444,7 +441,6 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
 
 
 def widening(num_repetitions: int, *, is_stopped_on_width: bool = True) -> float:
-    """Returns the factor of an interval, above 1 if its width decided when to stop."""
     is_widened = is_stopped_on_width and num_repetitions > FEWEST_TO_STOP
     return _WIDENING if is_widened else 1.0
 

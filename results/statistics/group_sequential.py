@@ -128,8 +128,6 @@ def planned_looks(alpha: float) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement of every case."""
-
     name: str  # What is compared.
     share: float  # Of ``alpha``: the probability that equal programs regress by it.
     # The slowdown that matters over ``delta``; None where it only regresses.
@@ -206,7 +204,6 @@ def widening(away: np.ndarray) -> np.ndarray:
 
 
 def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
-    """Judges one kind of measurement at one look."""
     from scipy import special
 
     values = logs[..., :number, :]

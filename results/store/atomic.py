@@ -103,7 +103,6 @@ def remove_leftovers(folder: pathlib.Path, below: Sequence[str] = ()) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes ``text`` as UTF-8; see ``write_bytes``."""
     write_bytes(path, text.encode("utf-8"))
 
 

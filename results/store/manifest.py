@@ -43,7 +43,6 @@ def digest(content: bytes) -> str:
 
 
 def digest_of(path: pathlib.Path) -> str:
-    """Returns the digest of a file, ``NOTHING`` where there is none."""
     content = untrusted.read_bytes(path)
     return NOTHING if content is None else digest(content)
 
@@ -79,7 +78,6 @@ def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
 
 
 def read(root: pathlib.Path) -> Listed | None:
-    """Returns what is listed; None without a manifest."""
     text = untrusted.read_text(root / MANIFEST_NAME)
     if text is None:
         return None

@@ -46,17 +46,14 @@ class Varied(Record):
 
 
 def read(root: Path) -> Varied | None:
-    """Reads which studies a folder has; None if it is no varied study."""
     return study_store.read_record(root / VARIED_NAME, "vary", Varied)
 
 
 def write(root: Path, varied: Varied) -> None:
-    """Writes which studies a folder has, and lists it in the folder's manifest."""
     Store(root).write_listed(VARIED_NAME, varied)
 
 
 def stores(root: Path, varied: Varied) -> list[Store]:
-    """Opens the studies that have begun."""
     return [
         Store.open(root / name)
         for name in varied.studies

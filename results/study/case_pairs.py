@@ -198,7 +198,6 @@ class StudyDifference:
 
     @property
     def text(self) -> str:
-        """The difference in one line."""
         return f"{self.name} {self.first} / {self.second}"
 
 

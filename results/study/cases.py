@@ -68,7 +68,6 @@ class Entry:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the trial's numbers are used."""
         return self.state == TrialStatus.OK.value
 
     @property
@@ -91,12 +90,10 @@ class Entry:
 
     @property
     def env(self) -> Environment | None:
-        """The machine that it ran on; None where it has not started."""
         return None if self.trial is None else self.trial.env
 
     @property
     def result(self) -> TrialResult:
-        """The observations of a trial that was measured."""
         assert self.is_measured
         assert self.trial is not None
         assert self.trial.result is not None
@@ -159,12 +156,10 @@ class Case:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether its trials take turns with those of other cases."""
         return self.spec.order is Order.INTERLEAVED
 
     @functools.cached_property
     def is_oversubscribed(self) -> bool:
-        """Whether any repetition ran with more replicas than cores."""
         return any(
             entry.env is not None and entry.env.placement.is_oversubscribed
             for entry in self.entries

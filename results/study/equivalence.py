@@ -60,7 +60,7 @@ class Match:
 
     backend: str  # The backend.
     num_replicas: int  # N.
-    outcome: Outcome  # What was found.
+    outcome: Outcome = Outcome.NOT_CHECKED  # What was found.
     reason: str = ""  # Why it differs or is not checked, one line; empty if it matches.
     global_batch_size: int = 0  # Examples per step on both sides; 0 if not checked.
     # The largest relative difference of a loss; None if not checked.
@@ -85,7 +85,8 @@ class Match:
 
 def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
     """Matches every backend and size of a plan that has more than one replica."""
-    planned = () if plan.equivalence is None else plan.equivalence.trials
+    check = plan.equivalence
+    planned = () if check is None else check.trials
     of_one = {
         trial.spec.global_batch_size: trial
         for trial in planned
@@ -97,35 +98,24 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
         if is_judged(trial.spec) and trial.spec.num_devices > 1
     )
     found: list[Match] = []
-    for backend, num_replicas in wanted:
-        match = Match(
-            backend=backend,
-            num_replicas=num_replicas,
-            outcome=Outcome.NOT_CHECKED,
-            reason=OLD_PLAN,
-            is_planned=False,
-        )
-        if plan.equivalence is not None:
-            not_checked, remarks = (
-                plan.equivalence.not_checked,
-                plan.equivalence.remarks,
-            )
-            reason = not_checked.get(backend, "it was not planned")
-            match = dataclasses.replace(match, reason=reason)
+    for backend, size in wanted:
+        reason, remark = OLD_PLAN, ""
+        if check is not None:
+            reason = check.not_checked.get(backend, "it was not planned")
+            remark = check.remarks.get(backend, "")
         own = [
             trial
             for trial in planned
-            if (trial.spec.backend, trial.spec.num_replicas) == (backend, num_replicas)
+            if (trial.spec.backend, trial.spec.num_replicas) == (backend, size)
             and trial.spec.num_devices > 1
         ]
+        of_both: dict[str, Any] = {"backend": backend, "num_replicas": size}
         for trial in own:
             reference = of_one.get(trial.spec.global_batch_size)
-            more: dict[str, Any] = {"is_planned": True, "reason": ""}
-            more["remark"] = remarks.get(backend, "")
-            more |= _compared(trial, reference, trials)
-            found.append(dataclasses.replace(match, **more))
+            of_trial = _compared(trial, reference, trials)
+            found.append(Match(**of_both, remark=remark, **of_trial))
         if not own:
-            found.append(match)
+            found.append(Match(**of_both, reason=reason, is_planned=False))
     return tuple(found)
 
 
@@ -276,7 +266,6 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both compute the same, but for rounding."""
         return self.difference <= TOLERANCE
 
     @property
@@ -309,7 +298,6 @@ class Agreements:
 
 
 def agreements_of(study: Study) -> Agreements:
-    """Compares the first losses of every two backends at the same size."""
     aa_control = None
     for control, case in itertools.product(study.controls, study.cases):
         if (

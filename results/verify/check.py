@@ -233,8 +233,6 @@ def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """One value that is not what the raw observations say."""
-
     kind: str  # The kind of figure.
     where: str  # File and field, or the figure in words.
     stated: str  # What the study says.
@@ -301,7 +299,6 @@ def _is_close(stated: Any, derived: Any, tolerance: float) -> bool:
 
 
 def verify(store: Store) -> Check:
-    """Compares records and headline figures of a study with its raw observations."""
     study, check = load_study(store), Check()
     for problem in study.problems:
         check.differ("records", problem.label, "readable", problem.reason)
@@ -334,7 +331,6 @@ class Covered:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What was not verified, one line each."""
         total = self.num_listed + self.num_unlisted
         not_listed = (NOT_LISTED.format(self.num_unlisted, total),)
         return *not_listed * bool(self.num_unlisted), NOT_COVERED

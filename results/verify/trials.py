@@ -59,7 +59,6 @@ class RawTrial(NamedTuple):
 
 
 def compare(store: Store, entries: Iterable[Entry], check: Check) -> Raws:
-    """Compares the trials that have a result; returns their raw observations."""
     raws: Raws = {}
     for entry in entries:
         if entry.trial is None or entry.trial.result is None:
@@ -151,7 +150,6 @@ def _numbers_in_reason(block: Fields) -> set[int]:
 def read_trial(
     folder: pathlib.Path, num_warmup_steps: int, *, is_independent: bool = False
 ) -> RawTrial:
-    """Reads the raw observations of a trial that has a result."""
     all_names = untrusted.names_in(folder)
     found = {name for name in all_names if re.fullmatch(r"rank_.*\.jsonl", name)}
     names = [f"rank_{rank}.jsonl" for rank in range(len(found))]

@@ -1,24 +1,9 @@
 """Studies that several files of this folder read."""
 
 import pytest
-from synthetic import Lost, interleaving_shape, make_store
+from synthetic import Lost, interleaving_shape
 
 from reports.view import view_store
-
-
-@pytest.fixture(scope="session")
-def make(tmp_path_factory, synthetic):
-    """Returns a function that makes a study; of equal fields, once."""
-    made = {}
-
-    def make_study(shape=None, **fields):
-        shape = shape or synthetic.Shape(**fields)
-        if repr(shape) not in made:
-            root = tmp_path_factory.mktemp("study") / "s"
-            made[repr(shape)] = make_store(root, shape)
-        return made[repr(shape)]
-
-    return make_study
 
 
 @pytest.fixture(scope="session")

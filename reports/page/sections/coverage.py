@@ -40,7 +40,6 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def render_coverage(view: View) -> Markup:
-    """Renders the coverage table, the failures, and the table of all trials."""
     rows = [_row(entry) for entry in view.study.entries]
     return page.render(
         "coverage",

@@ -256,7 +256,6 @@ def _failed(view: View, metric: str) -> dict[str, tuple[float, ...]]:
 
 
 def render_learning(view: View) -> Markup:
-    """Renders two or three panels per metric, its table, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
     everything = by_axis(view)
@@ -289,7 +288,6 @@ def render_learning(view: View) -> Markup:
 
 
 def render_quality(view: View) -> Markup:
-    """Renders a table per metric, with a row per case."""
     found = [
         (axis, (case, trials))
         for case in view.measured_cases

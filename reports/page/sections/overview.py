@@ -273,7 +273,6 @@ def _utilisation(view: View) -> dict[str, Any] | None:
 
 
 def render_method(view: View) -> Markup:
-    """Renders what limits the study, the method, and how to measure it again."""
     planned = view.study.planned
     return page.render(
         "method",

@@ -26,7 +26,6 @@ MOST_PROCESSES: Final = 32
 
 
 def render_steps(view: View) -> Markup:
-    """Renders the distribution of steps, and a row per case."""
     found = view.frame[view.frame["figure"] == "steps"]
     of_cases = found[found["phase"] == "measure"].groupby("case", sort=False)["value"]
     steps = {label: of.to_numpy() for label, of in of_cases}
@@ -108,7 +107,6 @@ class CaseCounts(NamedTuple):
     is_exact: bool  # Whether it is a count, which is written with all its digits.
 
     def text(self, value: float) -> str:
-        """Writes one of its values, or their mean."""
         if self.is_exact and value.is_integer():
             return formats.whole(int(value))
         is_ratio = self.unit in formats.RATIO_UNITS  # a percentage keeps its sign
@@ -120,7 +118,6 @@ class CaseCounts(NamedTuple):
 
 
 def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
-    """Returns the counts of every measured case, by name."""
     found: list[tuple[str, CaseCounts]] = []
     for case in view.measured_cases:
         by_name = formats.grouped(
@@ -136,7 +133,6 @@ def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
 
 
 def render_counts(view: View) -> Markup:
-    """Renders one table: a row per figure, a column per case."""
     counts = collect_counts(view)
     if not counts:
         return page.NOTHING

@@ -18,25 +18,23 @@ BASE = "1234567890ab"
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory, synthetic):
+def judged(make, synthetic):
     """Returns a function that judges a study of two backends, 10 % slower."""
+    defaults = {
+        "backends": ("in_graph", "tf_mirrored"),
+        "modes": (synthetic.WEAK,),
+        "repeats": 4,
+        "num_rounds": 10,
+        "noise": 0.008,
+        "aa_factor": 1.0,
+        "revisions": {BASE: 1 / 1.1},
+        "is_evaluated": False,
+    }
+    rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
 
     def judge(**fields):
-        defaults = {
-            "backends": ("in_graph", "tf_mirrored"),
-            "modes": (synthetic.WEAK,),
-            "repeats": 4,
-            "num_rounds": 10,
-            "noise": 0.008,
-            "aa_factor": 1.0,
-            "revisions": {BASE: 1 / 1.1},
-            "is_evaluated": False,
-        }
-        shape = synthetic.Shape(**(defaults | fields))
-        store = synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
-        rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
-        found = gate.of_revisions(load_study(store), rule, baseline="main")
-        return judgement.record_of(found)
+        study = load_study(make(**(defaults | fields)))
+        return judgement.record_of(gate.of_revisions(study, rule, baseline="main"))
 
     return judge
 

@@ -17,8 +17,8 @@ SCHEMAS = ROOT / "docs" / "schema"
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory, synthetic):
-    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
+def broken(make, synthetic):
+    return make(synthetic.BROKEN)
 
 
 def test_trials_frame_has_a_row_per_trial_and_mode(broken):

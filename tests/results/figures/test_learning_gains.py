@@ -10,19 +10,15 @@ from results import load_study
 from results.figures import learning_gains
 
 
-def study_of(root, synthetic, num_runs):
-    shape = synthetic.Shape(
-        backends=("in_graph",),
-        repeats=1,
-        budget=synthetic.LEARNING,
-        num_learning_runs=num_runs,
-    )
-    return load_study(synthetic.make_store(root, shape))
+@pytest.fixture(scope="module")
+def study_of(make, synthetic):
+    fields = {"backends": ("in_graph",), "repeats": 1, "budget": synthetic.LEARNING}
+    return lambda number: load_study(make(**fields, num_learning_runs=number))
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory, synthetic):
-    return study_of(tmp_path_factory.mktemp("gains"), synthetic, 5)
+def study(study_of):
+    return study_of(5)
 
 
 def case_of(study, num_replicas):
@@ -70,12 +66,12 @@ def test_more_replicas_are_compared_with_the_fewest(study):
     assert second.better.low is not None
 
 
-def test_a_metric_of_unknown_direction_is_not_compared(study, tmp_path, synthetic):
+def test_a_metric_of_unknown_direction_is_not_compared(study, study_of):
     facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
     for metrics in ((facts,), ()):
         plan = study.plan.model_copy(update={"metrics": metrics})
         assert () == learning_gains.of_study(dataclasses.replace(study, plan=plan))
-    assert () == learning_gains.of_study(study_of(tmp_path, synthetic, 2))
+    assert () == learning_gains.of_study(study_of(2))
 
 
 @pytest.mark.parametrize("num_failed", [1, 3])

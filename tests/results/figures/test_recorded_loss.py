@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from changed_study import with_blocks, with_results
-from synthetic import interleaving_shape, make_store
+from synthetic import interleaving_shape
 
 from results import load_study
 from results.figures import lost_time, scaling
@@ -15,10 +15,10 @@ CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def study(make):
     """A step of 50 ms alone and 60 ms at two replicas, without controls."""
     shape = interleaving_shape(controls=(), noise=0.0, noise_of_processes=0.0)
-    return load_study(make_store(tmp_path_factory.mktemp("study"), shape))
+    return load_study(make(shape))
 
 
 def _with_blocks(study, *, has_wait=True, is_load_known=True):
@@ -113,9 +113,9 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
     assert lost.main_loss in ("", "computing")
 
 
-def test_what_recorded_no_blocks_or_no_cpu_time_explains_nothing(study, tmp_path):
+def test_what_recorded_no_blocks_or_no_cpu_time_explains_nothing(study, make):
     found = _only(study)
-    in_sequence = load_study(make_store(tmp_path))
+    in_sequence = load_study(make())
 
     assert (None, lost_time.NO_CPU_TIME) == (found.lost, found.reason)
     assert () == lost_time.recorded_losses(scaling.points(in_sequence))

@@ -22,15 +22,10 @@ def _point(points, backend, mode, n):
     return point
 
 
-def _load(root, synthetic, **fields):
-    return cases.load_study(synthetic.make_store(root, synthetic.Shape(**fields)))
-
-
 @pytest.fixture(scope="module")
-def study(tmp_path_factory, synthetic):
+def study(make):
     """Two backends in both modes at one, two and four replicas; two cores."""
-    root = tmp_path_factory.mktemp("study")
-    return _load(root, synthetic, replicas=(1, 2, 4), noise=0.001)
+    return cases.load_study(make(replicas=(1, 2, 4), noise=0.001))
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +69,9 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
     assert slow.efficiency_of_best.value < 1
 
 
-def test_baseline_of_two_replicas_scales_from_two(tmp_path, synthetic):
+def test_baseline_of_two_replicas_scales_from_two(make):
     fields = {"replicas": (2, 4), "modes": (WEAK,), "backends": ("in_graph",)}
-    points = scaling.points(_load(tmp_path, synthetic, **fields))
+    points = scaling.points(cases.load_study(make(**fields)))
     two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
     ratio = _geometric_mean(four.case) / _geometric_mean(two.case)
 
@@ -85,12 +80,12 @@ def test_baseline_of_two_replicas_scales_from_two(tmp_path, synthetic):
     assert four.efficiency == four.efficiency_of_best
 
 
-def test_trials_that_are_not_ok_do_not_count(tmp_path, synthetic):
+def test_trials_that_are_not_ok_do_not_count(make):
     statuses = {
         **{("in_graph", WEAK, 1, k): TrialStatus.FAILED for k in range(3)},
         ("tf_mirrored", WEAK, 2, 1): TrialStatus.FAILED_CHECKS,
     }
-    loaded = _load(tmp_path, synthetic, statuses=statuses)
+    loaded = cases.load_study(make(statuses=statuses))
     points = scaling.points(loaded)
     two, other = (_point(points, of, WEAK, 2) for of in ("in_graph", "tf_mirrored"))
     (failed_checks,) = [
@@ -182,21 +177,19 @@ def test_states_of_a_broken_study(tmp_path, synthetic):
         ([0.02, 0.06], [True, False]),
     ],
 )
-def test_a_difference_must_hold_among_all_ratios(
-    tmp_path, synthetic, monkeypatch, p_values, expected
-):
+def test_a_difference_must_hold_among_all_ratios(make, monkeypatch, p_values, expected):
     given = iter(p_values)
     monkeypatch.setattr(scaling, "_p_value", lambda _: next(given))
-    found = scaling.compare_backends(_load(tmp_path, synthetic, modes=(WEAK,)))
+    found = scaling.compare_backends(cases.load_study(make(modes=(WEAK,))))
 
     assert [2, 2] == [item.num_compared for item in found]
     assert expected == [item.holds for item in found]
 
 
 @pytest.mark.parametrize("num_rounds", [0, 4])
-def test_what_holds_is_also_outside_its_own_interval(tmp_path, synthetic, num_rounds):
+def test_what_holds_is_also_outside_its_own_interval(make, num_rounds):
     fields = {"noise": 0.02, "repeats": 4, "num_rounds": num_rounds}
-    found = scaling.compare_backends(_load(tmp_path, synthetic, **fields))
+    found = scaling.compare_backends(cases.load_study(make(**fields)))
 
     for item in found:
         value = scaling._p_value(item)

@@ -26,41 +26,35 @@ WRITERS = (judgement.gate_text, judgement.gate_markdown, judgement.gate_junit)
 
 
 @pytest.fixture(scope="module")
-def interleaved(tmp_path_factory, synthetic):
+def interleaved(make, synthetic):
     """Returns a function that makes the study of a gate; its blocks are quiet."""
-    made = {}
+    defaults = {
+        "backends": ("in_graph",),
+        "modes": (synthetic.WEAK,),
+        "repeats": FEWEST,
+        "num_rounds": 12,
+        "noise": NOISE,
+        "is_evaluated": False,
+    }
 
-    def make(name="s", **fields):
-        defaults = {
-            "backends": ("in_graph",),
-            "modes": (synthetic.WEAK,),
-            "repeats": FEWEST,
-            "num_rounds": 12,
-            "noise": NOISE,
-            "is_evaluated": False,
-            "name": name,
-        }
-        shape = synthetic.Shape(**(defaults | fields))
-        if repr(shape) not in made:
-            root = tmp_path_factory.mktemp("study") / name
-            study = load_study(synthetic.make_store(root, shape))
-            quiet = {"foreign_cpu_fraction": lambda _: 0.0}
-            made[repr(shape)] = with_blocks(study, lambda _: quiet)
-        return made[repr(shape)]
+    def measured(name="s", **fields):
+        study = load_study(make(**defaults | {"name": name} | fields))
+        return with_blocks(study, lambda _: {"foreign_cpu_fraction": lambda _: 0.0})
 
-    return make
+    return measured
+
+
+def rule_of(metric):
+    of = gate_metrics.metric_of_gate(metric, ())
+    return gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
 
 
 def of_revisions(study, metric="throughput"):
-    of = gate_metrics.metric_of_gate(metric, ())
-    rule = gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
-    return gate.of_revisions(study, rule, baseline="main")
+    return gate.of_revisions(study, rule_of(metric), baseline="main")
 
 
 def of_studies(study, stored, metric="throughput"):
-    of = gate_metrics.metric_of_gate(metric, ())
-    rule = gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
-    return gate.of_studies(study, stored, rule, baseline="study b")
+    return gate.of_studies(study, stored, rule_of(metric), baseline="study b")
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,10 @@ from results.study import equivalence as equivalence_lib
 
 
 @pytest.fixture(scope="module")
-def view(tmp_path_factory, synthetic):
+def view(make, synthetic):
     """An interleaved study of two backends on one and two, and A/A control."""
-    shape = synthetic.Shape(
-        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, aa_factor=1.0
-    )
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("s"), shape))
+    fields = {"modes": (synthetic.WEAK,), "repeats": 2, "num_rounds": 4}
+    return view_store(make(**fields, aa_factor=1.0))
 
 
 def with_losses(view, factors, is_chosen, check=None, **plan):
