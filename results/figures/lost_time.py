@@ -167,7 +167,7 @@ def judge_input_bound(
 # A part is named if, each with the 95 % interval of Student's t over repetitions, there
 # is a loss, the part is more than half of it, larger than every other part, and not
 # beyond the loss by half of it: then two controls contradict each other. In the studies
-# of ``test_known_losses.py`` the part that is named is the right one, or none is.
+# of ``test_lost_time.py`` the part that is named is the right one, or none is.
 def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
     """The part that is most of a loss; empty if the measurement does not tell."""
     if not _is_above_zero(lost):

@@ -1,6 +1,7 @@
-"""Drawings of a page: axes, labels, colours, heat maps, and a smaller text of each."""
+"""Drawings of pages and notebooks: axes, labels, colours, and a smaller text."""
 
 import itertools
+import math
 import pathlib
 import re
 
@@ -11,18 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from synthetic import interleaving_shape
+from plain_text import plain
+from synthetic import Lost, interleaving_shape
 
 import reports
 from replicator import catalog
-from reports import plot, view
+from reports import output_file, plot, view
 from reports.charts import over_replicas, rows, runs, style
 from reports.charts.svg import compact
 from reports.page import page
 from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
 from reports.view import view_store
+from reports.words import formats
 from results.figures import frame
+from results.statistics import estimates
 
 mpl.use("agg")
 
@@ -197,3 +201,193 @@ ONE, TWO, OTHER = (MARK.format(*of) for of in ((1, "red"), (2, "red"), (2, "blue
 )
 def test_a_drawing_is_smaller_and_says_the_same(drawing, smaller):
     assert smaller in compact(drawing)
+
+
+EIGHT = tuple(f"backend_{index}" for index in range(8))
+
+
+@pytest.fixture(scope="module")
+def points(make, synthetic):
+    fields = {"budget": synthetic.LEARNING, "num_learning_runs": 3}
+    return frame.points_frame(make(replicas=(1, 2, 4), **fields))
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left():
+    """Closes what pyplot opened."""
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("draw", [plot.scaling, plot.forest, plot.learning, plot.steps])
+def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
+    made = draw(points)
+    _, given = plt.subplots()
+
+    assert made.has_data()
+    assert given is draw(points, given)
+    assert given.has_data()
+
+
+def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
+    store = make(interleaving_shape(lost={"in_graph": Lost(contention=0.006)}))
+    points = frame.points_frame(store)
+    axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
+    whole = points.query("figure == 'waterfall' and quantity == 'step'")["value"]
+
+    assert [f"2 {formats.TIMES} 8"] == [of.get_text() for of in axes.get_yticklabels()]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert sum(widths) == pytest.approx(1000 * whole.iloc[0])
+
+
+@pytest.mark.parametrize("quantity", ["efficiency", "speedup", "throughput"])
+def test_values_begin_at_zero_and_panels_share_their_axis(points, quantity):
+    weak, strong = (
+        plot.scaling(points, quantity=quantity, mode=of) for of in ("weak", "strong")
+    )
+    logarithmic = plot.scaling(points, quantity=quantity, is_log=True)
+
+    assert 0 == weak.get_ylim()[0]
+    assert weak.get_ylim() == strong.get_ylim()
+    assert "linear" == weak.get_yscale()
+    assert ("log" if quantity == "efficiency" else "linear") == weak.get_xscale()
+    assert "log" == logarithmic.get_xscale()
+
+
+def test_the_drawn_values_are_in_the_frame(points):
+    chosen = points.query(
+        "quantity == 'efficiency' and kind == 'estimate' and mode == 'weak'"
+    )
+    lines = plot.scaling(points, quantity="efficiency").lines
+    drawn = {round(y, 9) for of in lines for y in np.atleast_1d(of.get_ydata())}
+    ratios = plot.forest(points)
+
+    assert {round(value, 9) for value in chosen["value"]} <= drawn
+    assert "log" == ratios.get_xscale()
+    assert math.prod(ratios.get_xlim()) == pytest.approx(1)
+
+
+def test_several_seeds_are_a_median_and_a_band(points):
+    axes = plot.learning(points)
+    lines = [line for line in axes.lines if line.get_marker() != "None"]
+    widths = {}
+    for line in lines:  # the others lead to their names
+        widths.setdefault(line.get_color(), []).append(line.get_linewidth())
+
+    assert 6 == len(lines) == len(axes.collections)
+    assert {"-"} == {line.get_linestyle() for line in lines}
+    assert [3, 3] == [len(set(of)) for of in widths.values()]
+    assert all(of == sorted(of) for of in widths.values())
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (plot.waterfall, r"no rows of figure 'waterfall', only of scaling, forest,"),
+        (
+            lambda points: plot.scaling(points, mode="both"),
+            r"mode 'both' is not in the frame, which has weak, strong: pass one of",
+        ),
+        (
+            lambda points: plot.scaling(points, quantity="speed"),
+            r"quantity 'speed' is not in .* efficiency, speedup, throughput: pass one",
+        ),
+        (
+            lambda points: plot.learning(points, metric="fid"),
+            r"metric 'fid' is not in the frame, which has top_1: pass one of these",
+        ),
+        (
+            lambda points: plot.steps(points, kind="violin"),
+            r"kind 'violin' is not in the frame, which has box, ecdf: pass one of",
+        ),
+    ],
+)
+def test_what_a_frame_has_not_is_an_error(points, act, message):
+    with pytest.raises(ValueError, match=message):
+        act(points)
+
+
+def test_of_many_ratios_those_of_most_replicas_are_drawn(make):
+    found = frame.points_frame(make(backends=EIGHT, repeats=1))
+    drawn = rows.ratios(found)
+
+    assert 28 * 2 < len(found[found.figure == "forest"])
+    assert rows.MOST_ROWS == len(drawn)
+    assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
+
+
+def test_headings_have_rows_of_their_own():
+    grouped = [rows.Row(group=of, label="", backend="") for of in ("a", "a", "b")]
+    plain = [rows.Row(label="", backend="")] * 2
+
+    assert ([1, 2, 4], {0: "a", 3: "b"}) == rows.place(grouped)
+    assert ([0, 1], {}) == rows.place(plain)
+
+
+def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
+    assert style.symmetric([1.01], []) == pytest.approx((1 / 1.1, 1.1))
+    low, high = style.symmetric([0.5, 1.2], [0.3, 1.5])
+    assert low * high == pytest.approx(1)
+    assert low < 0.5
+    low, high = style.symmetric([0.0, 1e300], [0.0, 1e308])
+    assert 0 < low < high < 2000
+    bottom, top = style.from_zero([2.0, 5.0], [900.0])
+    assert 0 == bottom
+    assert 5 < top < 10
+    assert (0.0, 1.06) == style.from_zero([], [])
+
+
+def test_ticks_of_ratios_are_mirrored_at_1():
+    for reach in (1.1, 1.5, 4, 10, 300):
+        with style.page_style():
+            axes = style.new_axes(100, 100)
+            axes.set_xlim(1 / reach, reach)
+            style.set_ratio_log(axes)
+            ticks = axes.get_xticks()
+        assert 1 in ticks
+        assert len(ticks) % 2 == 1
+        assert len(ticks) >= 3
+        assert (1 / ticks[::-1]).tolist() == pytest.approx(ticks.tolist())
+
+
+def test_data_in_a_link_are_a_table_without_empty_columns(points):
+    assert output_file.csv_link(points, "scaling").startswith(
+        "data:text/csv;charset=utf-8,"
+    )
+    assert "train_time_sec" not in output_file.csv_link(points, "scaling")
+    assert "" == output_file.csv_link(points, "waterfall")
+
+
+@pytest.mark.parametrize(
+    ("write", "numbers", "expected"),
+    [
+        (formats.percent, (0.062, 0.058, 0.064), "6.2 % [5.8, 6.4]"),
+        (formats.percent, (0.8, 0.5, 1.3), "80 % [50, 130]"),
+        (formats.times, (1.5701, 0.95, 2.59), "1.57x [0.95, 2.59]"),
+        (formats.times, (1.0012, 1.0009, 1.0015), "1.0012x [1.0009, 1.0015]"),
+        (formats.significant, (862.0, 861.7, 862.4), "862.0 [861.7, 862.4]"),
+        (formats.seconds, (7.821, 7.819, 7.823), "7.821 s [7.819, 7.823]"),
+    ],
+)
+def test_digits_follow_the_interval(write, numbers, expected):
+    value, low, high = numbers
+    estimate = estimates.Estimate(
+        value=value, low=low, high=high, n=3, unit="", method=""
+    )
+    text = plain(formats.estimate(estimate, write))
+
+    assert expected == text.replace(formats.TIMES, "x")
+
+
+@pytest.mark.parametrize("function", [style.logarithmic, style.linear])
+def test_modest_intervals_are_whole_and_absurd_ones_squeeze_nothing(function):
+    low, high = function([20.0, 40.0], [19.0, 42.0])
+    assert low < 19.0
+    assert high > 42.0
+    low, high = function([20.0, 40.0], [0.0, 40_000.0])
+    assert low < 20.0
+    assert 40.0 < high < 80.0
+    low, high = function([3.0], [])
+    assert low < 3.0 < high
+    # Zero ends come from underflow and must not reach the axis.
+    assert style.logarithmic([1e-3], [0.0, 5.0])[0] > 0
