@@ -47,23 +47,15 @@ def shapes(synthetic):
         "single N": shape(replicas=(1,), modes=(synthetic.STRONG,)),
         "single repetition": shape(repeats=1, modes=(synthetic.WEAK,)),
         "all failed": shape(statuses=every_failure),
+        "controls": synthetic.interleaving_shape(
+            lost={"in_graph": synthetic.Lost(contention=0.002)}
+        ),
     }
 
 
 @pytest.fixture(scope="session")
-def stores(tmp_path_factory, synthetic, shapes):
-    """Makes the store of a shape, once."""
-
-    @functools.cache
-    def store_of(name):
-        if name == "controls":
-            shape = synthetic.interleaving_shape(
-                lost={"in_graph": synthetic.Lost(contention=0.002)}
-            )
-            return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
-        return synthetic.make_store(tmp_path_factory.mktemp("study"), shapes[name])
-
-    return store_of
+def stores(make, shapes):
+    return lambda name: make(shapes[name])
 
 
 @pytest.fixture(scope="session")

@@ -97,11 +97,11 @@ def test_arguments_out_of_range_are_refused(call, message):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory, synthetic):
+def pairs(make, synthetic):
     """Two cases and their baselines: every third block is a stretch, some are
     discarded.
     """
-    shape = synthetic.Shape(
+    store = make(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
         num_rounds=12,
@@ -109,7 +109,7 @@ def pairs(tmp_path_factory, synthetic):
         is_evaluated=False,
         revisions={"1234567890ab": 1.1},
     )
-    study = load_study(synthetic.make_store(tmp_path_factory.mktemp("s"), shape))
+    study = load_study(store)
 
     def fields(entry):
         gap = 4 + entry.spec.num_replicas

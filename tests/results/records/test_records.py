@@ -118,15 +118,11 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, synthetic):
+def whole(make, synthetic):
     """Two cases of one backend, each with a quality run."""
-    shape = synthetic.Shape(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        repeats=1,
-        budget=Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1),
-    )
-    return synthetic.make_store(tmp_path_factory.mktemp("whole"), shape)
+    fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,), "repeats": 1}
+    budget = Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1)
+    return make(**fields, budget=budget)
 
 
 @pytest.fixture
