@@ -90,6 +90,7 @@ class Subcommand(click.Command):
         arguments: Sequence[click.Parameter] = (),
     ) -> None:
         super().__init__(name, help=text)
+        del self.params  # an empty list, in place of the property below
         self._module = f"harness.cli.subcommands.{name}_command"
         self._model = model or f"{name.capitalize()}Request"
         self._arguments = arguments
@@ -100,16 +101,8 @@ class Subcommand(click.Command):
         model: type[Options] = getattr(module, self._model)
         return model
 
-    @property
-    def params(self) -> list[click.Parameter]:
-        return self._params
-
-    @params.setter
-    def params(self, _: list[click.Parameter]) -> None:
-        """Ignores that click sets an empty list."""
-
     @functools.cached_property
-    def _params(self) -> list[click.Parameter]:
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]  # it is set once
         from harness.options import option
 
         found = [of for of in option.declared(self.request) if not of.is_setting]
