@@ -43,13 +43,13 @@ _BUILDS_FROM_SPECS = "_replicator_builds_from_specs"
 
 
 def replica_mode(replica_context: Any) -> contextlib.AbstractContextManager[None]:
-    """Makes a replica context the current one of this graph (test_replica_context)."""
+    """Makes a replica context the current one of this graph (test_run)."""
     # Unlike ``with replica_context``, this leaves alone which replica writes summaries.
     return _mode(distribute_lib._InReplicaThreadMode(replica_context))  # noqa: SLF001
 
 
 def cross_replica_mode(strategy: Any) -> contextlib.AbstractContextManager[None]:
-    """Leaves the replica context, as ``merge_call`` does (test_replica_context)."""
+    """Leaves the replica context, as ``merge_call`` does (test_run)."""
     return _mode(distribute_lib._CrossReplicaThreadMode(strategy))  # noqa: SLF001
 
 
@@ -83,7 +83,7 @@ def values_of(value: Any) -> tuple[Any, ...]:
 
 def updating_optimizer() -> Any:
     """The Keras optimizer whose ``apply`` is running in this thread, or None."""
-    # Keras itself sums gradients in it, by the replica context (test_replica_context).
+    # Keras itself sums gradients in it, by the replica context (test_run).
     return next(filter(compat.is_optimizer, _callers()), None)
 
 

@@ -193,19 +193,14 @@ def _is_harmless(frame: Any, *, tells_of_writes: bool) -> bool:
     return tells_of_writes and is_method and code.co_name in WRITES
 
 
-_KNOWN: dict[CodeType, bool] = {}
-
-
+@functools.cache
 def _reads(code: CodeType) -> bool:
-    if code not in _KNOWN:
-        path = PurePath(code.co_filename)
-        # A variable that is an operand is read, and noted on the tape by its handle.
-        is_op = path.parent == _OPS and path.name.startswith("gen_")
-        is_reader = code.co_name in _READERS.get(code.co_filename, ())
-        is_asking = code.co_name == "_var_key" and path.match(str(_KERAS))
-        is_comparing = is_asking or code.co_filename in _COMPARING
-        _KNOWN[code] = is_reader or is_op or is_comparing
-    return _KNOWN[code]
+    path = PurePath(code.co_filename)
+    # A variable that is an operand is read, and noted on the tape by its handle.
+    is_op = path.parent == _OPS and path.name.startswith("gen_")
+    is_reader = code.co_name in _READERS.get(code.co_filename, ())
+    is_asking = code.co_name == "_var_key" and path.match(str(_KERAS))
+    return is_reader or is_op or is_asking or code.co_filename in _COMPARING
 
 
 def _is_of_own_graph() -> bool:
