@@ -34,7 +34,7 @@ from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import one_line
-from replicator.cluster.environment import RayMember, of_ray
+from replicator.cluster.configuration import join_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -339,29 +339,21 @@ def _start_members(
     address = gang_lib.with_host(
         gang.variables[gang_lib.ADDRESS_VARIABLE], ray.util.get_node_ip_address()
     )
-    everyone = [
-        RayMember(
-            node_id=bundles[place // block],
-            host=nodes[bundles[place // block]],
-            port=ports[place // block][place % block],
-            kind=kind_of,
-        )
-        for place, (kind_of, _) in enumerate(gang.members)
+    addresses: dict[str, list[str]] = {}
+    for place, (role, _) in enumerate(gang.members):
+        host, its_port = bundles[place // block], ports[place // block][place % block]
+        addresses.setdefault(role, []).append(join_address(nodes[host], its_port))
+    variables = [
+        {
+            **gang.variables,
+            gang_lib.ADDRESS_VARIABLE: address,
+            "RAY_NODE_ID": bundles[place // block],  # for whoever reads a log
+            "TF_CONFIG": json.dumps(
+                {"cluster": addresses, "task": {"type": role, "index": index}}
+            ),
+        }
+        for place, (role, index) in enumerate(gang.members)
     ]
-    variables = []
-    for place, member in enumerate(everyone):
-        environment = of_ray(everyone, place)
-        own, index = environment.own
-        task = {"type": own, "index": index}
-        config = {"cluster": environment.addresses(), "task": task}
-        variables.append(
-            {
-                **gang.variables,
-                gang_lib.ADDRESS_VARIABLE: address,
-                "RAY_NODE_ID": member.node_id,  # for whoever reads a log
-                "TF_CONFIG": json.dumps(config),
-            }
-        )
     return [
         actor.run.remote(
             gang.command,

@@ -176,8 +176,8 @@ def _is_adding(op: str) -> bool:
     return op.startswith(_ADDING_OPS)
 
 
-class ServerProgram:
-    """One step on one worker; its state is on the servers."""
+class ServerProgram(Assembly):
+    """One step on one worker, which reads variables where the step reads first."""
 
     def __init__(
         self, step: WorkerSteps, topology: Topology, table: ServerTable, worker: int
@@ -188,6 +188,7 @@ class ServerProgram:
             for name, variable in step.traced.variables.items()
         }
         self.used = UsedVariables(entries, table)
+        self.num_replicas = topology.num_local_replicas
         analysis = Analysis(
             traced=step.traced,
             body=step.body,
@@ -197,18 +198,17 @@ class ServerProgram:
             plans=self.plans,
             shares=(),
         )
-        self._num_commits = list(step.num_commits)
-        self.num_replicas = topology.num_local_replicas
-        self._assembly = _ServerAssembly(
-            f"server_program_{next(_COUNTER)}", step, analysis, topology, table
-        )
-        self._assembly.register()
+        super().__init__(f"server_program_{next(_COUNTER)}", analysis, topology)
+        self._step = step
+        self._servers = table.placement.devices
+        self._pulled: dict[str, Ref] = {}
+        self.register()
 
     def prepare(
         self, source_spec: Any, *, is_loop: bool
     ) -> Callable[[Any, Any, int], Any]:
         """Builds a function that runs steps; call it in cross-replica context."""
-        assembly, num_commits = self._assembly, self._num_commits
+        num_commits = list(self._step.num_commits)
 
         @traced_once
         def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
@@ -217,15 +217,14 @@ class ServerProgram:
             def one_step(index: tf.Tensor) -> list[tf.Tensor]:
                 used = sequence_numbers + tf.cast(index, tf.int64) * num_commits
                 captured = [
-                    used if c is _SEQUENCE_NUMBERS else c for c in assembly.captured
+                    used if c is _SEQUENCE_NUMBERS else c for c in self.captured
                 ]
                 batch = (
                     [] if source is None else next_batches(source, self.num_replicas)
                 )
-                return assembly.call(captured, batch)
+                return self.call(captured, batch)
 
-            count = num_steps if is_loop else 1
-            return repeat(one_step, count, assembly.output_specs)
+            return repeat(one_step, num_steps if is_loop else 1, self.output_specs)
 
         # Sequence numbers and number of steps in one tensor: one input less to send.
         counts = tf.TensorSpec([len(num_commits) + 1], tf.int64)
@@ -239,27 +238,6 @@ class ServerProgram:
                 return concrete(source, counts)
 
         return run
-
-    def pack(self, flat: Sequence[Any]) -> Any:
-        """Turns the outputs of ``prepare``'s function into a nest of ``PerReplica``."""
-        return self._assembly.pack(flat)
-
-
-class _ServerAssembly(Assembly):
-    """The function of one worker, which reads variables where the step reads first."""
-
-    def __init__(
-        self,
-        name: str,
-        step: WorkerSteps,
-        analysis: Analysis,
-        topology: Topology,
-        table: ServerTable,
-    ) -> None:
-        super().__init__(name, analysis, topology)
-        self._step = step
-        self._servers = table.placement.devices
-        self._pulled: dict[str, Ref] = {}
 
     def _resolve(self, replica: int, placeholder: str) -> Ref | str:
         if placeholder not in self._pulled:
@@ -277,7 +255,7 @@ class _ServerAssembly(Assembly):
             each,
             server_device=self._servers[each.server],
             worker_device=self._topology.replica_devices[0],
-            handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
+            handle=lambda name: str(super(ServerProgram, self)._resolve(0, name)),
             clock=self.copies.name(0, each.clock),
         )
         self._emit.nodes.extend(nodes)

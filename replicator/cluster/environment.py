@@ -23,7 +23,6 @@ from replicator.cluster.configuration import (
     MAX_PORT,
     ClusterConfig,
     Ranks,
-    join_address,
 )
 from replicator.errors import ClusterConfigError
 
@@ -54,7 +53,7 @@ class ClusterEnvironment:
     members: Members = ()  # Of those that agree: kind and index by rank.
     ranks: Ranks | None = None
     local_rank: int | None = None  # Among the workers of its host, where known.
-    family: str = ""  # Whose variables said so; empty if the caller knew.
+    family: str = ""  # Whose variables said so.
 
     def addresses(self, *, is_trusted: bool = False) -> Addresses:
         """``name:port`` of every process, by kind; the chief is the first worker."""
@@ -144,7 +143,7 @@ def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Ad
     return {kind: tuple(of_kind) for kind, of_kind in found.items()}
 
 
-# Environments that give all addresses: ``TF_CONFIG``, pods, Ray and Slurm.
+# Environments that give all addresses: ``TF_CONFIG``, pods and Slurm.
 
 
 def _read_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
@@ -237,28 +236,6 @@ def _read_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
         )
     names = (f"{pods}-{index}.{service}:{port}" for index in range(num_workers))
     return ClusterEnvironment(known=_by_kind(members, names), own=members[own])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RayMember:
-    """One process of a gang."""
-
-    node_id: str  # Ray's: two machines may be behind one address.
-    host: str  # The machine's address.
-    port: int  # A port that is free there.
-    kind: str = "worker"  # Or ``chief`` or ``ps``.
-
-
-def of_ray(members: Sequence[RayMember], rank: int) -> ClusterEnvironment:
-    """A gang of Ray actors, which only the program that placed them knows."""
-    numbered = _numbered(member.kind for member in members)
-    addresses = [join_address(member.host, member.port) for member in members]
-    local_rank = sum(
-        member.node_id == members[rank].node_id and member.kind in ("chief", "worker")
-        for member in members[:rank]
-    )
-    known = _by_kind(numbered, addresses)
-    return ClusterEnvironment(known=known, own=numbered[rank], local_rank=local_rank)
 
 
 _NODES = "SLURM_STEP_NODELIST"

@@ -185,6 +185,13 @@ def test_an_address_at_which_no_chief_may_listen_is_refused(port):
     assert f"MASTER_PORT={port} is in use on the host of rank 0" in str(used)
 
 
+def test_addresses_of_ipv6_have_brackets():
+    registered = {1: Registration(host="fd00::2", port=5, chief_host="fd00::1")}
+    found = address_exchange.addresses_of(registered, 9)
+
+    assert ("[fd00::1]:9", "[fd00::2]:5") == found
+
+
 @given(
     num_hosts=st.integers(1, 4),
     num_each=st.integers(1, 4),

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 
@@ -385,26 +386,6 @@ def test_roles_are_written_as_they_are_read():
     assert members == environment.members_of({environment.ROLES: text}, len(members))
 
 
-def of_ray(*machines):
-    """What each member of a gang finds; by Ray's id of a machine, and a host name."""
-    gang = [
-        environment.RayMember(node_id=node, host=host, port=port)
-        for port, (node, host) in enumerate(machines, 1)
-    ]
-    return [environment.of_ray(gang, rank).config() for rank in range(len(gang))]
-
-
-def test_ray_says_who_shares_a_machine():
-    """Behind one address or several; IPv6 addresses have brackets."""
-    two_machines = of_ray(*[("a", "fd00::1"), ("b", "fd00::1")] * 2)
-    _, container = of_ray(("a", "a"), ("a", "b"))
-
-    assert [0, 1, 2, 3] == [config.worker_id for config in two_machines]
-    assert [0, 0, 1, 1] == [config.local_worker_id for config in two_machines]
-    assert "[fd00::1]:2" == two_machines[1].address
-    assert (1, 2) == (container.local_worker_id, container.num_workers_on_host)
-
-
 @given(
     hosts=st.lists(st.sampled_from(["a", "b", "10.0.0.1"]), min_size=2, max_size=12),
     has_chief=st.booleans(),
@@ -422,6 +403,14 @@ def test_local_ranks_number_the_workers_of_each_host(hosts, has_chief):
         here = [c for c, of in zip(configs, hosts, strict=True) if of == host]
         assert list(range(len(here))) == [config.local_worker_id for config in here]
         assert {len(here)} == {config.num_workers_on_host for config in here}
+
+
+def test_the_launcher_knows_the_local_rank_better():
+    """Two containers of one machine have addresses of their own, and share its GPUs."""
+    config = read(tf_config({"worker": ["a:1", "b:1"]}, index=1))
+    config = dataclasses.replace(config, local_rank=1)
+
+    assert (1, 2) == (config.local_worker_id, config.num_workers_on_host)
 
 
 def test_a_program_of_its_own_forgets_the_job():
