@@ -75,40 +75,6 @@ class ClientWatch:
                 time.sleep(_POLL_SEC)
 
 
-def serve(
-    config: ClusterConfig,
-    *,
-    num_cpu_devices: int = 1,
-    client_timeout_sec: float = CLIENT_TIMEOUT_SEC,
-) -> str:
-    """Serves the client of a cluster until it has exited; then exit, too."""
-    if config.kind not in _SERVED_KINDS:
-        raise ClusterConfigError(
-            f"this process is {config.kind!r} {config.index}, but only "
-            f"{' and '.join(map(repr, _SERVED_KINDS))} run replicator.server; start "
-            "your own program as the chief, and check TF_CONFIG['task'] here"
-        )
-    if config.kind == "worker" and config.is_chief:
-        raise ClusterConfigError(
-            f"this process is {config.name_of(0)}, and without a chief worker 0 is the "
-            "client: start your own program here, and replicator.server on the others; "
-            "TF_CONFIG['task']['index'] says which process this is"
-        )
-    port_filter.check(config)
-    check_port_is_free(config.address)
-    server = _start(config, num_cpu_devices)
-    print(  # noqa: T201 (launchers wait for this line)
-        f"{config.kind} {config.index} serves at {config.address} for the client "
-        f"{config.name_of(0)}",
-        flush=True,
-    )
-    client = ClientWatch(config.name_of(0), config.address_of(0))
-    client.wait_for(client_timeout_sec)
-    reason = client.wait_until_left()
-    del server  # it serves as long as it is referenced
-    return reason
-
-
 def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     import tensorflow as tf
 
@@ -130,6 +96,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> str:
+    """Serves the client of a cluster until it has exited; returns the reason."""
     parser = argparse.ArgumentParser(
         prog="python -m replicator.server", description="Serves one client's cluster."
     )
@@ -151,14 +118,35 @@ def main(argv: Sequence[str] | None = None) -> str:
         help="serve every host that can reach the port, also at public addresses: "
         "something else, such as a firewall, blocks untrusted hosts",
     )
-    arguments = parser.parse_args(argv)
-    return serve(
-        environment.detect().config(
-            i_trust_this_network=arguments.i_trust_this_network
-        ),
-        num_cpu_devices=arguments.num_cpu_devices,
-        client_timeout_sec=arguments.client_timeout_sec,
+    given = parser.parse_args(argv)
+    config = environment.detect().config(
+        i_trust_this_network=given.i_trust_this_network
     )
+    if config.kind not in _SERVED_KINDS:
+        raise ClusterConfigError(
+            f"this process is {config.kind!r} {config.index}, but only "
+            f"{' and '.join(map(repr, _SERVED_KINDS))} run replicator.server; start "
+            "your own program as the chief, and check TF_CONFIG['task'] here"
+        )
+    if config.kind == "worker" and config.is_chief:
+        raise ClusterConfigError(
+            f"this process is {config.name_of(0)}, and without a chief worker 0 is the "
+            "client: start your own program here, and replicator.server on the others; "
+            "TF_CONFIG['task']['index'] says which process this is"
+        )
+    port_filter.check(config)
+    check_port_is_free(config.address)
+    server = _start(config, given.num_cpu_devices)
+    print(  # noqa: T201 (launchers wait for this line)
+        f"{config.kind} {config.index} serves at {config.address} for the client "
+        f"{config.name_of(0)}",
+        flush=True,
+    )
+    client = ClientWatch(config.name_of(0), config.address_of(0))
+    client.wait_for(given.client_timeout_sec)
+    reason = client.wait_until_left()
+    del server  # it serves as long as it is referenced
+    return reason
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:

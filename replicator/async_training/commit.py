@@ -301,10 +301,8 @@ class ServerOptimizer(ReplicatedOptimizer):
         if fused_update.uses_count:
             weights = _tf_compat.optimized_variables(self.wrapped) or ()
             counting |= set(map(self._server_of, map(_tf_compat.unwrap, weights)))
-        placement = self._placement
         return {
-            server: placement.counters.on(placement.devices[server], counter)
-            for server in counting
+            server: self._placement.counter_on(server, counter) for server in counting
         }
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:

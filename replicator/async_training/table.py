@@ -52,7 +52,7 @@ class ServerTable(VariableTable):
 
     def refresh(self) -> None:
         """Resets copies of variables that were changed outside, while nothing runs."""
-        self.placement.counters.refresh()
+        self.placement.refresh_counters()
         self._run("refresh")
 
     def publish(self) -> None:
@@ -108,43 +108,9 @@ class ServerTable(VariableTable):
         return tuple(copies)
 
 
-# Servers apply the updates of several workers in different orders, so an update that
-# depends on its number takes the one of its own server. Each counts under its lock.
-
+SCALAR_BYTES = 8
 # An attribute of an optimizer's counter: those of the other servers, by device.
 _OTHERS = "_replicator_counters"
-
-
-class ServerCounters:
-    """The counters of all optimizers on servers that do not hold the user's own."""
-
-    def __init__(self) -> None:
-        self._counters: weakref.WeakValueDictionary[int, Any] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def on(self, device: str, counter: Any) -> Any:
-        """What a server counts in, for the counter of an optimizer."""
-        if counter.device == device:
-            return counter
-        self._counters[id(counter)] = counter
-        others = vars(counter).setdefault(_OTHERS, {})
-        if device not in others:
-            with tf.init_scope(), context.allowed(), tf.device(device):
-                others[device] = context.own_variable(tf.identity(counter))
-        return others[device]
-
-    def refresh(self) -> None:
-        """Gives all servers what the user has written or restored; nothing may run."""
-        counters = list(self._counters.values())
-        for counter in counters:
-            for other in vars(counter)[_OTHERS].values():
-                other.assign(counter.read_value(), read_value=False)
-        if counters:
-            _tf_compat.wait_for_remote_ops()
-
-
-SCALAR_BYTES = 8
 
 
 class Placement:
@@ -153,7 +119,10 @@ class Placement:
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)  # of the servers
         self.num_bytes = [0] * len(devices)  # of the variables on each
-        self.counters = ServerCounters()  # of the updates of optimizers
+        # Of updates, of all optimizers: those that are counted on several servers.
+        self._counters: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )
 
     def scope(self) -> Any:
         """Puts the variables that are made inside on servers."""
@@ -167,6 +136,31 @@ class Placement:
         """Index of the server that holds a variable; None if it is elsewhere."""
         device = variable.device
         return self.devices.index(device) if device in self.devices else None
+
+    def counter_on(self, server: int, counter: Any) -> Any:
+        """What a server counts in, under its lock, for the counter of an optimizer.
+
+        Servers apply the updates of several workers in different orders, so an update
+        that depends on its number takes the one of its own server.
+        """
+        device = self.devices[server]
+        if counter.device == device:
+            return counter
+        self._counters[id(counter)] = counter
+        others = vars(counter).setdefault(_OTHERS, {})
+        if device not in others:
+            with tf.init_scope(), context.allowed(), tf.device(device):
+                others[device] = context.own_variable(tf.identity(counter))
+        return others[device]
+
+    def refresh_counters(self) -> None:
+        """Gives all servers what the user has written or restored; nothing may run."""
+        counters = list(self._counters.values())
+        for counter in counters:
+            for other in vars(counter)[_OTHERS].values():
+                other.assign(counter.read_value(), read_value=False)
+        if counters:
+            _tf_compat.wait_for_remote_ops()
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         value = kwargs.get("initial_value")

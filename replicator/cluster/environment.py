@@ -27,7 +27,7 @@ from replicator.cluster.configuration import (
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
     Addresses = Mapping[str, tuple[str, ...]]
     Members = tuple[tuple[str, int], ...]
@@ -53,7 +53,6 @@ class ClusterEnvironment:
     members: Members = ()  # Of those that agree: kind and index by rank.
     ranks: Ranks | None = None
     local_rank: int | None = None  # Among the workers of its host, where known.
-    family: str = ""  # Whose variables said so.
 
     def addresses(self, *, is_trusted: bool = False) -> Addresses:
         """``name:port`` of every process, by kind; the chief is the first worker."""
@@ -450,16 +449,16 @@ _HYDRA = _Launcher(
     how="mpiexec of MPICH sets it: do not change it",
     how_chief=", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500",
 )
-# By family, the variables that describe a job if they are all set, and who reads them.
-# What a user sets comes before what a scheduler sets for every process. mpirun inside
-# an allocation comes before the scheduler, whose variables then describe its helpers.
-_FAMILIES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "TF_CONFIG": (("TF_CONFIG",), _read_tf_config),
-    "ranks": ((_PLAIN.rank, _PLAIN.size), _PLAIN),
-    "OpenMPI": ((_OPEN_MPI.rank, _OPEN_MPI.size), _OPEN_MPI),
-    "Hydra": ((_HYDRA.rank, _HYDRA.size, _HYDRA.local_rank), _HYDRA),
-    "Slurm": ((_NODES, "SLURM_PROCID"), _read_step),
-    "Kubernetes": (("JOB_COMPLETION_INDEX",), _read_pod),
+# The variables that describe a job if they are all set, and who reads them. What a user
+# sets comes before what a scheduler sets for every process. mpirun inside an allocation
+# comes before the scheduler, whose variables then describe its helpers.
+_FAMILIES: dict[tuple[str, ...], Callable[[Mapping[str, str]], ClusterEnvironment]] = {
+    ("TF_CONFIG",): _read_tf_config,
+    (_PLAIN.rank, _PLAIN.size): _PLAIN,
+    (_OPEN_MPI.rank, _OPEN_MPI.size): _OPEN_MPI,
+    (_HYDRA.rank, _HYDRA.size, _HYDRA.local_rank): _HYDRA,
+    (_NODES, "SLURM_PROCID"): _read_step,
+    ("JOB_COMPLETION_INDEX",): _read_pod,
 }
 # What else describes a job; programs that start others look at many of Slurm's, and
 # programs of MPI at PMIx'.
@@ -479,10 +478,9 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
       ClusterConfigError: There is none, or it is malformed.
     """
     variables = os.environ if environ is None else environ
-    for family, (needed, read) in _FAMILIES.items():
+    for needed, read in _FAMILIES.items():
         if all(map(variables.get, needed)):
-            found: ClusterEnvironment = read(variables)
-            return dataclasses.replace(found, family=family)
+            return read(variables)
     raise ClusterConfigError(
         "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
         f"not know its cluster; set it in every process, for example "
@@ -493,8 +491,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
 
 def forget(environ: MutableMapping[str, str]) -> None:
     """Removes what describes a job, so that a process of it is a program of its own."""
-    needed = (name for names, _ in _FAMILIES.values() for name in names)
-    patterns = [*_ALSO_DESCRIBING, *needed]
+    patterns = [*_ALSO_DESCRIBING, *itertools.chain(*_FAMILIES)]
     for name in list(environ):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             del environ[name]

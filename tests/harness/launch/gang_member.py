@@ -9,7 +9,6 @@ from replicator.cluster import environment
 def identity():
     config = environment.detect().config()
     return {
-        "kind": environment.detect().family,
         "worker_id": config.worker_id,
         "local_worker_id": config.local_worker_id,
         "num_workers_on_host": config.num_workers_on_host,

@@ -69,7 +69,6 @@ def test_mpirun_tells_every_process_who_it_is(run_gang, has_master):
     assert [(0, 2), (1, 2)] == [
         (one["local_worker_id"], one["num_workers_on_host"]) for one in found
     ]
-    assert {"OpenMPI"} == {one["kind"] for one in found}
     assert found[0]["addresses"] == found[1]["addresses"]
     assert 2 == len(set(found[0]["addresses"]))
 

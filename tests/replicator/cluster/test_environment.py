@@ -112,7 +112,7 @@ MPIRUN = {
     "PMIX_NAMESPACE": "3512795137",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}
-PMIX = {"PMIX_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+PMIX = {"PMIX_RANK": "0", "PMI_RANK": "0", "PMI_SIZE": "2"}
 ROLES = {"REPLICATOR_ROLES": "chief:1,worker:1,ps:1"}
 
 
@@ -144,28 +144,27 @@ def test_a_step_is_a_cluster_of_workers():
 
 
 @pytest.mark.parametrize(
-    ("environ", "family", "rank", "local_rank"),
+    ("environ", "rank", "local_rank"),
     [
-        (PLAIN, "ranks", 2, None),
-        (PLAIN | {"LOCAL_RANK": "0"}, "ranks", 2, 0),
-        (MPI, "OpenMPI", 3, 1),
-        (PLAIN | HYDRA | {"RANK": "", "WORLD_SIZE": ""}, "Hydra", 1, 0),
+        (PLAIN, 2, None),
+        (PLAIN | {"LOCAL_RANK": "0"}, 2, 0),
+        (MPI, 3, 1),
+        (PLAIN | HYDRA | {"RANK": "", "WORLD_SIZE": ""}, 1, 0),
         # mpirun in a container of a Job: its processes are the ones that train.
-        (MPI | POD, "OpenMPI", 3, 1),
+        (MPI | POD, 3, 1),
         # What a user sets comes first.
-        (MPI | PLAIN, "ranks", 2, None),
-        (step() | tf_config({"worker": ["a:1"]}), "TF_CONFIG", 0, None),
+        (MPI | PLAIN, 2, None),
+        (step() | tf_config({"worker": ["a:1"]}), 0, None),
         # Slurm says where the others are, PMIx does not.
-        (step(**PMIX), "Slurm", 1, None),
+        (step(**PMIX), 1, None),
         # mpirun inside of the allocation: the step is one of its helpers.
-        (step(**PMIX, **MPI), "OpenMPI", 3, 1),
+        (step(**PMIX, **MPI), 3, 1),
     ],
 )
-def test_a_launcher_is_recognized(environ, family, rank, local_rank):
+def test_a_launcher_is_recognized(environ, rank, local_rank):
     """By its variables, without a connection to anybody."""
     found = environment.detect(environ)
 
-    assert family == found.family
     assert ("worker", rank) == found.own
     assert local_rank == found.local_rank
 
@@ -342,7 +341,7 @@ def test_any_variables_give_an_environment_or_one_line(names, data):
     try:
         found = environment.detect(environ)
         kind = found.own[0]
-        if found.family == "Kubernetes":
+        if found.known is not None:
             found.config()
     except errors.ClusterConfigError as error:
         kind, message = "worker", str(error)
