@@ -83,7 +83,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     num_devices = num_cpu_devices if config.kind == "worker" else 1
     with port_filter.guarded(config):
         return tf.distribute.Server(
-            {kind: list(addresses) for kind, addresses in config.addresses.items()},
+            dict(config.addresses),
             job_name=config.kind,
             task_index=config.index,
             protocol="grpc",

@@ -60,10 +60,9 @@ def join_workers(
             for name, of_kind in addresses.items()
         ],
     )
-    cluster = {name: list(of_kind) for name, of_kind in addresses.items()}
     context.enable_collective_ops(
         tensorflow_server_pb2.ServerDef(
-            cluster=tf.train.ClusterSpec(cluster).as_cluster_def(),
+            cluster=tf.train.ClusterSpec(dict(addresses)).as_cluster_def(),
             default_session_config=context.config,
             job_name=kind,
             task_index=index,

@@ -93,16 +93,14 @@ class LocalCluster:
         self._argv = [str(word) for word in argv]
         self._env = dict(env or {})
         self._cpusets = cpusets
-        self._counts = {kind: count for kind, count in counts.items() if count}
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LocalCluster:  # noqa: PYI034 (Self needs Python 3.11)
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        ports = iter(free_ports(len(self.members)))
-        self.addresses = {
-            kind: [f"localhost:{next(ports)}" for _ in range(count)]
-            for kind, count in self._counts.items()
-        }
+        self.addresses = {}
+        ports = free_ports(len(self.members))
+        for (kind, _), port in zip(self.members, ports, strict=True):
+            self.addresses.setdefault(kind, []).append(f"localhost:{port}")
         try:
             for member in self.members:
                 self._start(member)

@@ -50,9 +50,7 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
 
 def resolver_of(config: ClusterConfig) -> Any:
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(
-            {kind: list(addresses) for kind, addresses in config.addresses.items()}
-        ),
+        tf.train.ClusterSpec(dict(config.addresses)),
         task_type=config.kind,
         task_id=config.index,
         rpc_layer="grpc",
@@ -191,7 +189,7 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
         ) from None
     with port_filter.guarded(config):
         tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec({kind: list(of) for kind, of in addresses.items()}),
+            tf.train.ClusterSpec(addresses),
             job_name=config.kind,
             task_index=config.index,
             protocol="grpc",

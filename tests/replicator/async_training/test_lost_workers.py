@@ -229,11 +229,11 @@ def test_a_first_dispatch_without_progress_says_what_to_set(
 @pytest.mark.parametrize("updates", [True, False])
 def test_long_first_steps_are_waited_for(make_async, updates):
     """While servers apply updates, or for each step; what follows has no limit."""
-    repl = make_async(1, 1, recovery_timeout_sec=1.2)
+    repl = make_async(1, 1, recovery_timeout_sec=2.5)
     with repl.context():
         weight = tf.Variable([0.0])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
-    step_sec = tf.Variable(0.1)
+    step_sec = tf.Variable(0.2)
 
     def wait(sec):
         time.sleep(float(sec))
@@ -245,7 +245,7 @@ def test_long_first_steps_are_waited_for(make_async, updates):
             optimizer.apply_gradients([(tf.ensure_shape(gradient, [1]), weight)])
 
     repl.run(step, num_steps=14)
-    step_sec.assign(1.4)
+    step_sec.assign(2.8)
     repl.run(step)
 
     assert float(weight[0]) == (-15.0 if updates else 0.0)

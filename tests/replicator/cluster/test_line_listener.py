@@ -8,9 +8,9 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
 import time
 import types
+from concurrent import futures
 
 import pytest
 
@@ -109,12 +109,9 @@ class Exchange:
     def __init__(self):
         (port,) = local_cluster.free_ports(1)
         self.address = ("127.0.0.1", port)
-        self.found = []
-        self.threads = [
-            threading.Thread(target=self._agree, args=(rank,)) for rank in range(2)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.pool = futures.ThreadPoolExecutor(2)
+        self.others = [self.pool.submit(self._agree, rank) for rank in range(2)]
+        self.close = self.pool.shutdown
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(self.address, 1).close()
@@ -127,19 +124,14 @@ class Exchange:
             chief_host=self.address[0],
             chief_port=self.address[1],
         )
-        self.found.append(address_exchange.agree(ranks, timeout_sec=WAIT_SEC))
+        return address_exchange.agree(ranks, timeout_sec=WAIT_SEC)
 
     def read(self):
         """A thread does."""
 
     def works(self):
-        self._agree(2)
-        self.close()
-        return len(self.found) == 3 and len(set(self.found)) == 1
-
-    def close(self):
-        for thread in self.threads:
-            thread.join(WAIT_SEC)
+        found = [self._agree(2), *(other.result(WAIT_SEC) for other in self.others)]
+        return len(set(found)) == 1
 
 
 @pytest.mark.parametrize("kind", [Gang, Turns, Exchange])
