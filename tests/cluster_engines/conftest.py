@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import known_digests
@@ -20,15 +18,8 @@ DRIVER = Path(__file__).with_name("driver.py")
 
 @pytest.fixture(scope="session")
 def slurm():
-    """Runs Slurm with two nodes; skips with the reason where that is impossible."""
-    if reason := slurm_cluster.missing():
-        pytest.skip(f"a cluster of Slurm {reason}")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with slurm_cluster.running(folder) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with slurm_cluster.temporary() as cluster:
+        yield cluster
 
 
 @pytest.fixture

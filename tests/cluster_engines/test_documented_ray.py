@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import known_digests
@@ -38,17 +37,11 @@ HOSTS = "REPLICATOR_HARNESS_HOSTS"
 
 @pytest.fixture
 def hosts():
-    """Runs two nodes, each with a network, processes and a home of its own."""
-    if reason := slurm_cluster.missing():
-        pytest.skip(f"a cluster of two nodes {reason}")
+    """Two nodes, each with a network, processes and a home of its own."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'replicator-harness[distributed]'")
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    try:
-        with slurm_cluster.running(folder) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with slurm_cluster.temporary() as cluster:
+        yield cluster
 
 
 class Place:

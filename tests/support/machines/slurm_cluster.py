@@ -15,10 +15,12 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from results.store.study_store import Store
 
@@ -285,6 +287,19 @@ def finished(folder, study="s"):
         return {}
     trials = Store.open(root).trials()
     return {trial.trial_id: trial.status for trial in trials if trial.status}
+
+
+@contextlib.contextmanager
+def temporary():
+    """A cluster in a folder of its own; skips the test where that is impossible."""
+    if reason := missing():
+        pytest.skip(f"a cluster of Slurm {reason}")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        with running(folder) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
