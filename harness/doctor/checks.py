@@ -68,6 +68,7 @@ _NEIGHBOUR_FRACTION = 0.01
 """Of one core: less is not worth a name."""
 _NOTABLE_STOLEN = 0.001
 _MOST_LOAD_PER_CORE = 0.5
+_QUIET = "wait until it is low, or find what runs: top"
 _TIMES = "/proc/<pid>/task/<tid>/schedstat"
 _LONGER = "use longer blocks, or a kernel with CONFIG_SCHED_INFO"
 
@@ -125,7 +126,11 @@ def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Find
     num_cores = len(cpus.cpus)
     return [
         _check_neighbours(load, num_cores),
-        _check_load_average(load, num_cores),
+        judged(
+            "load",
+            f"{load.load_average:.2f} over the last minute",
+            caution={_QUIET: load.load_average > _MOST_LOAD_PER_CORE * num_cores},
+        ),
         *_check_span(load),
         *_check_cpus(cpus, root),
         *_check_memory(load, root),
@@ -157,15 +162,6 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
         found.replace("%", " %"),
         bad={"end them or wait: blocks above 3 % are discarded": is_bad},
         caution={"end them if they can become busy": names},
-    )
-
-
-def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
-    is_high = load.load_average > _MOST_LOAD_PER_CORE * num_cores
-    return judged(
-        "load",
-        f"{load.load_average:.2f} over the last minute",
-        caution={"wait until it is low, or find what runs: top": is_high},
     )
 
 

@@ -37,7 +37,7 @@ RUNS_VARIABLE: Final = "REPLICATOR_HARNESS_CLAIM_AT"
 GPUS_VARIABLE: Final = "REPLICATOR_HARNESS_GPUS"
 """GPUs of each worker."""
 
-# ``kubectl`` knows how to reach the server and who asks; raw paths ask for no more.
+# ``kubectl`` knows the server and who asks; it gets raw paths, and nothing else.
 
 PROGRAM: Final = "kubectl"
 JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"

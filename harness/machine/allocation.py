@@ -94,7 +94,7 @@ def processes_of(
 
 
 def processes_of_trial(spec: TrialSpec) -> Processes:
-    """Returns the processes of a trial; of your program, ours that reads its output."""
+    """Returns the processes of a trial; for your program, the one that reads it."""
     if spec.program is not None:
         return ONE_PROCESS
     catalog.adopt(spec)

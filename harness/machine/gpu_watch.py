@@ -294,7 +294,7 @@ def _read_user(descriptor: int) -> str:
 
 
 def wait_until_free(chosen: Sequence[Gpu]) -> str:
-    """Waits until no process uses some GPUs, this sweep's neither; who does, or ""."""
+    """Waits until no process uses some GPUs; returns who still does, or ""."""
     end_sec = time.monotonic() + WAIT_SEC
     while True:
         found = _users(chosen)

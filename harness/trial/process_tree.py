@@ -117,7 +117,7 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
 
 
 def kill_group(pid: int) -> None:
-    """Kills the group that a process leads, and itself: it may not lead one yet."""
+    """Kills the group of a process, and the process: it may not lead its group yet."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

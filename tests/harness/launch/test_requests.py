@@ -265,31 +265,6 @@ def test_a_batch_file_of_a_gang_is_one_step(harness, tmp_path, options, lines):
     assert text.endswith("sweep\n")
 
 
-@pytest.fixture
-def run(harness, tmp_path, monkeypatch):
-    """Renders a script and runs it with stubs of programs, which print their words."""
-    for name in ("ray", "python", "timeout", "mpirun"):
-        stub = tmp_path / name
-        stub.write_text(f'#!/bin/sh\necho {name} "$@" at "$MASTER_ADDR"\n')
-        stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("PYTHON", "MASTER_ADDR", "MPIRUN_FLAGS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def start(launcher, *options, words=(), **variables):
-        render(harness, launcher, *options, command=("sweep", "it's $HOME"))
-        return subprocess.run(
-            ["sh", f"replicator.{launcher}.sh", *words],
-            env={**os.environ, **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return start
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -299,17 +274,27 @@ def run(harness, tmp_path, monkeypatch):
         ((), ""),
         (
             ("run",),
-            f"{CHECK} at \ntimeout --foreground --kill-after=60 86400 sweep it's $HOME",
+            f"{CHECK}\ntimeout --foreground --kill-after=60 86400 sweep it's $HOME",
         ),
     ],
 )
-def test_every_host_of_a_ray_cluster_has_its_part(run, words, expected):
+def test_every_host_of_a_ray_cluster_has_its_part(
+    harness, tmp_path, monkeypatch, words, expected
+):
+    for name in ("ray", "python", "timeout"):  # which print their words
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHON", raising=False)
     size = ("--workers=4", "--gpus-per-worker=2")
     size += ("--set=cores-per-worker=8", "--set=nodes=2")
-    done = run("ray", *size, words=words)
+    render(harness, "ray", *size, command=("sweep", "it's $HOME"))
+    script = ["sh", "replicator.ray.sh", *words]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
 
     if expected:
-        assert (0, f"{expected} at \n") == (done.returncode, done.stdout), done.stderr
+        assert (0, f"{expected}\n") == (done.returncode, done.stdout), done.stderr
     else:  # the usage
         assert (2, "") == (done.returncode, done.stdout)
         assert "head | join FIRST_HOST | run | stop" in done.stderr
