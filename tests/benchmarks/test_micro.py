@@ -31,8 +31,6 @@ def micro(monkeypatch):
 
 @pytest.fixture
 def compare(micro, tmp_path, capsys):
-    """Returns a function that judges seconds by benchmark, of a change and before."""
-
     def run(new, old, *options, **fields):
         paths = [
             str(benchmark_json.write(tmp_path / "new.json", new, **fields)),
@@ -99,7 +97,6 @@ def test_repetitions_are_fresh_processes_in_one_file(
     ],
 )
 def test_the_verdict_is_that_of_a_gate(compare, factor, spread, code, text):
-    """With its interval, its n, and what makes it weaker than measuring together."""
     old = {"test_a": [1e-3 * of for of in spread]}
     new = {"test_a": [factor * sec for sec in old["test_a"]]}
     found, out, _ = compare(new, old)
@@ -111,7 +108,6 @@ def test_the_verdict_is_that_of_a_gate(compare, factor, spread, code, text):
 
 
 def test_the_worst_verdict_is_that_of_the_whole(compare):
-    """And each format of a gate has it."""
     old = {name: [1e-3 * of for of in QUIET] for name in ("test_a", "test_b")}
     new = {**old, "test_b": [2e-3 * of for of in QUIET]}
     code, out, _ = compare(new, old, "--format=json")

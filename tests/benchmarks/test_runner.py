@@ -50,7 +50,6 @@ def index():
 
 @pytest.fixture
 def load(monkeypatch):
-    """Returns a function that imports a module of the benchmarks."""
     monkeypatch.syspath_prepend(str(ROOT))
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 
@@ -74,7 +73,6 @@ def timed(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_a_function_measures_in_a_fresh_process_on_its_cores(runner, timed):
-    """What else it writes is no result."""
     core = max(os.sched_getaffinity(0))
 
     word, pid, cores, has_numpy = runner.measure(
@@ -101,7 +99,6 @@ def test_processes_measure_together_when_all_are_ready(runner, timed):
 
 @pytest.mark.processes
 def test_a_process_that_fails_is_an_error(runner, timed):
-    """Before it has measured, or after."""
     message = r"process of timed_functions.fail ended with exit code 1 before it had"
     with pytest.raises(runner.BenchmarkError, match=message):
         runner.measure(timed.fail)
@@ -156,13 +153,11 @@ def test_ways_take_turns_in_reversed_order_every_other_time(runner, capsys):
 def test_a_figure_has_its_interval_its_n_and_its_target(
     runner, capsys, values, target, is_reached, text
 ):
-    """One repeat has no interval, and says so."""
     assert is_reached == runner.print_figure("title", values, unit="s", **target)
     assert text in capsys.readouterr().out
 
 
 def test_a_ratio_is_that_of_pairs(runner, capsys):
-    """What drifts between repeats does not widen the interval."""
     assert runner.print_figure("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
     assert "ours / theirs" in (text := capsys.readouterr().out)
     assert "2 [2, 2], n = 2; target at least 1.9: reached\n" in text
@@ -176,7 +171,6 @@ def test_a_number_of_repeats_is_at_least_one(runner, text):
 
 
 def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
-    """Whatever options an optimizer is wrapped with, they all arrive."""
     bench = load("bench_multi_worker")
     parameters = inspect.signature(
         replicator.Replicator.wrap_optimizer
@@ -202,7 +196,6 @@ def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
 
 @pytest.fixture
 def commands(load, monkeypatch):
-    """What it starts; nothing is measured, and reports fail."""
     benchmarks = load("__main__")
     started = []
 
@@ -216,7 +209,6 @@ def commands(load, monkeypatch):
 
 
 def test_names_choose_what_is_measured(load, commands, capsys):
-    """All without names; what could not be measured is named, and others are."""
     benchmarks = load("__main__")
     assert 0 == benchmarks.main(["workers", "input"])
     assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands

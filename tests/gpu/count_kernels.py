@@ -21,7 +21,6 @@ NUM_DISPATCHES = 5
 
 
 def count_events(trace: Path) -> dict[str, float]:
-    """Returns kernels and copies per dispatch on the streams of GPU 0."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space: Any = xplane_pb2.XSpace()

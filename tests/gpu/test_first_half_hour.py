@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -18,26 +19,20 @@ pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 
 # Of kernels that one replica may start beyond those of a program without replicas.
 MOST_ADDED_KERNELS = 0.02
-# Sums over a batch in two parts are rounded differently, over 20 steps.
-LOSS_TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
+# Before a message: "E0000 00:00:1700000000.000000     123 cupti_tracer.cc:1234] ".
+PREFIX = re.compile(r"^[EIW]\d{4} [^\]]*\] ")
 # Repetitions of one case on a quiet GPU differ by less than 1 %.
 SINGLE_TOLERANCE = 0.03
 
 
-def test_two_replicas_on_one_gpu_train_as_one(run_program: Any) -> None:
-    """Two virtual GPUs: same global batch, same losses."""
-    one, two = (
-        [float(line) for line in run_program("two_on_one.py", "gpu", count).split()]
-        for count in ("1", "2")
-    )
-
-    assert 20 == len(one) == len(two)
-    assert one[-1] < one[0]
-    assert one == pytest.approx(two, **LOSS_TOLERANCE)
+def test_two_replicas_on_one_gpu_train_as_one(
+    run_program: Any, train_as_one: Any
+) -> None:
+    train_as_one(run_program, "two_on_one.py", "gpu", 2)
 
 
 def test_one_replica_starts_no_more_kernels_than_a_single_device(
-    run_program: Any, capsys: Any, why_not_counted: Any
+    run_program: Any, capsys: Any
 ) -> None:
     """The counts are printed: they are the first figures to look at."""
     found = {
@@ -56,6 +51,18 @@ def test_one_replica_starts_no_more_kernels_than_a_single_device(
     assert replicated <= (1 + MOST_ADDED_KERNELS) * single
 
 
+def why_not_counted(log: str) -> str:
+    """Why a profiler counted no kernels by its log, and what to do."""
+    said = [line for line in log.splitlines() if "cupti" in line.lower()]
+    reason = PREFIX.sub("", said[0]) if said else "its log does not say why"
+    return (
+        f"the profiler counted no kernels: {reason}; let it use CUPTI (docker run"
+        " --cap-add SYS_ADMIN, or the driver's module with"
+        " NVreg_RestrictProfilingToAdminUsers=0), or run this test outside of the"
+        " container; nothing else needs it"
+    )
+
+
 def test_in_graph_with_one_replica_is_as_fast_as_a_single_device(sweep: Any) -> None:
     """Within 3 %; GPU, clock, power and energy are in the records."""
     swept = sweep("one replica")
@@ -72,7 +79,6 @@ def test_in_graph_with_one_replica_is_as_fast_as_a_single_device(sweep: Any) -> 
 
 @pytest.mark.parametrize("jit", ["off", "compute"])
 def test_every_kind_of_compilation_runs(sweep: Any, jit: str) -> None:
-    """And its losses are finite."""
     swept = sweep("compiled", f"--option=jit={jit}")
 
     assert swept.images_per_sec("in_graph", 1) > 0

@@ -38,40 +38,24 @@ import virtual_gpus
 virtual_gpus.take_cpus_for_gpus()
 runpy.run_path("{{path}}", run_name="__main__")
 """
-# As on GPUs: sums over a batch in two parts are rounded differently, over 20 steps.
-LOSS_TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
 
 
 @pytest.mark.processes
-def test_two_replicas_on_one_cpu_train_as_one(rehearse: Any) -> None:
-    """The program of the test on one GPU, on two virtual CPUs."""
-    one, two = (
-        [float(line) for line in rehearse("two_on_one.py", "cpu", count).split()]
-        for count in ("1", "2")
-    )
-
-    assert 20 == len(one) == len(two)
-    assert one[-1] < one[0]
-    assert one == pytest.approx(two, **LOSS_TOLERANCE)
+def test_two_replicas_on_one_cpu_train_as_one(rehearse: Any, train_as_one: Any) -> None:
+    train_as_one(rehearse, "two_on_one.py", "cpu", 2)
 
 
 @pytest.mark.full
 @pytest.mark.processes
 def test_eight_replicas_on_virtual_devices_train_as_one(
-    rehearse: Any, tmp_path: Path
+    rehearse: Any, train_as_one: Any, tmp_path: Path
 ) -> None:
     """With copies and reductions as on eight GPUs; in the full run only."""
     name = "two_on_one.py"
     program = tmp_path / name
     text = AS_GPUS.format(path=FOLDER / name)
     program.write_text(text, encoding="utf-8")
-    one, eight = (
-        [float(line) for line in rehearse(str(program), "cpu", count).split()]
-        for count in ("1", "8")
-    )
-
-    assert 20 == len(one) == len(eight)
-    assert one == pytest.approx(eight, **LOSS_TOLERANCE)
+    train_as_one(rehearse, str(program), "cpu", 8)
 
 
 @pytest.mark.processes

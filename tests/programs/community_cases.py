@@ -15,12 +15,10 @@ PROGRAMS = sorted({path.stem for path in FOLDER.glob("*.py")} - {"__init__", "da
 
 
 def set_up(_folder):
-    """The strategy that every program runs on."""
     return (replicator.create("multi_worker", num_replicas=2).as_strategy(),)
 
 
 def run(name, strategy=None):
-    """What a program returns; on one device without a strategy."""
     keras.utils.set_random_seed(7)
     module = importlib.import_module(f"communities.{name}")
     found = module.train(strategy or tf.distribute.get_strategy())

@@ -43,7 +43,6 @@ def _installed(name):
 
 @functools.cache
 def _on_one_device(name):
-    """Numbers that are finite."""
     if not _installed(name):
         pytest.skip(f"{NEEDS[name]} is not installed: make test-communities has it")
     found = community_cases.run(name)
@@ -63,7 +62,6 @@ def _assert_equal(name, found):
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
 @pytest.mark.parametrize("name", community_cases.PROGRAMS)
 def test_a_program_differs_in_its_strategy_only(name, placement):
-    """One device, and two replicas that share variables or have copies."""
     _on_one_device(name)
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(
@@ -88,7 +86,6 @@ def workers(tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.parametrize("name", OVER_WORKERS)
 def test_a_program_over_two_workers_gives_what_one_device_gives(request, name):
-    """Each process reads all data and takes its part."""
     _on_one_device(name)
     for found in request.getfixturevalue("workers").values(name):
         _assert_equal(name, found)

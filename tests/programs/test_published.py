@@ -43,7 +43,6 @@ def _on_one_device(name):
 
 @pytest.mark.parametrize(("name", "placement"), PLACED)
 def test_a_published_program_is_equal_or_refused(name, placement):
-    """Histories, losses, predictions and weights, with half of each batch a replica."""
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(
         "in_graph", num_replicas=2, variable_placement=placement, **devices
@@ -56,7 +55,6 @@ def test_a_published_program_is_equal_or_refused(name, placement):
 
 @pytest.fixture(scope="module", params=["multi_worker", "multi_worker_in_graph"])
 def workers(request, tmp_path_factory):
-    """Two workers of a replica each that ran all programs."""
     served = {"runners": [("worker", 0)]} if "in_graph" in request.param else {}
     return case_cluster.ran(
         "published.catalog",
@@ -72,6 +70,5 @@ def workers(request, tmp_path_factory):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", catalog.PROGRAMS)
 def test_a_published_program_on_workers_is_equal_or_refused(workers, name):
-    """In the full run: by programs of each worker, and by one that uses both."""
     for found in workers.values(name):
         catalog.check(name, _on_one_device(name), found)

@@ -5,11 +5,12 @@ every kind of layer, of whose repetitions most are left out.
 """
 
 import contextlib
+from types import SimpleNamespace
 
 import small_fit
 from short_resnet import short
 
-from workloads import catalog
+from workloads import catalog, controls
 
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS = {
@@ -51,3 +52,14 @@ def build_whole(
         seed=seed,
         options=options,
     )
+
+
+def match(make, repl):
+    """Runs the first steps as a match does: losses, changes and the program."""
+    changes = []
+    program = controls.MatchedProgram(
+        make(controls.MatchingReplicator(repl)),
+        lambda **fields: changes.append(SimpleNamespace(**fields)),
+    )
+    losses = [program.run() for _ in range(controls.NUM_STEPS)]
+    return losses, changes, program

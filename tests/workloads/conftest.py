@@ -20,7 +20,6 @@ devices.split_cpu(4)
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty place for the data directories of this process."""
     return tmp_path_factory.mktemp("data")
 
 
@@ -28,7 +27,6 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def data_dirs(
     data_root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[pathlib.Path]:
-    """Points the data directories there, for tests of this folder and no others."""
     shared = data_root
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = tmp_path_factory.getbasetemp().parent

@@ -117,6 +117,8 @@ transformer pipeline_stages=2 jit="compute" -> many calls of its stages
 transformer pipeline_stages=2 sharded_update="parameters" -> stores each
 transformer recompute=true -> recompute=True has no effect without a pipeline: set
 transformer schedule="fill_drain" -> 'fill_drain' has no effect without a pipeline
+transformer mesh="2x2" -> mesh='2x2' must be 1xN, .* number of replicas is --repl
+transformer mesh="1x3" -> mesh='1x3' divides num_heads=4 over 3 devices
 transformer jit="all" -> option jit='all' must be one of 'off', 'compute'
 transformer tf32="on" -> option tf32='on' must be true or false
 keras_fit model="ResNet5" -> model='ResNet5' must be one of 'ConvNeXtTiny',

@@ -1,12 +1,11 @@
 """N replicas match one on their first steps; each mistake of a backend is found."""
 
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_programs import build
+from small_programs import build, match
 
 import replicator
 from results.study import equivalence as verdict
@@ -25,12 +24,11 @@ DATA = {"resnet50": "digits", "sngan": "digits"}
 
 
 def _build(name, repl):
-    """Returns a program on a replicator as a match builds it."""
     tf.keras.utils.set_random_seed(3)
     info = catalog.WORKLOADS[name]
     return build(
         name,
-        controls.MatchingReplicator(repl),
+        repl,
         data=DATA.get(name, catalog.SYNTHETIC),
         per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
         seed=3,
@@ -39,16 +37,10 @@ def _build(name, repl):
 
 
 def _run(name, repl):
-    changes = []
-    program = controls.MatchedProgram(
-        _build(name, repl), lambda **fields: changes.append(SimpleNamespace(**fields))
-    )
-    losses = [program.run() for _ in range(verdict.NUM_STEPS)]
-    return losses, changes, program
+    return match(functools.partial(_build, name), repl)
 
 
 def _worst(name, repl, reference):
-    """Returns the largest difference as a part of what is allowed."""
     losses, changes, program = _run(name, repl)
     parts = {
         key: value / verdict.TOLERANCES[key[0]]
@@ -60,7 +52,6 @@ def _worst(name, repl, reference):
 
 @pytest.fixture(scope="module")
 def one_replica():
-    """Returns a function with the losses and changes of one replica, made once."""
     return functools.cache(lambda name: _run(name, replicator.create("single")))
 
 
@@ -89,8 +80,6 @@ def _times(gradients, factor):
 
 
 def _planted(change):
-    """Makes two replicas whose optimizers do something else with the gradients."""
-
     def make(monkeypatch):
         repl = replicator.create("in_graph", num_replicas=2)
         wrapper = type(repl.wrap_optimizer(tf.keras.optimizers.SGD()))
@@ -164,7 +153,7 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
         replicator.create("single"),
         replicator.create("in_graph", num_replicas=2),
     ):
-        program = _build("sngan", repl)
+        program = _build("sngan", controls.MatchingReplicator(repl))
         count = program.per_replica_batch_size
 
         def step(program=program, count=count):

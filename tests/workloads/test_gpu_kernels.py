@@ -29,7 +29,6 @@ CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", 
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory, data_dirs):
-    """The folder of all graphs, written by a process whose host has oneDNN's rules."""
     del data_dirs  # its variables are in the environment
     if not _kernels("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
@@ -86,7 +85,6 @@ def _is_call(graph_def, node):
 
 
 def _operations(graph_def):
-    """All nodes, those in functions too, that are not inputs or calls by name."""
     functions = (function.node_def for function in graph_def.library.function)
     nodes = itertools.chain(graph_def.node, *functions)
     return [n for n in nodes if n.op != "Placeholder" and not _is_call(graph_def, n)]
@@ -107,31 +105,27 @@ def test_every_operation_runs_on_its_gpu(graphs, case):
     assert set() == {node.device for node in operations} - {"", "/device:CPU:0"}
 
 
-def _memories(graph_def):
-    """By edge: its ends, and whether each end is in host memory."""
+def _waits(graph_def):
+    """Edges from memory of the GPU to a kernel that reads it on the host."""
+
+    def has_kernel(node):
+        return node.op != "Placeholder" and not _is_call(graph_def, node)
+
     nodes = {node.name: node for node in graph_def.node}
-    for node in graph_def.node:
+    for node in filter(has_kernel, graph_def.node):
         texts = [text for text in node.input if not text.startswith("^")]
-        if node.op == "Placeholder" or _is_call(graph_def, node):
-            continue
         inputs = _arguments(node, _tf_compat.op_def(node.op).input_arg)
         for text, argument in zip(texts, inputs, strict=True):
             name, _, index = text.partition(":")
             source = nodes[name]
-            if source.op == "Placeholder" or _is_call(graph_def, source):
+            if not has_kernel(source) or not _is_on_host(node, argument):
                 continue
             outputs = _arguments(source, _tf_compat.op_def(source.op).output_arg)
-            yield (
-                source.op,
-                node.op,
-                argument,
-                _is_on_host(source, outputs[int(index or 0)]),
-                _is_on_host(node, argument),
-            )
+            if not _is_on_host(source, outputs[int(index or 0)]):
+                yield source.op, node.op, argument
 
 
 def _arguments(node, definitions):
-    """Names of the arguments, once per tensor."""
     names = []
     for arg in definitions:
         count = 1
@@ -151,30 +145,9 @@ def _is_on_host(node, argument):
 @pytest.mark.parametrize("case", CASES, ids=".".join)
 def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(graphs, case):
     """A kernel that reads host memory waits until the GPU has copied a value there."""
-    waiting = {
-        (source, op, argument)
-        for source, op, argument, is_from_host, is_to_host in _memories(
-            _graph(graphs, case)
-        )
-        if is_to_host and not is_from_host
-    }
+    waiting = _waits(_graph(graphs, case))
 
-    assert set() == {edge for edge in waiting if edge[1] not in CONTROL_FLOW}
-
-
-def _layouts(graph_def):
-    """Of all convolutions, their gradients included."""
-    return {
-        node.attr["data_format"].s.decode()
-        for node in _operations(graph_def)
-        if node.op.startswith("Conv2D")
-    }
-
-
-def _conversions(graph_def):
-    """Transpositions and the like that the optimizer put between two layouts."""
-    nodes = _operations(graph_def)
-    return [node.name for node in nodes if "LayoutOptimizer" in node.name]
+    assert [] == [edge for edge in waiting if edge[1] not in CONTROL_FLOW]
 
 
 @pytest.mark.parametrize(
@@ -187,9 +160,13 @@ def _conversions(graph_def):
     ids=".".join,
 )
 def test_nhwc_is_kept_where_it_is_native_or_asked_for(graphs, case):
-    found = _graph(graphs, case)
+    operations = _operations(_graph(graphs, case))
+    convolutions = [node for node in operations if node.op.startswith("Conv2D")]
+    layouts = {node.attr["data_format"].s.decode() for node in convolutions}
+    # Transpositions and the like that the optimizer put between two layouts.
+    converted = [node.name for node in operations if "LayoutOptimizer" in node.name]
     is_kept = "nhwc" in case or "mixed_bfloat16" in case
 
-    assert is_kept == ({"NHWC"} == _layouts(found))
-    assert is_kept == (not _conversions(found))
-    assert is_kept or "NCHW" in _layouts(found)
+    assert is_kept == ({"NHWC"} == layouts)
+    assert is_kept == (not converted)
+    assert is_kept or "NCHW" in layouts

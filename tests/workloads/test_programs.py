@@ -168,7 +168,6 @@ def train(name, backend, num_replicas, **settings):
 
 
 def parts_of(program):
-    """The forward and backward passes of a program."""
     return [v for k, v in vars(program.training).items() if "differentiate" in k]
 
 
@@ -201,7 +200,6 @@ def test_a_step_whose_passes_are_compiled_has_the_same_loss(name, backend):
 
 @pytest.fixture
 def dispatches(monkeypatch):
-    """The graphs that are traced to be started, with all devices taken for GPUs."""
     monkeypatch.setattr(devices, "is_cpu", lambda device: device == "host")
     monkeypatch.setattr(devices, "cpu_of", devices.first_cpu)
     graphs = []
@@ -237,6 +235,39 @@ def test_nobody_else_writes_the_variables_of_a_program(name, dispatches):
 
     assert found[0] == found[1]
     assert found[0][1]
+
+
+DIGITS, SEQUENCES = {"data": "digits"}, {"sequence_length": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options", "message"),
+    [
+        ("resnet50", 0, DIGITS, r"per_replica_batch_size 0 must be at least 1"),
+        (
+            "resnet50",
+            4,
+            {**DIGITS, "num_classes": 3},
+            r"has 10 classes, but the network has 3: set",
+        ),
+        (
+            "transformer",
+            65,
+            SEQUENCES,
+            r"size 65 counts tokens, .* of option sequence_length=64: .* 64$",
+        ),
+        (
+            "transformer",
+            512,
+            {**SEQUENCES, "num_microbatches": 3},
+            r"=64 times num_microbatches=3: use .* 192$",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_one_clear_line(name, size, options, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        build(name, "single", 1, per_replica_batch_size=size, **options)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):

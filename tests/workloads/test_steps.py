@@ -13,7 +13,6 @@ SIZE = 100  # of the only variable, in float32
 
 
 def counts(*, num_replicas=2, size=SIZE, change=None, sizes=(4, 4), times=1):
-    """Counts the last of some steps of linear regression."""
     repl = replicator.create("in_graph", num_replicas=num_replicas)
     with repl.context():
         weights = tf.Variable(tf.zeros([size]))

@@ -52,7 +52,6 @@ def test_gradients_of_repeated_pixels(benchmark, way):
 
 
 def _compare(benchmark, way, result, image, kernels):
-    """Times gradients to an image and to kernels, after a look at their values."""
     variables = [tf.Variable(kernel) for kernel in kernels]
 
     def step():

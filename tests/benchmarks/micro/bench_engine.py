@@ -42,7 +42,6 @@ def test_first_step_of_500_collectives(benchmark, request, num_replicas):
 
 @pytest.mark.parametrize("name", ["plain tf.function", "single", "in_graph x4"])
 def test_one_tiny_step(benchmark, name):
-    """Dispatch of a step that computes almost nothing."""
     weight = tf.Variable(1.0)
 
     def step():

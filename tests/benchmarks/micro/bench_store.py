@@ -11,7 +11,6 @@ NUM_TRIALS = 56
 
 
 def _make(folder):
-    """A study that nobody measured."""
     synthetic = importlib.import_module("synthetic")
     shape = synthetic.Shape(replicas=(1, 2, 4, 8), repeats=4)
     return synthetic.make_store(folder, shape)
@@ -32,7 +31,6 @@ def test_write_56_trials(benchmark, tmp_path):
 
 @pytest.mark.parametrize("form", ["json", "markdown", "html"])
 def test_report_56_trials(benchmark, runs, tmp_path, form):
-    """All records are read and checked; figures have intervals."""
     output = tmp_path / "report"
     options = [f"--format={form}", f"--output={output}", f"--runs-dir={runs}"]
     code = benchmark.pedantic(

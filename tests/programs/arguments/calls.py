@@ -285,7 +285,6 @@ NAMES = [*IN_STEP, *OF_OPTIMIZERS, *OUTSIDE, *IN_FOLDER]
 
 
 def call(name, repl, value, folder):
-    """Calls a function with a value in the place that is open."""
     if name in IN_FOLDER:
         return IN_FOLDER[name](repl, value, folder)
     if name in OUTSIDE:

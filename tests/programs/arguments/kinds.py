@@ -12,8 +12,6 @@ import replicator
 
 
 class Pair(NamedTuple):
-    """A nest of two."""
-
     left: tf.Tensor
     right: tf.Tensor
 

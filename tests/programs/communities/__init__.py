@@ -1,5 +1,1 @@
-"""Programs in the shape that libraries publish, each with ``train(strategy)``.
-
-``strategy`` is TensorFlow's default one, which is one device, or that of a replicator:
-nothing else differs. What ``train`` returns must be the same on both.
-"""
+"""Programs as libraries publish them; ``train(strategy)`` gives the same on any."""

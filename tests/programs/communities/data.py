@@ -11,12 +11,10 @@ GLOBAL_BATCH = 8
 
 
 def regression() -> tuple[Any, Any]:
-    """Examples of four numbers, and a smooth function of them."""
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(NUM_EXAMPLES, 4)).astype(np.float32)
     return x, np.tanh(x.sum(axis=1, keepdims=True))
 
 
 def weights_of(model: Any) -> list[Any]:
-    """What the variables of a model or module hold."""
     return [np.asarray(variable.numpy()) for variable in model.trainable_variables]

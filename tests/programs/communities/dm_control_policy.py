@@ -9,7 +9,6 @@ from communities.data import GLOBAL_BATCH, weights_of
 
 
 def train(strategy):
-    """An actor acts by the policy that the learner trains."""
     env = suite.load("cartpole", "balance", task_kwargs={"random": 1})
     size = env.action_spec().shape[0]
     with strategy.scope():

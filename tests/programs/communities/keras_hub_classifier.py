@@ -10,7 +10,6 @@ LENGTH = 5
 
 
 def train(strategy):
-    """Token ids, as the preprocessor makes them, into ``fit``."""
     keras.utils.set_random_seed(1)
     numbers = np.random.default_rng(0)
     shape = NUM_EXAMPLES, LENGTH

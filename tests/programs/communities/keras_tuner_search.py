@@ -9,7 +9,6 @@ from communities.data import GLOBAL_BATCH, regression
 
 
 def build_model(hyperparameters):
-    """A model whose width and learning rate are searched."""
     keras.utils.set_random_seed(1)
     width = hyperparameters.Choice("width", [4, 8])
     rate = hyperparameters.Choice("rate", [0.1, 0.01])
@@ -21,7 +20,6 @@ def build_model(hyperparameters):
 
 
 def train(strategy):
-    """The scores of all trials."""
     x, y = regression()
     with tempfile.TemporaryDirectory() as folder:
         tuner = keras_tuner.GridSearch(

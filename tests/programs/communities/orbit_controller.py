@@ -25,8 +25,6 @@ class Trainer(orbit.StandardTrainer):
         self.loss.reset_state()
 
     def train_step(self, iterator):
-        """One step on all replicas."""
-
         def step(batch):
             x, y = batch
             with tf.GradientTape() as tape:
@@ -47,7 +45,6 @@ class Trainer(orbit.StandardTrainer):
 
 
 def train(strategy):
-    """Two loops of three steps."""
     trainer = Trainer(strategy)
     controller = orbit.Controller(
         strategy=strategy,

@@ -25,29 +25,21 @@ class Autoencoder(snt.Module):
         self.decoder = snt.nets.MLP([4, 4], **initializers)
 
     def __call__(self, x):
-        """The loss of the replica's examples."""
         encoded = self.norm(self.encoder(x) + x[:, :3], is_training=True)
         quantized = self.quantizer(encoded, is_training=True)
         restored = self.decoder(quantized["quantize"])
         return tf.reduce_mean((restored - x) ** 2) + quantized["loss"]
 
 
-def train(strategy):
-    """``all_reduce`` of the replica context, then Sonnet's Adam."""
-    tf.random.set_seed(1)
-    with strategy.scope():
-        model = Autoencoder()
-        values = tf.reshape(tf.linspace(-1.0, 1.0, 15), [3, 5])
-        model.quantizer.embeddings.assign(values)
-        optimizer = snt.optimizers.Adam(0.01)
+def take_steps(strategy, model, optimizer):
+    """The losses of three steps, whose gradients ``all_reduce`` averages."""
 
     def step(x):
         with tf.GradientTape() as tape:
             loss = model(x)
         parameters = model.trainable_variables
-        grads = tape.gradient(loss, parameters)
         context = tf.distribute.get_replica_context()
-        grads = context.all_reduce("mean", grads)
+        grads = context.all_reduce("mean", tape.gradient(loss, parameters))
         optimizer.apply(grads, parameters)
         return context.all_reduce("mean", loss)
 
@@ -57,7 +49,16 @@ def train(strategy):
 
     data = tf.data.Dataset.from_tensor_slices(regression()[0]).repeat()
     batches = strategy.experimental_distribute_dataset(data.batch(GLOBAL_BATCH))
-    losses = [
+    return [
         float(train_step(batch)[0]) for batch, _ in zip(batches, range(3), strict=False)
     ]
-    return [*losses, *weights_of(model)]
+
+
+def train(strategy):
+    tf.random.set_seed(1)
+    with strategy.scope():
+        model = Autoencoder()
+        values = tf.reshape(tf.linspace(-1.0, 1.0, 15), [3, 5])
+        model.quantizer.embeddings.assign(values)
+        optimizer = snt.optimizers.Adam(0.01)
+    return [*take_steps(strategy, model, optimizer), *weights_of(model)]

@@ -3,7 +3,8 @@
 import sonnet as snt
 import tensorflow as tf
 
-from communities.data import GLOBAL_BATCH, regression, weights_of
+from communities.data import weights_of
+from communities.sonnet_vqvae import take_steps
 
 
 class OfAllReplicas(snt.ExponentialMovingAverage):
@@ -16,8 +17,6 @@ class OfAllReplicas(snt.ExponentialMovingAverage):
 
 
 class Autoencoder(snt.Module):
-    """An encoder and a decoder that the codes between them train."""
-
     def __init__(self, average):
         super().__init__()
         initializers = {"w_init": snt.initializers.Constant(0.3)}
@@ -45,24 +44,6 @@ def train(strategy, average=OfAllReplicas):
     with strategy.scope():
         model = Autoencoder(average)
         optimizer = snt.optimizers.Adam(0.01)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = model(x)
-        parameters = model.trainable_variables
-        context = tf.distribute.get_replica_context()
-        grads = context.all_reduce("mean", tape.gradient(loss, parameters))
-        optimizer.apply(grads, parameters)
-        return context.all_reduce("mean", loss)
-
-    @tf.function
-    def train_step(batch):
-        return strategy.experimental_local_results(strategy.run(step, args=(batch,)))
-
-    data = tf.data.Dataset.from_tensor_slices(regression()[0]).repeat()
-    batches = strategy.experimental_distribute_dataset(data.batch(GLOBAL_BATCH))
-    losses = [
-        float(train_step(batch)[0]) for batch, _ in zip(batches, range(3), strict=False)
-    ]
+    losses = take_steps(strategy, model, optimizer)
     codes = model.quantizer.embeddings.numpy()
     return [*losses, codes, *weights_of(model)]

@@ -32,7 +32,6 @@ def _experience():
 
 
 def train(strategy):
-    """Three steps on a batch of two time steps each."""
     tf_keras.utils.set_random_seed(1)
     with strategy.scope():
         network = sequential.Sequential(

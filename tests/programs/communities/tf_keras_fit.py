@@ -6,8 +6,6 @@ from communities.data import GLOBAL_BATCH, regression, weights_of
 
 
 class Regressor(tf_keras.Model):
-    """Two layers, and synchronized statistics."""
-
     def __init__(self):
         super().__init__()
         self.hidden = tf_keras.layers.Dense(
@@ -20,7 +18,6 @@ class Regressor(tf_keras.Model):
 
 
 def train(strategy):
-    """With weights of examples, and a last batch that is smaller."""
     tf_keras.utils.set_random_seed(1)
     x, y = regression()
     with strategy.scope():

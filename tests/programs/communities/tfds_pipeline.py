@@ -10,7 +10,6 @@ NUM_EXAMPLES = 50
 
 
 def train(strategy):
-    """Images are scaled, cached, batched and prefetched."""
     with tfds.testing.mock_data(num_examples=NUM_EXAMPLES):
         builder = tfds.builder("mnist")
         train_data, test_data = builder.as_dataset(

@@ -10,7 +10,6 @@ tfd = tfp.distributions
 
 
 def surrogate():
-    """A normal posterior of two numbers, and what updates it."""
     raw_scale = tf.Variable([0.1, 0.2])
     scale = tfp.util.DeferredTensor(raw_scale, tf.nn.softplus)
     posterior = tfd.MultivariateNormalDiag(tf.Variable([0.0, 0.0]), scale)

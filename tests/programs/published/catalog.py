@@ -46,7 +46,6 @@ REFUSED = {
 
 
 def run(name: str, strategy: Any) -> list[Any]:
-    """What a program returns with a strategy, from the same initial weights."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
     values = PROGRAMS[name](strategy)
@@ -68,7 +67,6 @@ def run_on(name: str, repl: replicator.Replicator) -> Any:
 
 
 def check(name: str, expected: list[Any], found: Any) -> None:
-    """Asserts that a program is equal, or was refused as it says."""
     if name in REFUSED:
         assert isinstance(found, str), f"{name} was not refused"
         assert REFUSED[name] in found
@@ -85,5 +83,4 @@ CASES = {name: functools.partial(run_on, name) for name in PROGRAMS}
 
 
 def set_up(_folder: str, backend: str) -> tuple[Any, ...]:
-    """The replicator of all cases."""
     return (replicator.create(backend, num_replicas=2),)

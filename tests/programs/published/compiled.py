@@ -107,8 +107,6 @@ def several_outputs(strategy):
 
 
 class Recommender(keras.Model):
-    """Vectors and biases of users and films."""
-
     def __init__(self, count=NUM_EXAMPLES, width=3):
         super().__init__()
         options = {
@@ -147,8 +145,6 @@ def collaborative_filtering(strategy):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """The rate grows, and then falls by the root of the step."""
-
     def __init__(self, width=4.0, warmup_steps=3.0):
         self.width, self.warmup_steps = width, warmup_steps
 

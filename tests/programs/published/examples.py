@@ -20,18 +20,15 @@ TEXTS = [
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
-    """Normal numbers, float32."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def images(size: int = 8, channels: int = 1, seed: int = 0) -> Any:
-    """Pixels between 0 and 1 of 16 images."""
     shape = NUM_EXAMPLES, size, size, channels
     return np.random.default_rng(seed).uniform(size=shape).astype(np.float32)
 
 
 def labels(num_classes: int = 3) -> Any:
-    """A class for each of 16 examples."""
     generator = np.random.default_rng(1)
     return generator.integers(0, num_classes, NUM_EXAMPLES).astype(np.int32)
 
@@ -57,7 +54,6 @@ def noise_of(values: Any, width: int) -> tf.Tensor:
 
 
 def results(model: Any, *more: Any) -> list[Any]:
-    """Numbers, or histories, and then the weights of a model."""
     found: list[Any] = []
     for value in more:
         found += value.history.values() if hasattr(value, "history") else [value]
@@ -65,6 +61,5 @@ def results(model: Any, *more: Any) -> list[Any]:
 
 
 def batches(*arrays: Any) -> tf.data.Dataset:
-    """Global batches of arrays, all of the same size."""
     data = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
     return data.batch(BATCH, drop_remainder=True)

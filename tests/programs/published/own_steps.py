@@ -40,8 +40,6 @@ def _discriminator():
 
 
 class WGAN(Trained):
-    """A critic that is trained more often, with a penalty on its gradient."""
-
     def __init__(self, d_steps=3, gp_weight=10.0):
         super().__init__()
         self.d_steps, self.gp_weight = d_steps, gp_weight
@@ -73,7 +71,6 @@ class WGAN(Trained):
         return tf.reduce_mean((norm - 1.0) ** 2)
 
     def train_step(self, real_images):
-        """No loss of Keras anywhere; logs are losses."""
         for _ in range(self.d_steps):
             noise = noise_of(real_images, LATENT)
             with tf.GradientTape() as tape:
@@ -107,8 +104,6 @@ def wasserstein_gan(strategy):
 
 
 class CycleGAN(Trained):
-    """Two generators that undo each other, and two discriminators."""
-
     def __init__(self, lambda_cycle=10.0, lambda_identity=0.5):
         super().__init__()
         self.of_cycle = lambda_cycle
@@ -131,7 +126,6 @@ class CycleGAN(Trained):
         return 0.5 * (on_real + self.adversarial_loss_fn(tf.zeros_like(fake), fake))
 
     def train_step(self, batch_data):
-        """A persistent tape, four losses, four updates."""
         real_x, real_y = batch_data
         with tf.GradientTape(persistent=True) as tape:
             fake_y = self.gen_g(real_x, training=True)
@@ -209,7 +203,6 @@ class VAE(keras.Model):
         return self.decoder(code), mean, log_var
 
     def train_step(self, data):
-        """Trackers hold what was minimized."""
         with tf.GradientTape() as tape:
             made, mean, log_var = self(data)
             errors = keras.losses.binary_crossentropy(data, made)
@@ -277,7 +270,6 @@ class VQVAETrainer(Trained):
         return self.trackers
 
     def train_step(self, x):
-        """The error over the variance of all data, and added losses."""
         with tf.GradientTape() as tape:
             error = tf.reduce_mean((x - self.vqvae(x)) ** 2) / self.train_variance
             total = error + sum(self.vqvae.losses)
@@ -298,8 +290,6 @@ def vector_quantized_autoencoder(strategy):
 
 
 class Distiller(keras.Model):
-    """A student that learns from labels and from a teacher."""
-
     def __init__(self, student, teacher):
         super().__init__()
         self.teacher, self.student = teacher, student

@@ -2,24 +2,21 @@
 
 import importlib.util
 import os
-import pathlib
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import numpy as np
 import psutil
 import pytest
+from d4pg_streams import ROOT, child, make_streams
 
 from workloads.d4pg.actor import ActorSettings, Policy, PolicySpec
 from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
 from workloads.d4pg.replay import make_replay
-from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
+from workloads.d4pg.streams import SharedWeights
 from workloads.d4pg.study import WORKLOAD, D4PGConfig
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
 PATIENCE_SEC = 180.0
@@ -45,36 +42,32 @@ def make_settings(
     )
 
 
-def make_streams(settings, **changes):
+def streams_of(settings, **changes):
     fields = {
-        "num_streams": settings.num_streams,
         # More than actors write that nobody holds back; it is taken when it is used.
         "steps_per_stream": 1_000_000,
         "observation_shape": (5,),
-        "observation_dtype": "float32",
-        "action_size": 1,
         "num_actors": settings.num_actors,
     }
-    return StepStreams(StreamsSpec(**{**fields, **changes}))
+    return make_streams(settings.num_streams, **{**fields, **changes})
 
 
-def wait_until(holds, pool):
+def wait_until(holds, pool=None):
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
-        pool.check()
-        assert time.monotonic() < end, pool.counters()
+        if pool is not None:
+            pool.check()
+        assert time.monotonic() < end, pool and pool.counters()
         time.sleep(0.02)
 
 
 def stop(pid, pool):
-    """Stops a process, and returns when it stands still."""
     os.kill(pid, signal.SIGSTOP)
     stopped = psutil.Process(pid)
     wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, pool)
 
 
 def break_cartpole(folder, monkeypatch, code):
-    """Runs code in every Python process that starts, before its program."""
     (folder / "sitecustomize.py").write_text(
         "import os\n"
         "os.environ['MUJOCO_GL'] = 'disabled'\n"
@@ -96,7 +89,7 @@ def test_actors_write_episodes_and_follow_the_policy():
     )
     weights = SharedWeights(POLICY.num_floats)
     with (
-        make_streams(settings) as streams,
+        streams_of(settings) as streams,
         ActorPool(settings, streams, weights) as pool,
     ):
         wait_until(lambda: streams.num_written.min() > 50, pool)
@@ -145,7 +138,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     settings = make_settings(num_actors=2, action_repeat=4)
     # Noise is spread evenly in the logarithm.
     assert [1 / 32, 1.0] == pytest.approx([settings.sigma(k) for k in (0, 1)])
-    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         replay = make_replay(streams, UNIFORM, min_size=200, on_wait=pool.check)
         replay.sample(16, timeout_sec=PATIENCE_SEC)
         wait_until(lambda: streams.num_written.min() > 100, pool)
@@ -197,7 +190,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
         """,
     )
     settings = make_settings()
-    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written[0] > 2000, pool)
         refused = pool.counters()["num_refused"] / streams.num_written[0]
         replay = make_replay(streams, UNIFORM, min_size=1000)
@@ -226,7 +219,7 @@ def test_actors_that_always_die_end_the_run_with_their_log(tmp_path, monkeypatch
         r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
         r"allowed: fix what its last message says: RuntimeError: no reward today$"
     )
-    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         with pytest.raises(ActorError, match=message):
             wait_until(lambda: False, pool)
 
@@ -241,7 +234,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
     settings = make_settings(observations="pixels")
     frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
     with (
-        make_streams(settings, **frames) as streams,
+        streams_of(settings, **frames) as streams,
         ActorPool(settings, streams) as pool,
     ):
         with pytest.raises(ValueError, match=r"^option observations='pixels' needs Op"):
@@ -253,7 +246,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
 @pytest.mark.processes
 def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     settings = make_settings(num_actors=2, stuck_sec=1.0)
-    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written.min() > 50, pool)
         pool.pause()
         processes = [psutil.Process(pid) for pid in pool.process_ids()]
@@ -307,22 +300,13 @@ def test_no_actor_outlives_its_parent():
         "print(*pool.process_ids(), flush=True)\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    actors = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-    actors[1].suspend()
-    parent.kill()
-    parent.wait()
-    end = time.monotonic() + PATIENCE_SEC
-    while not all(map(has_ended, actors)) and time.monotonic() < end:
-        time.sleep(0.02)
+    with child(code) as parent:
+        pids = map(int, parent.stdout.readline().split())
+        actors = [psutil.Process(pid) for pid in pids]
+        actors[1].suspend()
 
     assert 2 == len(actors)
-    assert all(map(has_ended, actors))
+    wait_until(lambda: all(map(has_ended, actors)))
 
 
 @pytest.mark.processes
@@ -339,12 +323,7 @@ def test_no_reader_sees_a_mixture_of_weights():
         "    weights.publish(np.full(200_000, version % 1000, np.float32), version)\n"
         "    if version % 3 == 0: time.sleep(0.0003)\n"
     )
-    writer = subprocess.Popen(
-        [sys.executable, "-c", code, str(weights.descriptor)],
-        pass_fds=(weights.descriptor,),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
+    with child(code, descriptor=weights.descriptor):
         last, num_read, end = -1, 0, time.monotonic() + PATIENCE_SEC
         while num_read < 100 and time.monotonic() < end:
             found = weights.read(newer_than=last)
@@ -353,14 +332,10 @@ def test_no_reader_sees_a_mixture_of_weights():
                 num_read += 1
 
                 assert (values == last % 1000).all()
-    finally:
-        writer.kill()
-        writer.wait()
 
     assert 100 == num_read
-    weights._sequence[0] += (
-        weights._sequence[0] % 2
-    )  # the writer's end may have left it
+    # The writer's end may have left it odd.
+    weights._sequence[0] += weights._sequence[0] % 2
     weights.publish(np.ones(200_000, np.float32), last + 10**6)
     assert last + 10**6 == weights.read(newer_than=last)[1]
     assert weights.read(newer_than=last + 10**6) is None
@@ -404,7 +379,7 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
     )
     weights = SharedWeights(POLICY.num_floats)
     with (
-        make_streams(settings, steps_per_stream=5000) as streams,
+        streams_of(settings, steps_per_stream=5000) as streams,
         RayActorPool(settings, streams, weights) as pool,
     ):
         replay = make_replay(streams, UNIFORM, min_size=300, on_wait=pool.check)
@@ -435,7 +410,4 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         (set(collectors()) - others).pop().kill()
         with pytest.raises(ActorError, match=r"^actor \d of the Ray cluster ended \("):
             wait_until(lambda: False, pool)
-    end = time.monotonic() + PATIENCE_SEC
-    while set(collectors()) - others and time.monotonic() < end:
-        time.sleep(0.02)
-    assert set() == set(collectors()) - others
+    wait_until(lambda: set() == set(collectors()) - others)

@@ -196,7 +196,6 @@ def make_config(**options):
 
 
 def make_policy(observation_shape=(5,)):
-    """A policy that acts in some way, and its weights."""
     spec = actor_lib.PolicySpec(
         observation_shape=observation_shape,
         action_size=1,

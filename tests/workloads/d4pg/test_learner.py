@@ -235,7 +235,6 @@ def make_transitions(count, *, uses_pixels=False):
 
 
 def feed(made, transitions):
-    """The same transitions in every learner step, an equal share per replica."""
     count = len(transitions["reward"]) // made._repl.num_replicas
     dataset = tf.data.Dataset.from_tensor_slices(transitions)
     dataset = dataset.batch(count, drop_remainder=True).repeat()

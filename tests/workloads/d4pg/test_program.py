@@ -40,7 +40,6 @@ def build_with_actors(backend="single", num_replicas=1, **options):
 
 @pytest.fixture(scope="module")
 def program():
-    """The program after 100 learner steps, with a window over the last 75."""
     made = build_with_actors("in_graph", 2, replay="prioritized")
     made.run(25)
     made.start_window()
@@ -241,7 +240,6 @@ def test_paper_values_are_the_control_suite_paper_s():
 
 
 def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
-    """What a window says whose clocks and counters are read one after the other."""
     rows = [
         added([counters, {"window_sec": time_sec, "num_learner_steps": num_steps}])
         for time_sec, num_steps, counters in reads

@@ -1,15 +1,13 @@
 """Replay: what actors write, what is drawn from it, how much it holds, who waits."""
 
 import os
-import pathlib
 import re
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from d4pg_streams import child, make_streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,34 +15,14 @@ from scipy import stats
 from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.control import EnvironmentSpec
-from workloads.d4pg.replay import (
-    StarvedReplayError,
-    TransitionReader,
-    make_replay,
-)
-from workloads.d4pg.streams import RateLimiter, StepStreams, StreamsSpec
+from workloads.d4pg.replay import StarvedReplayError, TransitionReader, make_replay
+from workloads.d4pg.streams import RateLimiter, StepStreams
 from workloads.d4pg.study import D4PGConfig
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
 FRAMES = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
 SMALL_FRAMES = {**FRAMES, "observation_shape": (2, 2, 3)}
-
-
-def make_spec(num_streams=1, steps_per_stream=100, **changes):
-    fields = {
-        "num_streams": num_streams,
-        "steps_per_stream": steps_per_stream,
-        "observation_shape": (1,),
-        "observation_dtype": "float32",
-        "action_size": 1,
-    }
-    return StreamsSpec(**{**fields, **changes})
-
-
-def make_streams(*args, **changes):
-    return StepStreams(make_spec(*args, **changes))
 
 
 def make_config(*, num_frames=1, **options):
@@ -58,7 +36,6 @@ def replay_of(streams, on_wait=lambda: None, min_size=1, seed=0, **options):
 
 
 def write_episodes(streams, stream, lengths, *, is_broken=()):
-    """Writes episodes whose values are unique; returns the records."""
     writer, records = streams.writer(stream), []
     rng = np.random.default_rng(int(streams.num_written[stream]) + 1000 * stream)
     for place, length in enumerate(lengths):
@@ -276,16 +253,6 @@ while True:
 """
 
 
-def start_writer(streams):
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, repr(streams.spec), str(streams.descriptor)],
-        pass_fds=(streams.descriptor,),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
 @pytest.mark.processes
 def test_no_sample_mixes_two_records_while_a_process_writes():
     size, newest = 4000, 0
@@ -293,8 +260,8 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
         replay = replay_of(streams, min_size=300, discount=1)
         for until in (10 * size, 20 * size):
             written = int(streams.num_written[0])
-            writer = start_writer(streams)
-            try:
+            spec = repr(streams.spec)
+            with child(WRITER, spec, descriptor=streams.descriptor) as writer:
                 start = int(writer.stdout.readline())
                 end = time.monotonic() + 180
                 while newest < until and time.monotonic() < end:
@@ -310,9 +277,6 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
                         for first, last in zip(numbers, after, strict=True)
                     ]
                     newest = max(newest, int(numbers.max()))
-            finally:
-                writer.kill()
-                writer.wait()
             # A killed writer loses the record that it had not yet counted.
             assert start == written
             assert newest >= until

@@ -38,7 +38,6 @@ def held_out(source, size=8, split=None):
 
 
 def contexts(num_pipelines):
-    """The context of each of several input pipelines."""
     return [
         replicator.InputContext(
             num_input_pipelines=num_pipelines,
@@ -59,7 +58,6 @@ def tensors(batch):
 
 
 def store(data_dir, name, image, examples, **splits):
-    """Writes a TFDS set of three classes, as you would have prepared it."""
     tfds.dataset_builders.store_as_tfds_dataset(
         name=name,
         version="1.0.0",
@@ -74,14 +72,12 @@ def store(data_dir, name, image, examples, **splits):
 
 @pytest.fixture(scope="module")
 def digits(data_dirs):
-    """The embedded digits."""
     del data_dirs
     return sources.open_source("digits")
 
 
 @pytest.fixture(scope="module")
 def photos(data_dirs):
-    """A TFDS set of JPEGs of different sizes."""
     rng = np.random.default_rng(0)
 
     def examples(count):
@@ -100,7 +96,6 @@ FIRST_LABELS = [3, 2, 7, 6, 0, 8, 0, 6]
 
 
 def write_images(root, encoding="jpeg"):
-    """A folder of images of different sizes, some with an upper-case suffix."""
     rng = np.random.default_rng(0)
     encode = tf.io.encode_jpeg if encoding == "jpeg" else tf.io.encode_png
     for split, count in (("train", 4), ("test", 2)):

@@ -28,8 +28,6 @@ def source(data_dirs):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Installs a package of given files in place of TensorFlow, listed in any order."""
-
     def install(contents, version="9.9.9"):
         info = tmp_path / f"tensorflow-{version}.dist-info"
         info.mkdir()

@@ -11,14 +11,14 @@ import own_keras
 import pytest
 import small_fit
 import tensorflow as tf
-from small_programs import build
+from small_programs import build, match
 
 import replicator
 from harness import catalog as harness_catalog
 from harness.cli.main import main as run_harness
 from harness.errors import PlanError
 from results.study import equivalence as verdict
-from workloads import catalog, controls
+from workloads import catalog
 from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.resnet50 import model as model_lib
@@ -33,7 +33,6 @@ FULL = pytest.mark.full
 
 
 def made(repl, **options):
-    """The smoke preset on digits, with the same initial weights."""
     keras.utils.set_random_seed(1)
     size = 8 // repl.num_replicas_in_sync
     options = {"data": "digits", "per_replica_batch_size": size, **options}
@@ -59,7 +58,6 @@ INFO = own_keras.WORKLOAD
 
 
 def made_own(repl, **options):
-    """Somebody's model and data, with the same initial weights."""
     keras.utils.set_random_seed(1)
     preset = INFO.presets[0]
     return INFO.build(
@@ -76,14 +74,9 @@ MAKERS = {"keras": made, "own": made_own}
 
 
 def _matched(repl, of, loop):
-    make = MAKERS[of]
     info = {"keras": catalog.WORKLOADS["keras_fit"], "own": INFO}[of]
-    changes = []
-    program = controls.MatchedProgram(
-        make(controls.MatchingReplicator(repl), loop=loop, **info.equivalence.options),
-        lambda **fields: changes.append(types.SimpleNamespace(**fields)),
-    )
-    losses = [program.run() for _ in range(controls.NUM_STEPS)]
+    make = functools.partial(MAKERS[of], loop=loop, **info.equivalence.options)
+    losses, changes, program = match(make, repl)
     assert all(check.is_passed for check in program.sanity()), program.sanity()
     program.close()
     return losses, changes
@@ -91,7 +84,6 @@ def _matched(repl, of, loop):
 
 @pytest.fixture(scope="module")
 def one_replica():
-    """Returns a function with what one replica gives, made once for each loop."""
     return functools.cache(lambda *of: _matched(replicator.create("single"), *of))
 
 

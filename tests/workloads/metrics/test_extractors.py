@@ -8,10 +8,7 @@ import tensorflow as tf
 
 from workloads.metrics import digits
 from workloads.metrics.digits import load_digits
-from workloads.metrics.evaluator import (
-    Evaluator,
-    to_uint8,
-)
+from workloads.metrics.evaluator import Evaluator, to_uint8
 from workloads.metrics.inception import open_inception, prepare
 
 
@@ -160,28 +157,24 @@ RTOL_FLOAT32 = 1e-4  # a mean over 89,401 pixels and a product of 2,048 terms
 
 @pytest.fixture(scope="module")
 def images():
-    """Three images of the network's own size."""
     generator = np.random.default_rng(0)
     return generator.integers(0, 256, size=(3, 299, 299, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Weights of a network that averages pixels, and of its classifier."""
     generator = np.random.default_rng(1)
     pool = generator.normal(size=(3, NUM_FEATURES)).astype(np.float32)
     return pool, generator.normal(size=(NUM_FEATURES, NUM_CLASSES)).astype(np.float32)
 
 
 def expected(images, kernels):
-    """Features and logits of that network, in float64."""
     pool, classifier = (kernel.astype(np.float64) for kernel in kernels)
     features = ((images - 128.0) / 128.0).mean(axis=(1, 2)) @ pool
     return features, features @ classifier
 
 
 def write_graph(path, kernels, *, logits_name):
-    """Writes a frozen graph with the node names of 2015, for one image at a time."""
     with tf.Graph().as_default() as graph:
         image = tf.compat.v1.placeholder(tf.float32, [1, 299, 299, 3], name="Mul")
         mean = tf.reduce_mean(image, axis=(1, 2), keepdims=True)

@@ -17,21 +17,15 @@ from hypothesis import strategies as st
 from loading import load
 
 from workloads.metrics import scores as scores_lib
-from workloads.metrics.scores import (
-    Gaussian,
-    Moments,
-    inception_score,
-    kid,
-)
+from workloads.metrics.scores import Gaussian, Moments, inception_score, kid
 
 FOLDER = pathlib.Path(__file__).parent
-golden_features = load(FOLDER / "golden_features.py")
+goldens = load(FOLDER / "write_goldens.py")
 GOLDENS = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
 def rng():
-    """A seeded source of features."""
     return np.random.default_rng(20_190_201)
 
 
@@ -108,14 +102,14 @@ def test_scores_are_the_published_ones(source, rel):
     """
     golden = GOLDENS[source]
     for case in ("gaussian", "rectified", "fewer_examples_than_features"):
-        first, second = golden_features.features(case)
+        first, second = goldens.features(case)
         value = scores_lib.fid(first, Moments.of(second)).value
         assert pytest.approx(golden["fid"][case], rel=rel) == value
         if case != "fewer_examples_than_features":
             value = kid(first, second).value
             assert pytest.approx(golden["kid"][case], rel=1e-9) == value
-    num_splits = golden_features.NUM_SPLITS
-    score = inception_score(golden_features.logits(), num_splits=num_splits)
+    num_splits = goldens.NUM_SPLITS
+    score = inception_score(goldens.logits(), num_splits=num_splits)
     factor = scipy.stats.t.ppf(0.975, num_splits - 1) / np.sqrt(num_splits - 1)
     spread = golden["inception_score_std"]
     assert pytest.approx(golden["inception_score"], rel=1e-6) == score.value
@@ -171,8 +165,6 @@ def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng)
 
 
 def by_definition(first, second):
-    """The unbiased estimate, pair by pair."""
-
     def kernel(x, y):
         return float((x @ y / len(x) + 1) ** 3)
 

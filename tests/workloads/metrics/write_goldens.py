@@ -16,10 +16,37 @@ import pathlib
 import sys
 import types
 
-import golden_features
 import numpy as np
 
 PATH = pathlib.Path(__file__).with_name("goldens.json")
+# n of each of the two sets, features.
+CASES = {
+    "gaussian": (500, 16),
+    "rectified": (300, 48),
+    "fewer_examples_than_features": (40, 64),
+}
+NUM_CLASSES = 10
+NUM_LOGITS = 500
+NUM_SPLITS = 5
+
+
+def features(case):
+    num_examples, num_features = CASES[case]
+    # The stream of RandomState never changes, that of newer generators may.
+    random = np.random.RandomState(sorted(CASES).index(case))
+    mixing = random.standard_normal((num_features, num_features))
+    mixing /= np.sqrt(num_features)
+    first = random.standard_normal((num_examples, num_features)) @ mixing
+    second = 1.2 * random.standard_normal((num_examples, num_features)) @ mixing + 0.1
+    if case == "rectified":  # as behind a ReLU, with some features always zero
+        first, second = np.maximum(first, 0.0), np.maximum(second, 0.0)
+        first[:, :3] = second[:, :3] = 0.0
+    return first, second
+
+
+def logits():
+    random = np.random.RandomState(10)
+    return 3.0 * random.standard_normal((NUM_LOGITS, NUM_CLASSES))
 
 
 def torch_fidelity():
@@ -27,8 +54,8 @@ def torch_fidelity():
     from torch_fidelity import metric_fid, metric_isc, metric_kid
 
     scores = {"fid": {}, "kid": {}}
-    for case, (num_examples, _) in golden_features.CASES.items():
-        pair = [torch.from_numpy(x) for x in golden_features.features(case)]
+    for case, (num_examples, _) in CASES.items():
+        pair = [torch.from_numpy(x) for x in features(case)]
         statistics = [metric_fid.fid_features_to_statistics(x) for x in pair]
         found = metric_fid.fid_statistics_to_metric(*statistics, verbose=False)
         scores["fid"][case] = found["frechet_inception_distance"]
@@ -38,8 +65,8 @@ def torch_fidelity():
         )
         scores["kid"][case] = found["kernel_inception_distance_mean"]
     found = metric_isc.isc_features_to_metric(
-        torch.from_numpy(golden_features.logits()),
-        splits=golden_features.NUM_SPLITS,
+        torch.from_numpy(logits()),
+        splits=NUM_SPLITS,
         shuffle=False,
     )
     scores["inception_score"] = found["inception_score_mean"]
@@ -48,7 +75,6 @@ def torch_fidelity():
 
 
 def tensorflow_gan():
-    """Scores of TF-GAN, of its module of metrics alone."""
     import tensorflow as tf
 
     spec = importlib.util.find_spec("tensorflow_gan")
@@ -62,8 +88,8 @@ def tensorflow_gan():
     from tensorflow_gan.python.eval import classifier_metrics
 
     scores = {"fid": {}, "kid": {}}
-    for case, (num_examples, _) in golden_features.CASES.items():
-        pair = [tf.constant(x) for x in golden_features.features(case)]
+    for case, (num_examples, _) in CASES.items():
+        pair = [tf.constant(x) for x in features(case)]
         scores["fid"][case] = float(
             classifier_metrics.frechet_classifier_distance_from_activations(*pair)
         )
@@ -72,10 +98,9 @@ def tensorflow_gan():
                 *pair, max_block_size=num_examples
             )
         )
-    logits = tf.constant(golden_features.logits())
     parts = [
         float(classifier_metrics.classifier_score_from_logits(part))
-        for part in tf.split(logits, golden_features.NUM_SPLITS)
+        for part in tf.split(tf.constant(logits()), NUM_SPLITS)
     ]
     scores["inception_score"] = float(np.mean(parts))
     scores["inception_score_std"] = float(np.std(parts))
@@ -87,7 +112,6 @@ def versions(*packages):
 
 
 def main(source):
-    """Replaces the section of one published implementation."""
     makers = {"torch_fidelity": torch_fidelity, "tensorflow_gan": tensorflow_gan}
     goldens = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
     goldens[source] = makers[source]()

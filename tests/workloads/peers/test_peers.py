@@ -1,8 +1,9 @@
-"""What peers begin with and read, bit by bit; what they lack is refused by name."""
+"""What peers begin with and read, what they lack; they repeat our losses."""
 
 import dataclasses
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 import tensorflow as tf
 
 from harness import catalog
+from harness.cli.exit_codes import UNFIT
 from harness.command import peers
 from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Control
+from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
 from workloads.data import images
 from workloads.peers import inputs
@@ -324,3 +327,55 @@ def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype
     is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
     assert is_right == check["is_passed"]
     assert check["detail"].startswith(message) or dtype == "float32"
+
+
+# In their own environments, which `make test-peers` makes.
+@pytest.mark.processes
+@pytest.mark.skipif(
+    not os.environ.get("REQUIRE_PEERS"),
+    reason="other frameworks are in environments of their own: make test-peers",
+)
+@pytest.mark.parametrize(
+    ("workload", "data", "minutes", "dtype"),
+    [
+        ("resnet50", "synthetic", "3", "float32"),
+        ("resnet50", "digits", "1", "mixed_bfloat16"),
+        ("sngan", "digits", "1", "float32"),
+    ],
+)
+def test_peers_repeat_our_first_losses_and_are_measured(
+    tmp_path, workload, data, minutes, dtype
+):
+    own = {
+        name
+        for name, peer in PEERS.items()
+        if workload in peer.programs
+        and dtype in peer.programs[workload]["compute_dtype"]
+    }
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "harness", "sweep", "--workload", workload),
+            *("--preset", "smoke", "--data", data, "--replicas", "2"),
+            *("--mode", "weak", "--backends", ",".join(["in_graph", *sorted(own)])),
+            *("--repeats", "2", "--time-budget", f"{minutes}min", "--no-match"),
+            *("--option", f"compute_dtype={dtype}"),
+            *("--study", "peers", "--runs-dir", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+    assert done.returncode in (0, UNFIT), done.stdout[-2000:] + done.stderr[-2000:]
+    found = {}
+    for path in tmp_path.glob("peers/trials/*/result.json"):
+        result = json.loads(path.read_text())
+        spec = json.loads(path.with_name("spec.json").read_text())
+        checks = {check["name"]: check for check in result["sanity"]}
+        if spec["backend"] in own:
+            found.setdefault(spec["backend"], []).append(checks[OWN_CHECK]["is_passed"])
+        assert result["blocks"]
+    assert {name: [True] * len(seen) for name, seen in found.items()} == found
+    assert own == set(found)

@@ -21,7 +21,6 @@ MOST_NODES = 2_200
 
 
 def graphs_of(network, backend="in_graph", **options):
-    """The program, and the graph of each device, of replicas with copies."""
     if backend == "in_graph":
         options = {
             "devices": [f"CPU:{index}" for index in range(NUM_REPLICAS)],

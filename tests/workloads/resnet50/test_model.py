@@ -157,8 +157,8 @@ def test_cross_entropy_equals_numpys():
         np.testing.assert_allclose(found, expected, rtol=RTOL_FLOAT32)
 
 
+# Goyal et al. 2017, section 5.1, in epochs.
 def _goyal(step, global_batch_size, num_epochs):
-    """Goyal et al. 2017, section 5.1, in epochs."""
     epoch = step * global_batch_size / NUM_IMAGENET
     target = 0.1 * global_batch_size / 256
     if global_batch_size > 256 and epoch < 5:
@@ -221,7 +221,6 @@ MOMENTUM, DECAY, TRUST, RATE = 0.9, 1e-2, 1e-2, 0.5
 
 
 def lars(weights, gradients, *, is_kernel):
-    """The equations of the class, in float64."""
     weights = weights.astype(np.float64)
     velocity = np.zeros_like(weights)
     for gradient in gradients:
@@ -237,7 +236,6 @@ def lars(weights, gradients, *, is_kernel):
 
 
 def make():
-    """The optimizer with unusual numbers, so that each one matters."""
     return LARS(RATE, momentum=MOMENTUM, decay=DECAY, trust=TRUST)
 
 

@@ -11,37 +11,21 @@ import replicator
 from workloads import catalog
 from workloads.common import training
 from workloads.sngan import model as networks
-from workloads.sngan.model import (
-    EPSILON,
-    ConditionalBatchNormalization,
-    SpectralConv2D,
-    SpectralDense,
-    SpectralEmbedding,
-    power_step,
-)
 
 CPUS = ["CPU:0", "CPU:1"]
-MAKERS = {
-    "in_graph": lambda: replicator.create("in_graph", num_replicas=2),
-    "in_graph_mirrored": lambda: replicator.create(
-        "in_graph", num_replicas=2, devices=CPUS, variable_placement="mirrored"
-    ),
-    "tf_mirrored": lambda: replicator.create(
-        "tf_mirrored", num_replicas=2, devices=CPUS
-    ),
-}
 
 
 @pytest.fixture(
     params=[
-        pytest.param("in_graph", marks=pytest.mark.full),
-        "in_graph_mirrored",
-        pytest.param("tf_mirrored", marks=pytest.mark.full),
-    ]
+        pytest.param(("in_graph", {}), marks=pytest.mark.full),
+        ("in_graph", {"devices": CPUS, "variable_placement": "mirrored"}),
+        pytest.param(("tf_mirrored", {"devices": CPUS}), marks=pytest.mark.full),
+    ],
+    ids=["in_graph", "in_graph_mirrored", "tf_mirrored"],
 )
 def two_replicas(request):
-    """Two replicas, in each placement of variables, and on the stock strategy."""
-    return MAKERS[request.param]()
+    backend, options = request.param
+    return replicator.create(backend, num_replicas=2, **options)
 
 
 RTOL_FLOAT32 = 1e-5  # some dozen roundings of dot products
@@ -55,7 +39,6 @@ def numpys_step(matrix, u):
 
 
 def matrix_of(kernel):
-    """The (outputs, inputs x height x width) of the paper."""
     return np.moveaxis(kernel, -1, 0).reshape(kernel.shape[-1], -1)
 
 
@@ -64,7 +47,7 @@ def test_a_power_step_is_the_papers():
     matrix, u = generator.normal(size=(5, 7)), generator.normal(size=5)
     expected_sigma, expected_u = numpys_step(matrix, u)
 
-    sigma, next_u = power_step(tf.constant(matrix), tf.constant(u))
+    sigma, next_u = networks.power_step(tf.constant(matrix), tf.constant(u))
 
     assert pytest.approx(expected_sigma, rel=1e-12) == float(sigma)
     np.testing.assert_allclose(next_u, expected_u, rtol=1e-12)
@@ -83,25 +66,22 @@ def test_the_gradient_is_that_of_constant_vectors():
 
     variable = tf.Variable(matrix)
     with tf.GradientTape() as tape:
-        found, _ = power_step(tf.convert_to_tensor(variable), tf.constant(u))
+        found, _ = networks.power_step(tf.convert_to_tensor(variable), tf.constant(u))
         loss = tf.reduce_sum(weights * variable / found)
 
     np.testing.assert_allclose(tape.gradient(loss, variable), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
-    ("layer", "inputs"),
+    ("layer", "shape"),
     [
-        (
-            lambda: SpectralConv2D(3, 3, 3, 8, seed=1),
-            np.ones((2, 5, 5, 3), np.float32),
-        ),
-        (lambda: SpectralDense(6, 4, seed=1), np.ones((2, 6), np.float32)),
+        (lambda: networks.SpectralConv2D(3, 3, 3, 8, seed=1), (2, 5, 5, 3)),
+        (lambda: networks.SpectralDense(6, 4, seed=1), (2, 6)),
     ],
     ids=["conv", "dense"],
 )
-def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
-    layer = layer()
+def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, shape):
+    layer, inputs = layer(), np.ones(shape, np.float32)
     before = layer.u.numpy()
     layer(inputs)
 
@@ -116,12 +96,11 @@ def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
 
 
 def train(repl, x):
-    """Trains conv, dense and embedding; returns the state and each replica's u."""
     keras.utils.set_random_seed(5)
     with repl.context():
-        conv = SpectralConv2D(3, 3, 2, 3, seed=1)
-        dense = SpectralDense(3, 1, seed=2)
-        embedding = SpectralEmbedding(4, 3, seed=3)
+        conv = networks.SpectralConv2D(3, 3, 2, 3, seed=1)
+        dense = networks.SpectralDense(3, 1, seed=2)
+        embedding = networks.SpectralEmbedding(4, 3, seed=3)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     layers = (conv, dense, embedding)
     variables = [v for layer in layers for v in layer.trainable_variables]
@@ -148,7 +127,7 @@ def train(repl, x):
 
 def test_a_compiled_pass_assigns_the_vectors_afterwards():
     x, found = tf.ones([2, 6]), []
-    layer = SpectralDense(6, 4, seed=1)
+    layer = networks.SpectralDense(6, 4, seed=1)
     before = layer.u.numpy()
     for jit in ("off", "compute"):
         layer.u.assign(before)
@@ -161,7 +140,6 @@ def test_a_compiled_pass_assigns_the_vectors_afterwards():
 
 
 def test_replicas_with_different_examples_keep_one_u(two_replicas):
-    """Both replicas hold the same bits, and train like one on all examples."""
     x = np.random.default_rng(4).normal(size=(3, 4, 4, 4, 2)).astype(np.float32)
     expected, _ = train(replicator.create("single"), x)
     found, per_replica = train(two_replicas, x)
@@ -180,30 +158,26 @@ TOLERANCE_FLOAT32 = 2e-4  # variances of 36 values, and their gradients
 
 
 def examples():
-    """Images whose two halves have other statistics."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=SHAPE) * np.array([1.0, 3.0])
     return (x + np.array([0, 1, 4, 5])[:, None, None, None]).astype(np.float32)
 
 
 def make_layer(statistics):
-    """A layer with another scale and offset per class."""
-    layer = ConditionalBatchNormalization(3, 2, statistics=statistics)
+    layer = networks.ConditionalBatchNormalization(3, 2, statistics=statistics)
     layer.gamma.assign([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     layer.beta.assign([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
     return layer
 
 
 def numpys(layer, x, labels):
-    """The formula, over all of ``x``."""
     mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
     gamma, beta = layer.gamma.numpy()[labels], layer.beta.numpy()[labels]
-    normalized = (x - mean) / np.sqrt(variance + EPSILON)
+    normalized = (x - mean) / np.sqrt(variance + networks.EPSILON)
     return normalized * gamma[:, None, None] + beta[:, None, None]
 
 
 def run(repl, statistics):
-    """Outputs of all examples, and the summed gradient of gamma."""
     with repl.context():
         layer = make_layer(statistics)
 
@@ -230,7 +204,9 @@ def test_outside_training_the_moving_statistics_normalize():
     outputs = layer(tf.constant(x), tf.constant(LABELS))
 
     gamma, beta = layer.gamma.numpy()[LABELS], layer.beta.numpy()[LABELS]
-    expected = x / np.sqrt(1 + EPSILON) * gamma[:, None, None] + beta[:, None, None]
+    expected = (
+        x / np.sqrt(1 + networks.EPSILON) * gamma[:, None, None] + beta[:, None, None]
+    )
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 

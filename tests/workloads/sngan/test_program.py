@@ -28,7 +28,6 @@ GOLDEN_LOSSES = (3.476029, 2.987664, 3.074198, 2.889107, 2.882480)
 
 @pytest.fixture(scope="module")
 def trained():
-    """A program after 5 steps, its losses, and what each step changed."""
     tf.keras.utils.set_random_seed(3)
     made = build(num_discriminator_steps=3, ema_decay=0.75, **SMALL)
     networks = (made.training.generator, made.training.discriminator)
@@ -54,8 +53,8 @@ def program(trained):
     return trained[0]
 
 
+# Otherwise the mean step time would depend on where the window begins.
 def test_measured_windows_hold_both_kinds_of_steps_alike():
-    """Otherwise the mean step time would depend on where the window begins."""
     for preset in catalog.WORKLOADS["sngan"].presets:
         config = catalog.make_config("sngan", preset.name, {})
         assert 0 == preset.num_measured_steps % config.num_discriminator_steps
