@@ -45,9 +45,9 @@ def main() -> None:
         num_ps=1,
         has_chief=True,
     )
-    for num_steps, found in zip(STEPS_PER_DISPATCH, measured, strict=True):
+    for num_steps, by_engine in zip(STEPS_PER_DISPATCH, measured, strict=True):
         rates = {}
-        for engine, blocks in found.items():
+        for engine, blocks in by_engine.items():
             rates[engine] = [block["updates_per_sec"] for block in blocks]
             title = f"{engine} k={num_steps}"
             runner.print_figure(title, rates[engine], unit="updates/s")

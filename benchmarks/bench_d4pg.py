@@ -62,16 +62,16 @@ FIGURES = (
 
 def main() -> None:
     given = runner.make_parser(__doc__, num_repeats=5).parse_args()
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
     for part in PARTS:
-        found |= runner.measure(
+        figures |= runner.measure(
             measure,
             part=part,
             num_repeats=given.num_repeats,
             cores=runner.CORES[:1],
             variables=ONE_THREAD,  # as the pool starts actors
         )
-    runner.print_figures(FIGURES, found)
+    runner.print_figures(FIGURES, figures)
     print(
         f"pixel memory per transition: {_frames_per_transition():.3f} frames; target "
         f"at most {MOST_FRAMES_PER_TRANSITION}"
@@ -82,7 +82,9 @@ def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
     """Rates of the kinds of a part; the first round is not counted."""
     blocks = {
         kind: functools.partial(
-            lambda call, of: of / runner.seconds(call), call, number
+            lambda call, number_of_steps: number_of_steps / runner.seconds(call),
+            call,
+            number,
         )
         for kind, (call, number) in PARTS[part]().items()
     }

@@ -49,11 +49,14 @@ def measure() -> dict[str, dict[str, float]]:
     devices.split_cpu(len(CPUS))
     result = {}
     for kind, make in (("empty", _empty), ("training", _training)):
-        calls = {PLAIN: make(None), **{way: make(of) for way, of in OPTIONS.items()}}
+        calls = {
+            PLAIN: make(None),
+            **{way: make(options) for way, options in OPTIONS.items()},
+        }
         for call in calls.values():
             runner.seconds(call, NUM_WARMUP_CALLS)
-        found = runner.medians(calls, NUM_BLOCKS, NUM_CALLS)
-        result[kind] = {way: 1e6 * sec for way, sec in found.items()}
+        medians = runner.medians(calls, NUM_BLOCKS, NUM_CALLS)
+        result[kind] = {way: 1e6 * sec for way, sec in medians.items()}
     return result
 
 

@@ -225,8 +225,8 @@ def _train(step: Any) -> None:
 def _compute(number: int = 0) -> float:
     """Takes the same number of operations each time, by default about 5 ms."""
     total = 0.0
-    for of in range(number or _num_operations()):
-        total += of * 1e-9
+    for term in range(number or _num_operations()):
+        total += term * 1e-9
     return total
 
 

@@ -42,14 +42,14 @@ def run_case(name: str) -> dict[str, float]:
         arguments={"kind": kind, "compression": compression},
         cores=(),  # those of cpusets
     )
-    found: dict[str, float] = runner.measure_cluster(
+    rates: dict[str, float] = runner.measure_cluster(
         process,
         timeout_sec=TIMEOUT_SEC,
         kinds=["worker"],
         num_workers=2,
         cpusets=[[core] for core in runner.CORES],
     )
-    return found
+    return rates
 
 
 def measure(kind: str, compression: str) -> dict[str, float] | None:

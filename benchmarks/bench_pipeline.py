@@ -115,15 +115,15 @@ def measure_memory() -> dict[str, float]:
 
     runner.set_threads(NUM_STAGES)
     info = functools.partial(tf.config.experimental.get_memory_info, "CPU:0")
-    found = {}
+    peaks = {}
     for name, how in SCHEDULES.items():
         run = build(MEMORY_PARTS, **how)
         run()
         before = info()["current"]
         tf.config.experimental.reset_memory_stats("CPU:0")
         run()
-        found[name] = (info()["peak"] - before) / MEGABYTE
-    return found
+        peaks[name] = (info()["peak"] - before) / MEGABYTE
+    return peaks
 
 
 BOTH, ONE, MEMORY = "two cores", "one core", "memory"

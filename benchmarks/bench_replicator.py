@@ -99,17 +99,17 @@ def main() -> None:
     os.environ.update(trial_tree.allocator_variables(allocator, os.environ))
     print(f"allocator: {allocator.value}; cores {CORES}", flush=True)
     cases = [name for name in given.cases if name in CASES]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    by_case: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for repeat in range(given.num_repeats):
         figures = _repetition(cases[:: -1 if repeat % 2 else 1])
         for name in cases:
             print(f"repeat {repeat} {name:20} {_shown(figures[name])}", flush=True)
-            found[name].append(figures[name])
+            by_case[name].append(figures[name])
     if PLAIN in given.cases:
         blocks = runner.measure(compare_with_plain_loop, cores=CORES[:1])
         pairs = zip(blocks["single"], blocks["plain"], strict=True)
-        found[PLAIN] = [{"single": one, "plain": two} for one, two in pairs]
-    runner.print_figures(FIGURES, found)
+        by_case[PLAIN] = [{"single": one, "plain": two} for one, two in pairs]
+    runner.print_figures(FIGURES, by_case)
 
 
 def _repetition(names: list[str]) -> dict[str, dict[str, float]]:
@@ -122,8 +122,10 @@ def _repetition(names: list[str]) -> dict[str, dict[str, float]]:
             arguments = case._asdict()
             cores, starts_only = arguments.pop("cores"), arguments.pop("starts_only")
             processes = [
-                runner.Process(function=measure, arguments=arguments, cores=of)
-                for of in cores
+                runner.Process(
+                    function=measure, arguments=arguments, cores=process_cores
+                )
+                for process_cores in cores
             ]
             with contextlib.ExitStack() as stack:
                 ready, resume = stack.enter_context(runner.together(processes))
@@ -131,8 +133,8 @@ def _repetition(names: list[str]) -> dict[str, dict[str, float]]:
                 if not starts_only:
                     living.enter_context(stack.pop_all())
                     blocks[name] = resume
-        found = runner.interleave(blocks, NUM_BLOCKS, num_warmups=1)
-        for name, rates in found.items():
+        rates_of = runner.interleave(blocks, NUM_BLOCKS, num_warmups=1)
+        for name, rates in rates_of.items():
             # Of all processes of a case.
             figures[name][THROUGHPUT] = statistics.geometric_mean(map(sum, rates))
     return figures

@@ -107,14 +107,14 @@ def main() -> None:
             store = synthetic.make_store(pathlib.Path(folder) / "study", shape)
             page = pathlib.Path(folder) / "index.html"
             print(f"report of {name} ({len(store.trial_ids())})")
-            found = []
+            timings = []
             for _ in range(given.num_repeats):
                 start = time.perf_counter()
                 stages = runner.measure(build, root=str(store.root), page=str(page))
                 whole = {"whole": time.perf_counter() - start}
-                found.append({**stages, **whole, **look(page)})
+                timings.append({**stages, **whole, **look(page)})
         for key, (title, unit) in TITLES.items():
-            values = [one[key] for one in found if key in one]
+            values = [one[key] for one in timings if key in one]
             if key in ("size", "screens"):  # the same in every repeat
                 values = values[:1]
             if values:

@@ -40,12 +40,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     given = parser.parse_args()
     if "time" in given.cases:
-        found = [runner.measure(measure_time) for _ in range(given.num_repeats)]
+        repeats = [runner.measure(measure_time) for _ in range(given.num_repeats)]
         for level in LEVELS[1:]:
             runner.print_figure(
                 f"time per step, 2 replicas, {level} / none",
-                [times[level] for times in found],
-                [times["none"] for times in found],
+                [times[level] for times in repeats],
+                [times["none"] for times in repeats],
                 at_most=1.25 if level == "parameters" else None,
             )
     if "memory" in given.cases:
@@ -55,15 +55,18 @@ def main() -> None:
             _print_bytes(title, held[level], held["none"], level == "parameters")
     for name in OPTIMIZERS if "optimizer" in given.cases else ():
         num_blocks = 2 * given.num_repeats
-        found = runner.measure(measure_optimizer, name=name, num_blocks=num_blocks)
+        repeats = runner.measure(measure_optimizer, name=name, num_blocks=num_blocks)
         times = [
-            [sec - rest for sec, rest in zip(found[kind], found["none"], strict=True)]
+            [
+                sec - rest
+                for sec, rest in zip(repeats[kind], repeats["none"], strict=True)
+            ]
             for kind in KINDS
         ]
         title = f"{name}: optimizer time per step, sharded / not"
         runner.print_figure(title, *times, at_most=0.4)
         title = f"{name}: optimizer state of the fullest device, sharded / not"
-        _print_bytes(title, *found["bytes"], True)
+        _print_bytes(title, *repeats["bytes"], True)
 
 
 def _print_bytes(title: str, most: int, before: int, has_target: bool) -> None:
@@ -89,8 +92,8 @@ def measure_time() -> dict[str, float]:
     calls = {level: _training(_replicator(2), level) for level in LEVELS}
     for call in calls.values():
         call()
-    found = runner.medians(calls, NUM_BLOCKS)
-    return {level: sec / NUM_STEPS_PER_CALL for level, sec in found.items()}
+    medians = runner.medians(calls, NUM_BLOCKS)
+    return {level: sec / NUM_STEPS_PER_CALL for level, sec in medians.items()}
 
 
 def measure_memory() -> dict[str, int]:
@@ -102,11 +105,11 @@ def measure_memory() -> dict[str, int]:
     run()
     # As the engine has placed variables, and scheduled their gathers.
     held = [sharding.Held(*each) for each in repl._table.ownership.held()]  # noqa: SLF001
-    found = {row.level: row.together for row in sharding.rows(held)}
+    bytes_of = {row.level: row.together for row in sharding.rows(held)}
     gathered = re.search(r"at most (\d+) bytes of weights on a", repl.explain())
     assert gathered is not None
-    found["parameters"] += int(gathered[1])
-    return found
+    bytes_of["parameters"] += int(gathered[1])
+    return bytes_of
 
 
 def _training(repl: Any, level: str) -> Callable[[], float]:
@@ -150,8 +153,8 @@ def measure_optimizer(name: str, num_blocks: int) -> dict[str, Any]:
             sizes.append(max(table.bytes_by_device(optimizer.variables).values()))
 
     def block(kind: str) -> float:
-        found = runner.medians({kind: calls[kind]}, NUM_CALLS_PER_BLOCK)
-        return found[kind] / NUM_STEPS_OF_OPTIMIZER
+        medians = runner.medians({kind: calls[kind]}, NUM_CALLS_PER_BLOCK)
+        return medians[kind] / NUM_STEPS_OF_OPTIMIZER
 
     blocks = {kind: functools.partial(block, kind) for kind in calls}
     return runner.interleave(blocks, num_blocks) | {"bytes": sizes}

@@ -62,7 +62,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     from results.store.study_store import Store
 
     starter = launchers.start(launcher)
-    found = checked.check(
+    valid = checked.check(
         SweepRequest(
             workload="resnet50",
             preset="smoke",
@@ -75,7 +75,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
         ),
         checked.Machine(num_available_cores=2, variables=starter.identity()),
     )
-    planned, _ = plan.arrange(found)
+    planned, _ = plan.arrange(valid)
     fields: dict[str, Any] = {
         "launcher": starter,
         "timeout_sec": 60.0,
@@ -158,8 +158,8 @@ def measure_in_job(num_trials: int) -> dict[str, list[float]]:
         )
         if not result.exists():
             raise runner.BenchmarkError(f"the job failed: {log.read_text()[-1000:]}")
-        found: dict[str, list[float]] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        times: dict[str, list[float]] = json.loads(result.read_text(encoding="utf-8"))
+        return times
 
 
 def main() -> int:
@@ -169,18 +169,18 @@ def main() -> int:
     parser.add_argument("--launcher", choices=LIMIT_SEC, default="local")
     arguments = parser.parse_args()
     launcher, num_trials = arguments.launcher, arguments.trials
-    found = [
+    repeats = [
         measure_in_job(num_trials)
         if launcher == "slurm"
         else runner.measure(measure, num_trials=num_trials, launcher=launcher)
         for _ in range(arguments.num_repeats)
     ]
-    trials = [one["trials"] for one in found]
+    trials = [one["trials"] for one in repeats]
     means = [statistics.fmean(times) for times in trials]
     if launcher == "slurm":
         title = f"a trial, of {num_trials:,} trials, slurm"
         runner.print_figure(title, means, unit="s")
-        steps = [statistics.fmean(one["engine"]) for one in found]
+        steps = [statistics.fmean(one["engine"]) for one in repeats]
         runner.print_figure("a step of Slurm that does nothing", steps, unit="s")
         means = [whole - own for whole, own in zip(means, steps, strict=True)]
     is_reached = runner.print_figure(

@@ -67,10 +67,10 @@ def loops() -> dict[str, float]:
     for program in programs.values():
         runner.seconds(program.run, 1 + NUM_WARMUP_STEPS)
     calls = {loop: program.run for loop, program in programs.items()}
-    found = runner.medians(calls, BLOCKS_OF_FIT, STEPS_OF_FIT, num_warmups=1)
+    medians = runner.medians(calls, BLOCKS_OF_FIT, STEPS_OF_FIT, num_warmups=1)
     for program in programs.values():
         program.close()
-    return found
+    return medians
 
 
 def _fit(loop: str, backend: str) -> Any:
@@ -120,11 +120,11 @@ def precision(compute_dtype: str) -> dict[str, float]:
     matrix: Any = tf.cast(tf.random.normal([SIDE, SIDE]), dtype)
     multiply = tf.function(lambda x: tf.linalg.matmul(x, x), autograph=False)
     multiply(matrix)
-    found = runner.medians({"": lambda: multiply(matrix).numpy()}, NUM_PRODUCTS)
+    medians = runner.medians({"": lambda: multiply(matrix).numpy()}, NUM_PRODUCTS)
     return {
         "images_per_sec": images_per_sec,
         "model_gflops": images_per_sec * program.flops_per_example / 1e9,
-        "peak_gflops": 2 * SIDE**3 / found[""] / 1e9,
+        "peak_gflops": 2 * SIDE**3 / medians[""] / 1e9,
     }
 
 

@@ -75,8 +75,8 @@ def measure(name: str) -> dict[str, Any]:
         )
         if code:
             raise runner.BenchmarkError(f"pytest ended with exit code {int(code)}")
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found
+        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return measured
 
 
 def run(chosen: Sequence[str], output: Path, num_repetitions: int) -> None:
@@ -88,9 +88,9 @@ def run(chosen: Sequence[str], output: Path, num_repetitions: int) -> None:
             cores = runner.CORES[:1] if name in OF_ONE_CORE else runner.CORES
             document = runner.measure(measure, cores=cores, name=name)
             print(f"run {number} {name}", file=sys.stderr, flush=True)
-            for of in document["benchmarks"]:
-                of["extra_info"][REPETITION] = number
-                benchmarks.append(of)
+            for benchmark in document["benchmarks"]:
+                benchmark["extra_info"][REPETITION] = number
+                benchmarks.append(benchmark)
     document["machine_info"]["node"] = ""  # the name of the machine
     text = json.dumps({**document, "benchmarks": benchmarks}, indent=1)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -129,24 +129,28 @@ class Measured(pydantic.BaseModel):
     @property
     def logs(self) -> dict[str, list[float]]:
         """By benchmark, ln(median seconds of a call) in each process."""
-        found: dict[str, list[float]] = {}
-        for of in self.benchmarks:
-            found.setdefault(of.name, []).append(math.log(of.median_sec))
-        return found
+        logs_of: dict[str, list[float]] = {}
+        for benchmark in self.benchmarks:
+            logs_of.setdefault(benchmark.name, []).append(
+                math.log(benchmark.median_sec)
+            )
+        return logs_of
 
 
 def read(path: Path) -> Measured:
     """Reads a file that ``pytest --benchmark-json`` or ``make bench-micro`` wrote."""
     try:
-        found = Measured.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        measured = Measured.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except pydantic.ValidationError as error:
         why = first_complaint(error)
     except (OSError, RecursionError, ValueError) as error:
         why = str(error)
     else:
-        processes = {(of.name, of.repetition) for of in found.benchmarks}
-        if len(processes) == len(found.benchmarks):
-            return found
+        processes = {
+            (benchmark.name, benchmark.repetition) for benchmark in measured.benchmarks
+        }
+        if len(processes) == len(measured.benchmarks):
+            return measured
         why = "it has a benchmark twice in one process"
     raise errors.ResultsError(
         f"{str(path)!r} has no benchmarks that can be judged: {why}; give a file that"
@@ -159,20 +163,22 @@ def judged(
 ) -> Gate:
     """Judges the benchmarks that both files have; one that is gone counts as failed."""
     new, old = change.logs, baseline.logs
-    shared = [of for of in new if of in old]
+    shared = [each for each in new if each in old]
     if not shared:
         raise errors.ResultsError(
             "the two files have no micro-benchmark in common; the first has"
             f" {', '.join([*new][:3])}, the second {', '.join([*old][:3])}"
         )
-    gone = [of for of in old if of not in new]
+    gone = [each for each in old if each not in new]
     here, there = change.machine.model_dump(), baseline.machine.model_dump()
     return Gate(
         metric=TIME_PER_CALL,
         baseline=name,
         delta=delta,
         alpha=alpha,
-        cases=tuple(_judged(of, new[of], old[of], delta, alpha) for of in shared),
+        cases=tuple(
+            _judged(each, new[each], old[each], delta, alpha) for each in shared
+        ),
         aa_control=None,
         blocks=BlockCounts(num_blocks=0, num_discarded=0, num_lost=0, reasons=()),
         is_weaker=True,
@@ -181,7 +187,7 @@ def judged(
             for fact, value in here.items()
             if value != there[fact]
         ),
-        failures=tuple(f"{of} is in the baseline only" for of in gone),
+        failures=tuple(f"{each} is in the baseline only" for each in gone),
         num_ok=len(shared),
     )
 
@@ -198,7 +204,7 @@ def _judged(
         )
         return JudgedCase(name=name, judgement=None, reason=reason)
     mean = estimates.two_groups(here, there)
-    judgement = group_sequential.of_mean(mean, delta=delta, alpha=alpha)
+    judgement = group_sequential.judge_mean(mean, delta=delta, alpha=alpha)
     return JudgedCase(name=name, judgement=judgement)
 
 
@@ -207,18 +213,18 @@ def compare(change: Path, baseline: Path, delta: str, alpha: str, form: str) -> 
     from reports.words import judgement
 
     new, old = read(change), read(baseline)
-    found = judged(
+    gate = judged(
         new,
         old,
         name=str(baseline),
         delta=parse_percentage(delta, what="--delta"),
         alpha=parse_percentage(alpha, what="--alpha"),
     )
-    print(judgement.WRITERS[form](judgement.record_of(found)))
+    print(judgement.WRITERS[form](judgement.record_of(gate)))
     for name in new.logs:
         if name not in old.logs:
             print(f"new, not judged: {name}", file=sys.stderr)
-    return found.exit_code
+    return gate.exit_code
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -164,16 +164,16 @@ def interleave(
     show: Callable[[Any], str] | None = None,
 ) -> dict[str, list[Any]]:
     """Measures every way once per repeat, in reversed order every other time (ABBA)."""
-    found: dict[str, list[Any]] = {name: [] for name in ways}
+    collected: dict[str, list[Any]] = {name: [] for name in ways}
     for repeat in range(-num_warmups, num_repeats):
         for name in list(ways)[:: -1 if repeat % 2 else 1]:
             figure = ways[name]()
             if repeat < 0:
                 continue
-            found[name].append(figure)
+            collected[name].append(figure)
             if show is not None:
                 print(f"repeat {repeat} {name:31} {show(figure)}", flush=True)
-    return found
+    return collected
 
 
 def seconds(call: Callable[[], Any], number: int = 1) -> float:
@@ -193,8 +193,8 @@ def medians(
     blocks = {
         name: functools.partial(seconds, call, number) for name, call in calls.items()
     }
-    found = interleave(blocks, num_blocks, num_warmups=num_warmups)
-    return {name: statistics.median(times) for name, times in found.items()}
+    collected = interleave(blocks, num_blocks, num_warmups=num_warmups)
+    return {name: statistics.median(times) for name, times in collected.items()}
 
 
 class Figure(NamedTuple):
@@ -224,18 +224,18 @@ def run(
     print_figures(figures, interleave(chosen, given.num_repeats, show=show))
 
 
-def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> None:
-    for title, of, over, unit, at_least, at_most in figures:
-        if not {of[0], *over[:1]} <= found.keys():
+def print_figures(figures: Sequence[Figure], measured: Mapping[str, list[Any]]) -> None:
+    for title, sides, over, unit, at_least, at_most in figures:
+        if not {sides[0], *over[:1]} <= measured.keys():
             continue
         values, others = (
             [
                 functools.reduce(operator.getitem, side[1:], one)
-                for one in found[side[0]]
+                for one in measured[side[0]]
             ]
             if side
             else None
-            for side in (of, over)
+            for side in (sides, over)
         )
         target = {"unit": unit, "at_least": at_least, "at_most": at_most}
         print_figure(title, values, others, **target)

@@ -95,7 +95,11 @@ def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
     from results import plugins
 
     used = (plugins.used(WORKLOAD, workload_name), plugins.used(BACKEND, backend_name))
-    return {plugins.KINDS[of.kind]: of.target for of in used if of is not None}
+    return {
+        plugins.KINDS[plugin.kind]: plugin.target
+        for plugin in used
+        if plugin is not None
+    }
 
 
 def adopt(spec: TrialSpec) -> None:
@@ -171,8 +175,8 @@ def batch_units(
     if not info.batch_divisors:
         return {}
     config = workload_catalog.make_config(info.name, preset_name, options)
-    found = {name: getattr(config, name) for name in info.batch_divisors}
-    return {name: value for name, value in found.items() if value != 1}
+    divisors = {name: getattr(config, name) for name in info.batch_divisors}
+    return {name: value for name, value in divisors.items() if value != 1}
 
 
 def check_backends(

@@ -157,7 +157,7 @@ class Checked:
         except (trials.RawError, FileNotFoundError) as error:
             raise NonconformingError(str(error)) from error
         facts = raw.result
-        found = {
+        counts = {
             "global_batch_size": (
                 facts["global_batch_size"],
                 ASKED["global_batch_size"],
@@ -168,10 +168,10 @@ class Checked:
         for times in facts["ranks"]:
             name = f"rank {times['rank']}: number of"
             warmup = len(times["warmup_step_time_sec"])
-            found[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
+            counts[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
             measured = len(times["step_time_sec"])
-            found[f"{name} measured steps"] = (measured, num_measured_steps)
-        for name, (stated, asked) in found.items():
+            counts[f"{name} measured steps"] = (measured, num_measured_steps)
+        for name, (stated, asked) in counts.items():
             if stated != asked:
                 raise NonconformingError(f"{name} is {stated}, {asked} was asked for")
         if not raw.is_complete:

@@ -81,7 +81,7 @@ def inert(value: Any) -> Any:
 
 def as_csv(frame: pd.DataFrame) -> str:
     text: str = frame.map(inert).to_csv(index=False, lineterminator="\r\n")
-    return _QUOTED_OR_END.sub(lambda found: found[1] or "\n", text)
+    return _QUOTED_OR_END.sub(lambda match: match[1] or "\n", text)
 
 
 def csv_link(frame: pd.DataFrame, figure: str) -> str:

@@ -57,15 +57,15 @@ def scaling(
     ``mode`` is ``weak`` or ``strong``, None for the first of the frame. With
     ``is_log``, axes are logarithmic; of efficiency, only the axis of replicas.
     """
-    found = rows.select(frame, "scaling")
-    modes = list(dict.fromkeys(found["mode"]))
+    selected = rows.select(frame, "scaling")
+    modes = list(dict.fromkeys(selected["mode"]))
     chosen = modes[0] if mode is None else _one_of("mode", mode, modes)
     known = {one.slug: one for one in over_replicas.QUANTITIES}
     what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax)
-    backends = list(dict.fromkeys(found["backend"]))
+    backends = list(dict.fromkeys(selected["backend"]))
     panel = over_replicas.panel_of_mode(
-        found, what, chosen, backends=backends, is_log=is_log
+        selected, what, chosen, backends=backends, is_log=is_log
     )
     over_replicas.draw_on(axes, panel, style.NOTEBOOK)
     for backend in backends:
@@ -102,7 +102,7 @@ def waterfall(
     """
     bars = rows.splits(frame)
     if backend is not None:
-        _one_of("backend", backend, list(dict.fromkeys(of.backend for of in bars)))
+        _one_of("backend", backend, list(dict.fromkeys(each.backend for each in bars)))
         bars = [bar for bar in bars if bar.backend == backend]
     if num_replicas is not None:
         sizes = list(dict.fromkeys(str(bar.size) for bar in bars))
@@ -125,12 +125,12 @@ def learning(
     Of at most seven cases. ``metric`` is the name of a quality metric, None for the
     first; ``spent`` one of ``SPENT``.
     """
-    found = rows.select(frame, "learning")
-    metrics = list(dict.fromkeys(found["quantity"]))
+    selected = rows.select(frame, "learning")
+    metrics = list(dict.fromkeys(selected["quantity"]))
     name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
-    present = [key for key in SPENT if found[key].notna().any()]
+    present = [key for key in SPENT if selected[key].notna().any()]
     drawn = runs.curves_of(frame, name)
-    unit = found["unit"][found["quantity"] == name].iloc[0]
+    unit = selected["unit"][selected["quantity"] == name].iloc[0]
     axes = _axes(ax)
     runs.draw_learning(
         axes,
@@ -156,8 +156,8 @@ def steps(
     ``kind`` is ``box``, or ``ecdf`` for the share of steps that took at most so long;
     ``phase`` is ``measure`` or ``warmup``.
     """
-    found = rows.select(frame, "steps")
-    phases = list(dict.fromkeys(found["phase"]))
+    selected = rows.select(frame, "steps")
+    phases = list(dict.fromkeys(selected["phase"]))
     items = runs.cases_of(frame, _one_of("phase", phase, phases))
     if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
         axes = _axes(ax)

@@ -89,7 +89,9 @@ class View:
     @functools.cached_property
     def environments(self) -> tuple[Environment, ...]:
         trials = [entry.trial for entry in self.study.planned]
-        return tuple(of.env for of in trials if of is not None and of.env is not None)
+        return tuple(
+            trial.env for trial in trials if trial is not None and trial.env is not None
+        )
 
     @property
     def is_interleaved(self) -> bool:

@@ -60,8 +60,8 @@ class Plugin:
 
     @property
     def what(self) -> str:
-        of = f" of {self.distribution}" if self.distribution else ""
-        return f"{KINDS[self.kind]} {self.name!r}{of}"
+        source = f" of {self.distribution}" if self.distribution else ""
+        return f"{KINDS[self.kind]} {self.name!r}{source}"
 
     @property
     def module(self) -> str:
@@ -84,7 +84,7 @@ def folders() -> tuple[str, ...]:
 
 def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
     """Returns the entry points of a kind, by name; imports none."""
-    found: dict[str, Plugin] = {}
+    by_name: dict[str, Plugin] = {}
     for plugin in _entry_points(kind):
         if plugin.name in built_in:
             raise PluginError(
@@ -92,31 +92,33 @@ def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
                 " stays what it is; choose another name in the entry points of that"
                 " package, or uninstall it"
             )
-        other = found.get(plugin.name)
+        other = by_name.get(plugin.name)
         if other is not None:
             raise PluginError(
                 f"{KINDS[kind]} {plugin.name!r} is in two packages,"
                 f" {other.distribution} ({other.target}) and {plugin.distribution}"
                 f" ({plugin.target}); uninstall one of the two, or give MODULE:NAME"
             )
-        found[plugin.name] = plugin
-    return found
+        by_name[plugin.name] = plugin
+    return by_name
 
 
 def _entry_points(kind: str) -> list[Plugin]:
     import importlib.metadata
 
-    found: dict[Plugin, None] = {}
+    unique: dict[Plugin, None] = {}
     for entry in importlib.metadata.entry_points(group=f"{PREFIX}{kind}"):
-        of = entry.dist
+        distribution = entry.dist
         plugin = Plugin(
             kind=kind,
             name=entry.name,
             target=entry.value,
-            distribution=f"{of.name} {of.version}" if of else "an unnamed package",
+            distribution=f"{distribution.name} {distribution.version}"
+            if distribution
+            else "an unnamed package",
         )
-        found[plugin] = None  # a path that is listed twice shows a package twice
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+        unique[plugin] = None  # a path that is listed twice shows a package twice
+    return sorted(unique, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def find(
@@ -138,7 +140,7 @@ def find(
             f" -m': {module}"
         )
     if plugin is None and _REFERENCE.fullmatch(text):
-        named = (of for of in _entry_points(kind) if of.target == text)
+        named = (each for each in _entry_points(kind) if each.target == text)
         plugin = next(named, None)
         if plugin is None:
             if folder is not None:
@@ -147,9 +149,9 @@ def find(
     plugin = plugin or installed(kind, built_in).get(text)
     if plugin is None:
         return None
-    found: T = load(plugin, built_in, complain)
-    table[name_of(found)] = found
-    return found
+    plugin_object: T = load(plugin, built_in, complain)
+    table[name_of(plugin_object)] = plugin_object
+    return plugin_object
 
 
 def canonical(kind: str, text: str) -> str:
@@ -198,7 +200,7 @@ def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
             " install the release of that package, or of the harness, that fits"
         )
     try:
-        found = getattr(module, attribute) if attribute else module
+        plugin_object = getattr(module, attribute) if attribute else module
     except AttributeError:
         others = ", ".join(
             name
@@ -209,7 +211,7 @@ def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
             f"{plugin.what}: module {plugin.module!r} has no {attribute!r}"
             f"{f'; it has {others}' if others else ''}; check the spelling"
         ) from None
-    wrong = complain(found)
+    wrong = complain(plugin_object)
     if wrong:
         raise PluginError(
             f"{plugin.what}: {plugin.target} {wrong}; docs/howto/plugin.md has an"
@@ -221,11 +223,13 @@ def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
             " planner must not; import it within the functions that need it, or in a"
             " module of its own"
         )
-    return _under_its_name(plugin, found, built_in)
+    return _under_its_name(plugin, plugin_object, built_in)
 
 
-def _under_its_name(plugin: Plugin, found: Any, built_in: Collection[str]) -> Any:
-    name = name_of(found)
+def _under_its_name(
+    plugin: Plugin, plugin_object: Any, built_in: Collection[str]
+) -> Any:
+    name = name_of(plugin_object)
     if name in built_in and used(plugin.kind, name) is None:
         raise PluginError(
             f"{plugin.what} calls itself {name!r}, which is a {KINDS[plugin.kind]} of"
@@ -242,12 +246,14 @@ def _under_its_name(plugin: Plugin, found: Any, built_in: Collection[str]) -> An
             f"{plugin.what} calls itself {name!r}; give its entry point the same name"
         )
     _used[plugin.kind, name] = dataclasses.replace(plugin, name=name)
-    return found
+    return plugin_object
 
 
-def name_of(found: Any) -> str:
+def name_of(plugin_object: Any) -> str:
     """Returns the name of an object in its catalogue; of a section, its slug."""
-    return str(getattr(found, "name", None) or getattr(found, "SLUG", ""))
+    return str(
+        getattr(plugin_object, "name", None) or getattr(plugin_object, "SLUG", "")
+    )
 
 
 def _imported(plugin: Plugin) -> Any:
@@ -287,17 +293,17 @@ def _imported(plugin: Plugin) -> Any:
 def said(error: BaseException) -> str:
     """Returns an error with the place it came from, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{text[:_MOST_SAID]}{place}"
+    return f"{text[:_MOST_SAID]}{where}"
 
 
 def complaint_of(kind: type, article: str = "a") -> Complaint:
-    def complain(found: Any) -> str:
-        if isinstance(found, kind):
+    def complain(plugin_object: Any) -> str:
+        if isinstance(plugin_object, kind):
             return ""
         return (
-            f"is of type {type(found).__name__}, and has to be {article}"
+            f"is of type {type(plugin_object).__name__}, and has to be {article}"
             f" {kind.__module__}.{kind.__qualname__}"
         )
 
@@ -308,9 +314,9 @@ def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Returns what nobody can check of a study's plugins; it imports none of them."""
     import importlib.metadata
 
-    found = []
-    for name, of in stated.items():
-        package = str(of.get("package", ""))
+    texts = []
+    for name, facts in stated.items():
+        package = str(facts.get("package", ""))
         here = "which is not installed here"
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             package_name, _, version = package.rpartition(" ")
@@ -318,9 +324,9 @@ def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
             here = "which is installed here"
             if installed != version:
                 here = f"of which version {installed} is installed here"
-        found.append(
-            f"{name} is a plugin ({of.get('object', '')}, {package}, files"
-            f" {of.get('files', '')}), {here}: its figures are recomputed,"
+        texts.append(
+            f"{name} is a plugin ({facts.get('object', '')}, {package}, files"
+            f" {facts.get('files', '')}), {here}: its figures are recomputed,"
             " and its code is not looked at"
         )
-    return found
+    return texts

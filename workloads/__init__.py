@@ -29,5 +29,5 @@ def child_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     """Returns the environment of a child that can import what this process can."""
     paths = (str(_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path)
     # Each once; an empty entry would mean the current directory.
-    found = os.pathsep.join(dict.fromkeys(path for path in paths if path))
-    return {**os.environ, **(changes or {}), "PYTHONPATH": found}
+    search_path = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    return {**os.environ, **(changes or {}), "PYTHONPATH": search_path}

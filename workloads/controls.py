@@ -234,7 +234,7 @@ def sketches(
     after: Mapping[tuple[str, str], Sequence[np.ndarray]],
 ) -> dict[tuple[str, str], list[float]]:
     """Returns sums of changes by group; each has a random sign, by position."""
-    found = {}
+    by_variable = {}
     for key, values in after.items():
         generator = np.random.default_rng(zlib.crc32(" ".join(key).encode()))
         sums = np.zeros(SKETCH_SIZE)
@@ -243,5 +243,5 @@ def sketches(
             change *= generator.integers(0, 2, change.size, dtype=np.int8) * 2.0 - 1.0
             rest = -change.size % SKETCH_SIZE
             sums += np.pad(change, (0, rest)).reshape(-1, SKETCH_SIZE).sum(axis=0)
-        found[key] = sums.tolist()
-    return found
+        by_variable[key] = sums.tolist()
+    return by_variable

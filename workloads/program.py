@@ -96,7 +96,7 @@ class StepProgram:
 
     def trained_values(self) -> dict[tuple[str, str], list[np.ndarray]]:
         """Returns copies of what training changes, of ``model`` or ``optimizer``."""
-        found = {}
+        by_part = {}
         for name, trackable in self.training.trackables.items():
             is_optimizer = hasattr(trackable, "apply_gradients")
             variables = getattr(
@@ -109,8 +109,8 @@ class StepProgram:
                 if tf.as_dtype(variable.dtype).is_floating
             ]
             if values:
-                found["optimizer" if is_optimizer else "model", name] = values
-        return found
+                by_part["optimizer" if is_optimizer else "model", name] = values
+        return by_part
 
     def read(self, num_steps: int = 1) -> None:
         """Reads batches to the replicas' devices, and waits for the last."""
@@ -174,8 +174,8 @@ class StepProgram:
 
     def losses_of_replicas(self) -> tuple[float, ...]:
         """Returns the last loss of each replica; empty if they are not separate."""
-        found = self._gather([float(loss) for loss in self._replica_losses])
-        return tuple(loss for own in found for loss in own)
+        by_process = self._gather([float(loss) for loss in self._replica_losses])
+        return tuple(loss for own in by_process for loss in own)
 
     def _gather(self, value: Any) -> list[Any]:
         """Returns the values of all processes, in their order."""
@@ -315,14 +315,14 @@ def check_shards(
     if source.num_train_examples > _MOST_IDS_READ:
         return _check_ranges(name, source.num_train_examples, shards)
     expected = collections.Counter(_read_ids(source.ids()))
-    found: collections.Counter[int] = collections.Counter()
+    counts: collections.Counter[int] = collections.Counter()
     for shard in shards:
-        found.update(_read_ids(source.ids(shard)))
-    missing = sum((expected - found).values())
-    surplus = sum((found - expected).values())
+        counts.update(_read_ids(source.ids(shard)))
+    missing = sum((expected - counts).values())
+    surplus = sum((counts - expected).values())
     total = source.num_train_examples
     detail = (
-        f"{len(contexts)} input pipelines read {found.total()} ids in one epoch of "
+        f"{len(contexts)} input pipelines read {counts.total()} ids in one epoch of "
         f"{total} examples: {missing} missing, {surplus} read more than once"
     )
     is_passed = not missing and not surplus and expected.total() == total
@@ -333,7 +333,7 @@ def _read_ids(dataset: tf.data.Dataset) -> Iterator[int]:
     # Many at once: bringing one element to Python takes longer than reading it.
     dataset = dataset.batch(_IDS_AT_ONCE)
     dataset = dataset.with_options(replicator.default_data_options(num_threads=1))
-    return (found for ids in dataset.as_numpy_iterator() for found in ids.tolist())
+    return (number for ids in dataset.as_numpy_iterator() for number in ids.tolist())
 
 
 def check_consumed(

@@ -31,7 +31,7 @@ def student_quantile(degrees_of_freedom: int) -> float:
     return float(special.stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
 
 
-def of_examples(
+def example_metrics(
     metrics: Sequence[Metric], batches: Iterable[tuple[Any, ...]]
 ) -> tuple[QualityMetric, ...]:
     """Returns means of the values of examples; fractions have Wilson's interval."""
@@ -42,17 +42,19 @@ def of_examples(
         for metric in metrics:
             assert metric.of is not None
             parts[metric.name].append(np.asarray(metric.of(*batch)))
-    found = []
+    metrics_read = []
     for metric in metrics:
         values = np.concatenate(parts[metric.name])
         if values.dtype == bool:
             counted = stats.binomtest(int(values.sum()), len(values))
             low, high = counted.proportion_ci(CONFIDENCE, method="wilson")
             share, method = (values.mean(), low, high), "Wilson score interval"
-            found.append(figure(metric.name, metric.unit, share, len(values), method))
+            metrics_read.append(
+                figure(metric.name, metric.unit, share, len(values), method)
+            )
         else:
-            found.append(mean(metric, values))
-    return tuple(found)
+            metrics_read.append(mean(metric, values))
+    return tuple(metrics_read)
 
 
 def mean(
@@ -94,10 +96,10 @@ def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric
 
 
 def figure(
-    name: str, unit: str, found: Sequence[float], count: int, method: str
+    name: str, unit: str, interval: Sequence[float], count: int, method: str
 ) -> QualityMetric:
     """Returns a value with the ends of its interval, and how it was made."""
-    value, low, high = map(float, found)
+    value, low, high = map(float, interval)
     return QualityMetric(
         name=name,
         value=value,

@@ -212,7 +212,7 @@ class Metric:
       tolerance: The loss, relative to the baseline, that its gate accepts by default.
       is_of_window: Whether it is a rate of the measured window, not what was learned.
       of: Computes it from what the workload observes. For what was learned, the value
-        of each example (``quality.of_examples``); None if another module computes it.
+        of each example (``quality.example_metrics``); None if another module does.
     """
 
     name: str

@@ -47,11 +47,13 @@ def check_arguments(arguments: Sequence[str]) -> None:
                 f"argument {argument[:40]!r}... has {len(argument)} characters; allowed"
                 f" are at most {MAX_LENGTH}"
             )
-        found = _UNUSABLE.search(argument)
-        if found is not None:
-            what = "is not UTF-8" if found[0] >= "\ud800" else "is a control character"
+        unusable = _UNUSABLE.search(argument)
+        if unusable is not None:
+            what = (
+                "is not UTF-8" if unusable[0] >= "\ud800" else "is a control character"
+            )
             raise ParseError(
-                f"argument {argument[:200]!r}: {found[0]!r} {what}; use printable"
+                f"argument {argument[:200]!r}: {unusable[0]!r} {what}; use printable"
                 " characters only, and rename a file with such a name"
             )
 

@@ -303,7 +303,11 @@ def _run_study(
         is_failed_retried=request.retry is not None,
         data_dir=plan.data_dir,
         measuring=plan.measuring,
-        trees={of.revision: of for of in [request.baseline] if of is not None},
+        trees={
+            revision.revision: revision
+            for revision in [request.baseline]
+            if revision is not None
+        },
         folders=folders,
         launcher=launcher,
         changed_code=watch.changed,
@@ -380,7 +384,10 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
             " 'report NAME/STUDY --format json'"
         )
     asked = varied(request.model_copy(update={"vary": None}), axis)
-    names = [plan_module.default_name(_checked(of)[-1]) for of in asked.values()]
+    names = [
+        plan_module.default_name(_checked(asked_value)[-1])
+        for asked_value in asked.values()
+    ]
     stem, digest = names[0].rpartition("-")[0], identity.digest(names)[:8]
     name = request.study or f"{stem}-{axis.key}-{digest}"
     plan_module.check_name(name)
@@ -397,12 +404,12 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
         root.mkdir(parents=True, exist_ok=True)
         studies_lib.write(root, made)
     codes = []
-    for value, (study, of) in zip(axis.values, asked.items(), strict=True):
+    for value, (study, asked_value) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
         words = _without(call.command, "--vary", "--study", "--runs-dir")
         words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
         alone = dataclasses.replace(call, command=tuple(words))
-        own = of.model_copy(update={"runs_dir": root, "study": study})
+        own = asked_value.model_copy(update={"runs_dir": root, "study": study})
         codes.append(sweep(own, alone))
         if codes[-1] == exit_codes.INTERRUPTED:
             return exit_codes.INTERRUPTED
@@ -431,7 +438,9 @@ def combined(codes: Sequence[int]) -> int:
     if len({*codes}) == 1:
         return codes[0]
     worst = (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT)
-    return next((of for of in worst if of in codes), exit_codes.SOME_TRIALS_FAILED)
+    return next(
+        (each for each in worst if each in codes), exit_codes.SOME_TRIALS_FAILED
+    )
 
 
 def write_page(root: Path) -> int:
@@ -447,9 +456,9 @@ def write_page(root: Path) -> int:
 def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
     """Returns the folder of a varied study and its studies; None of any other study."""
     root = plan_module.find_study(text, runs_dir)
-    if (found := studies_lib.read(root)) is None:
+    if (study_list := studies_lib.read(root)) is None:
         return None
-    begun = (n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME))
+    begun = (n for n in study_list.studies if untrusted.is_there(root / n / PLAN_NAME))
     return root, tuple(begun)
 
 
@@ -468,11 +477,11 @@ def for_each(
     after: Callable[[Path], int] | None = None,
 ) -> int:
     """Does for a study what a subcommand does, or for each study of a varied one."""
-    found = names_of(request.study, request.runs_dir)
-    if found is None:
+    named = names_of(request.study, request.runs_dir)
+    if named is None:
         root = plan_module.find_study(request.study, request.runs_dir)
         return run(Store.open(root))
-    root, names = found
+    root, names = named
     if request.is_json:
         raise StudyError(
             f"--json is for one study, and {root.name!r} has {len(names)}; name"
@@ -496,13 +505,13 @@ def compare(root: Path) -> int:
     from results.verify.check import Check
 
     check, index = Check(), studies_lib.read(root)
-    folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
+    folders = {folder.name for folder in untrusted.folders_with(root, PLAN_NAME)}
     for name in sorted(folders - set(index.studies if index else ())):
         check.differ(check_lib.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")
-    found = check_lib.read_manifest(root, check)
-    if found is not None:  # an earlier version wrote none
+    listed = check_lib.read_manifest(root, check)
+    if listed is not None:  # an earlier version wrote none
         own = manifest.digest_of(root / VARIED_NAME)
-        check_lib.compare_digest(VARIED_NAME, own, found, check)
+        check_lib.compare_digest(VARIED_NAME, own, listed, check)
     for item in check.differences:
         both = f"stated {item.stated}, recomputed {item.recomputed}"
         click.echo(f"differs: {item.where}: {both}")
@@ -526,12 +535,12 @@ _TAKEN = {"study", "runs_dir", "retry", "timeout_sec", "launcher", "is_json"}
 
 def run_missing(request: RunRequest, call: Call) -> int:
     """Runs the missing trials of a study, or of each study of a varied one."""
-    for of in declared(type(request)):
-        value = getattr(request, of.field)
-        if of.field not in _TAKEN and value != of.value:
+    for option in declared(type(request)):
+        value = getattr(request, option.field)
+        if option.field not in _TAKEN and value != option.value:
             raise PlanError(
-                f"{of.spelling} has no effect on a study that is continued by its name;"
-                " leave it out, or repeat the whole command of study"
+                f"{option.spelling} has no effect on a study that is continued by its"
+                " name; leave it out, or repeat the whole command of study"
                 f" {request.study!r} to extend it"
             )
     run = functools.partial(_continue, request, call)

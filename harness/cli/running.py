@@ -121,15 +121,15 @@ def conclude_sweep(
     _conclude(store, is_json=is_json)
     # Replicas that do not match one are not sane; a trial that was measured beside load
     # is ok: its case leaves it out, or says so.
-    found: dict[str, TrialStatus] = {}
+    status_of: dict[str, TrialStatus] = {}
     for entry in study.entries:
         if entry.state == UNMATCHED:
-            found[entry.trial_id] = TrialStatus.FAILED_CHECKS
+            status_of[entry.trial_id] = TrialStatus.FAILED_CHECKS
         elif entry.is_disturbed:
-            found[entry.trial_id] = TrialStatus.OK
+            status_of[entry.trial_id] = TrialStatus.OK
         elif entry.trial is not None and entry.trial.status is not None:
-            found[entry.trial_id] = entry.trial.status.status
-    statuses = [found.get(trial.trial_id) for trial in trials]
+            status_of[entry.trial_id] = entry.trial.status.status
+    statuses = [status_of.get(trial.trial_id) for trial in trials]
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
         note(

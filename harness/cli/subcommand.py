@@ -47,35 +47,37 @@ class Call:
 _OTHER: Final = "Options"
 
 
-def _parameter(of: Option) -> click.Parameter:
+def _parameter(each: Option) -> click.Parameter:
     """Returns what click shows and completes; ``invoke`` reads its value."""
 
     def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
-        if of.complete is not None:
-            return of.complete(ctx.params, text)
-        return [one for one in of.kind.choices if one.startswith(text)]
+        if each.complete is not None:
+            return each.complete(ctx.params, text)
+        return [one for one in each.kind.choices if one.startswith(text)]
 
-    kind = of.kind
+    kind = each.kind
     common: dict[str, Any] = {
         "type": click.UNPROCESSED,
-        "required": of.is_required,
+        "required": each.is_required,
         "shell_complete": complete,
     }
-    if of.is_argument:
-        metavar = None if of.metavar == kind.metavar else of.metavar
+    if each.is_argument:
+        metavar = None if each.metavar == kind.metavar else each.metavar
         nargs = -1 if kind.is_multiple else 1
-        return click.Argument([of.field], metavar=metavar, nargs=nargs, **common)
-    name = of.spelling + f"/--no-{of.name}" * (kind.is_flag and of.value is not False)
+        return click.Argument([each.field], metavar=metavar, nargs=nargs, **common)
+    name = each.spelling + f"/--no-{each.name}" * (
+        kind.is_flag and each.value is not False
+    )
     if kind.is_flag:
         # Not False: click would take a last option without a value as given.
         common |= {"is_flag": True, "type": click.BOOL}
-    if not of.is_required:  # what is not given is neither False nor empty
+    if not each.is_required:  # what is not given is neither False nor empty
         common["default"] = None
     return click.Option(
-        [*filter(None, [of.short]), name, of.field],
-        help=_help(of),
+        [*filter(None, [each.short]), name, each.field],
+        help=_help(each),
         multiple=kind.is_multiple,
-        metavar=of.metavar or None,
+        metavar=each.metavar or None,
         **common,
     )
 
@@ -105,10 +107,12 @@ class Subcommand(click.Command):
     def params(self) -> list[click.Parameter]:  # type: ignore[override]  # it is set once
         from harness.options import option
 
-        found = [of for of in option.declared(self.request) if not of.is_setting]
+        options = [
+            each for each in option.declared(self.request) if not each.is_setting
+        ]
         if keys := option.settings(self.request):
-            found.append(option.set_option(keys))
-        return [*self._arguments, *map(_parameter, found)]
+            options.append(option.set_option(keys))
+        return [*self._arguments, *map(_parameter, options)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
@@ -123,7 +127,7 @@ class Subcommand(click.Command):
             if not instead:
                 raise
             raise PlanError(f"{name} is no longer an option: {instead}") from error
-        options = [of for of in order if isinstance(of, click.Option)]
+        options = [each for each in order if isinstance(each, click.Option)]
         _check_repeated(options)
         if isinstance(file := given.get(str(STUDY_FILE.name)), str):
             words = file_words(Path(file), self.request, given)
@@ -145,7 +149,7 @@ class Subcommand(click.Command):
 
         command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
         call = Call(command=command, overrides=ctx.obj or {})
-        own = {of.field: of for of in option.declared(self.request)}
+        own = {each.field: each for each in option.declared(self.request)}
         texts = ctx.params.pop(option.SET, ())
         given = {  # what is not given has the default of its field
             name: own[name].kind.read(value, own[name].spelling)
@@ -157,7 +161,9 @@ class Subcommand(click.Command):
             field: str(given.get(mark.by, fields[mark.by].default))
             for field, mark in marks.items()
         }
-        owners = {field: f"--{marks[field].by} {of}" for field, of in chosen.items()}
+        owners = {
+            field: f"--{marks[field].by} {each}" for field, each in chosen.items()
+        }
         values = self._set(texts, ["", *owners.values()])
         for field, mark in marks.items():
             model = mark.models().get(chosen[field], option.Options)
@@ -172,28 +178,28 @@ class Subcommand(click.Command):
         from harness.catalog import look_up
         from harness.options import option
 
-        found: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+        values: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
         known = option.settings(self.request)
         for text in texts:
             name, equals, value = text.partition("=")
             if not equals:
                 raise PlanError(f"--set {text!r} is not KEY=VALUE; see --help for keys")
             named = look_up(known, name, what="key of --set")
-            of = next((of for of in named if of.owner in owners), None)
-            if of is None:
-                others = " or ".join(of.owner for of in named)
+            each = next((each for each in named if each.owner in owners), None)
+            if each is None:
+                others = " or ".join(each.owner for each in named)
                 instead = self.request.former.get(name)
                 raise PlanError(
                     f"--set {text} has no effect with {owners[-1]}; "
                     + (instead or f"add {others}, or leave {name} out")
                 )
-            if of.field in found[of.owner]:
+            if each.field in values[each.owner]:
                 raise PlanError(
                     f"--set {name} is given twice, and only one would count; give it"
                     " once"
                 )
-            found[of.owner][of.field] = of.kind.read(value, of.spelling)
-        return found
+            values[each.owner][each.field] = each.kind.read(value, each.spelling)
+        return values
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -201,7 +207,7 @@ class Subcommand(click.Command):
         from harness.options import option
 
         rows: dict[str, list[tuple[str, str]]] = {}
-        groups = {of.field: of.group for of in option.declared(self.request)}
+        groups = {each.field: each.group for each in option.declared(self.request)}
         groups[option.SET] = option.SETTINGS
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
@@ -209,7 +215,7 @@ class Subcommand(click.Command):
                 group = groups.get(str(param.name), _OTHER) if is_option else _OTHER
                 rows.setdefault(group, []).append(record)
         for name, own in option.settings(self.request).items():
-            owners = " or ".join(of.owner for of in own if of.owner)
+            owners = " or ".join(each.owner for each in own if each.owner)
             text = _help(own[0]) + f"  [with {owners}]" * bool(owners)
             rows[option.SETTINGS].append((f"{name}={own[0].metavar}", text))
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
@@ -218,9 +224,9 @@ class Subcommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _help(of: Option) -> str:
-    default = f"  [default: {of.default_text}]" if of.default_text else ""
-    return of.plain_help + default
+def _help(each: Option) -> str:
+    default = f"  [default: {each.default_text}]" if each.default_text else ""
+    return each.plain_help + default
 
 
 def _renamed(
@@ -242,7 +248,7 @@ def _renamed(
 
 def _check_repeated(options: Iterable[click.Option]) -> None:
     counts = collections.Counter(
-        of for of in options if not (of.multiple or of.opts[-1] == "--help")
+        each for each in options if not (each.multiple or each.opts[-1] == "--help")
     )
     for param, number in counts.items():
         if number > 1:
@@ -258,12 +264,12 @@ def _words(options: Iterable[click.Option], given: Mapping[str, Any]) -> Iterato
         name: iter(value if isinstance(value, list) else [value])
         for name, value in given.items()
     }
-    for of in options:
-        value = next(values[str(of.name)])
-        if of.is_flag:
-            yield of.opts[-1] if value else of.secondary_opts[-1]
+    for each in options:
+        value = next(values[str(each.name)])
+        if each.is_flag:
+            yield each.opts[-1] if value else each.secondary_opts[-1]
         else:
-            yield from (of.opts[-1], value)
+            yield from (each.opts[-1], value)
 
 
 # The argument of ``sweep``: a study as a TOML file. It becomes options, but for those
@@ -285,21 +291,21 @@ def file_words(path: Path, model: type[Options], given: Mapping[str, Any]) -> li
     _check(path, data, keys, model)
     words: list[str] = []
     for name, value in data.items():
-        of = keys[name]
-        if of.is_setting:
+        each = keys[name]
+        if each.is_setting:
             pair = f"{name}={_text(value)}"
             words += _repeated("--set", [pair], given.get(option.SET, ()))
-        elif of.kind.is_multiple:
+        elif each.kind.is_multiple:
             pairs = value
             if isinstance(value, dict):
                 pairs = [f"{key}={_text(one)}" for key, one in value.items()]
-            words += _repeated(of.spelling, pairs, given.get(of.field, ()))
-        elif of.field in given:
+            words += _repeated(each.spelling, pairs, given.get(each.field, ()))
+        elif each.field in given:
             continue
-        elif of.kind.is_flag:
-            words += [of.spelling] if value else [f"--no-{name}"] * bool(of.value)
+        elif each.kind.is_flag:
+            words += [each.spelling] if value else [f"--no-{name}"] * bool(each.value)
         else:
-            words += [of.spelling, _text(value)]
+            words += [each.spelling, _text(value)]
     # A shell's arguments are checked before; these come from a file.
     check_arguments(words)
     return words
@@ -357,7 +363,7 @@ def _content(path: Path) -> str:
         return text
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = [found.name for found in path.parent.glob("*.toml")]
+        names = [file.name for file in path.parent.glob("*.toml")]
     hint = "; those of this project are in studies/"
     for close in difflib.get_close_matches(path.name, names, n=1):
         hint = f"; did you mean {str(path.with_name(close))!r}?"

@@ -880,9 +880,9 @@ def connect(
       LostHarnessError: The harness has exited.
     """
     if rank is None or num_ranks is None:
-        found = find_rank()
-        rank = found[0] if rank is None else rank
-        num_ranks = found[1] if num_ranks is None else num_ranks
+        detected = find_rank()
+        rank = detected[0] if rank is None else rank
+        num_ranks = detected[1] if num_ranks is None else num_ranks
     folder = os.environ.get(TRIAL_VARIABLE)
     if folder is None:
         alone = AloneRun(rank, num_ranks, unit=unit)

@@ -74,9 +74,9 @@ class Repository:
 
 
 def find_repository(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
-    found = git(folder, "rev-parse", "--show-toplevel")
-    if found.returncode != 0:
-        why = found.stderr.strip().partition("\n")[0]
+    answer = git(folder, "rev-parse", "--show-toplevel")
+    if answer.returncode != 0:
+        why = answer.stderr.strip().partition("\n")[0]
         if "not a git repository" not in why:
             raise PlanError(
                 f"git does not read the repository of {str(folder)!r}: {why[:200]};"
@@ -84,7 +84,7 @@ def find_repository(folder: Path, left_out: Sequence[Path] = ()) -> Repository |
                 " safe.directory PATH"
             )
         return None
-    root = Path(found.stdout.strip()).resolve()
+    root = Path(answer.stdout.strip()).resolve()
     commit = git(root, "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
     status = git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all")
     if status.returncode != 0:
@@ -189,34 +189,34 @@ INTERPRETER_SEC: Final = 60.0
 _DIGITS: Final = 16
 
 
-def of_program(
+def program_identity(
     command: str,
     folder: Path,
     source: Repository | None = None,
     left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
-    found = source or find_repository(folder, left_out)
+    repository = source or find_repository(folder, left_out)
     words = tuple(shlex.split(command))  # which was checked
     parts = {"harness": _harness_version()}
     image = environment.image_of()
     if image:
         parts["container image"] = image
-    if found is None:
+    if repository is None:
         parts["git commit"] = NO_REPOSITORY
         named = [path for word in words if (path := folder / word).is_file()]
         parts |= {f"file {path.name}": digest_of_file(path) for path in named}
         root = folder
     else:
-        parts["git commit"] = found.commit or "before the first commit"
+        parts["git commit"] = repository.commit or "before the first commit"
         in_command = {(folder / word).resolve() for word in words}
-        for name, digested in found.changes().items():
+        for name, digested in repository.changes().items():
             is_code = _is_code(Path(name)) or Path(name).suffix in _SETTINGS
-            is_data = name in found.untracked and not is_code
-            is_data = is_data and (found.root / name).resolve() not in in_command
+            is_data = name in repository.untracked and not is_code
+            is_data = is_data and (repository.root / name).resolve() not in in_command
             parts[key_of_change(name) + _DATA * is_data] = digested
         top = git(folder, "rev-parse", "--show-toplevel")
-        root = found.root if top.returncode else Path(top.stdout.strip())
-    parts |= _files_below(_places(words, folder, found), folder, left_out)
+        root = repository.root if top.returncode else Path(top.stdout.strip())
+    parts |= _files_below(_places(words, folder, repository), folder, left_out)
     for where in dict.fromkeys((root, folder)):
         beside = "" if where == root else " beside the program"
         for path in filter(Path.is_file, (where / name for name in LOCKS)):
@@ -261,10 +261,10 @@ def _is_code(path: Path) -> bool:
 
 
 def _places(
-    words: tuple[str, ...], folder: Path, found: Repository | None
+    words: tuple[str, ...], folder: Path, repository: Repository | None
 ) -> list[Path]:
     named = [path for word in words if (path := folder / word).is_file()]
-    if found is None:
+    if repository is None:
         others = [path for path in named if python_of(path) != str(path)]
         return [folder, *(path.parent for path in others)]
     return [
@@ -279,28 +279,28 @@ def _files_below(
 ) -> dict[str, str]:
     """Returns a digest of each file of code below folders, which git does not know."""
     skipped = {path.resolve() for path in left_out}
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for root in dict.fromkeys(path.resolve() for path in places):
         paths, is_all = _code_below(root, skipped)
         if not is_all:
-            found[f"below {printable(str(root))}"[:MAX_NAME]] = "too much to read"
+            files[f"below {printable(str(root))}"[:MAX_NAME]] = "too much to read"
         for path in paths:
             with contextlib.suppress(OSError):
                 name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
                 facts = path.stat()
-                found[name] = (
+                files[name] = (
                     digest_of_file(path)
                     if facts.st_size <= _MOST_OF_FILE
                     else f"{facts.st_size} bytes, {facts.st_mtime_ns}"
                 )
-    shown = dict(sorted(found.items())[:_MOST_MODULES])
-    others = {name: text for name, text in found.items() if name not in shown}
+    shown = dict(sorted(files.items())[:_MOST_MODULES])
+    others = {name: text for name, text in files.items() if name not in shown}
     return shown | ({f"{len(others)} other files": digest(others)} if others else {})
 
 
 def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
     """Returns the code below a folder, level by level, and whether this is all."""
-    found: list[Path] = []
+    files: list[Path] = []
     level, num_files = [root], 0
     while level:
         entries: list[os.DirEntry[str]] = []
@@ -309,13 +309,15 @@ def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
                 entries += listed
         num_files += len(entries)
         if num_files > _MOST_LOOKED_AT and level != [root]:
-            return found, False
+            return files, False
         paths = sorted(Path(entry) for entry in entries)
-        folders = {Path(of) for of in entries if of.is_dir(follow_symlinks=False)}
-        found += [path for path in paths if path not in folders and _is_code(path)]
+        folders = {
+            Path(inner) for inner in entries if inner.is_dir(follow_symlinks=False)
+        }
+        files += [path for path in paths if path not in folders and _is_code(path)]
         level = [path for path in paths if path in folders and _may_be_code(path)]
         level = [path for path in level if path not in skipped]
-    return found, True
+    return files, True
 
 
 def _may_be_code(folder: Path) -> bool:

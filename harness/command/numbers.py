@@ -92,21 +92,21 @@ def composed(
     text: str, start: int, quantity: Quantity, declared: str
 ) -> tuple[Decimal, int] | None:
     clock = _CLOCK.match(text, start)
-    found = clock or _PARTS.match(text, start)
-    if found is None or sum(part is not None for part in found.groups()) < 2:  # noqa: PLR2004
+    match = clock or _PARTS.match(text, start)
+    if match is None or sum(part is not None for part in match.groups()) < 2:  # noqa: PLR2004
         return None
     if quantity.per_sec is None:
-        raise NumberError(f"is a time, not {quantity.value}", start, found.end())
-    hours, minutes, seconds = (Decimal(part or 0) for part in found.groups())
+        raise NumberError(f"is a time, not {quantity.value}", start, match.end())
+    hours, minutes, seconds = (Decimal(part or 0) for part in match.groups())
     is_open = clock is not None and clock[1] is None and "." not in clock[3]
     if is_open and declared != MINUTES:
         raise NumberError(
             f"may be minutes or hours; write [{MINUTES}] behind the name if it is"
             " minutes and seconds, or print seconds",
             start,
-            found.end(),
+            match.end(),
         )
-    return (hours * 3600 + minutes * 60 + seconds) * quantity.per_sec, found.end()
+    return (hours * 3600 + minutes * 60 + seconds) * quantity.per_sec, match.end()
 
 
 def in_unit(
@@ -134,7 +134,7 @@ def in_unit(
         if _MULTIPLE_APART.match(text, end) and declared not in _MULTIPLES:
             _refuse(_NAMELESS)
     except ValueError as error:
-        last = max([end + 1, *(found.end() for found in (rate, time) if found)])
+        last = max([end + 1, *(match.end() for match in (rate, time) if match)])
         raise NumberError(str(error), start, last) from error
     if declared in _TIMES and quantity.per_sec:
         return number * _TIMES[declared] * quantity.per_sec, end
@@ -148,12 +148,12 @@ def _refuse(why: str) -> NoReturn:
 def _from_rate(number: Decimal, rate: re.Match[str], quantity: Quantity) -> Decimal:
     if not (rate["multiple"] or rate["gap"]) and rate["noun"][:1] in [*"kKMGT"]:
         raise ValueError(_NAMELESS)
-    found = number * _MULTIPLES.get(rate["multiple"] or "", 1) / _TIMES[rate["per"]]
+    value = number * _MULTIPLES.get(rate["multiple"] or "", 1) / _TIMES[rate["per"]]
     if quantity.per_sec is None:
-        return found
+        return value
     if not re.fullmatch(_STEPS, rate["noun"]) or not number:
         raise ValueError("is a rate, not a time")
-    return quantity.per_sec / found
+    return quantity.per_sec / value
 
 
 def _from_time(
@@ -346,18 +346,18 @@ def _spelled(run: re.Match[str], begin: int, notation: Notation) -> tuple[str, i
     token, convention = run[0], notation.convention
     if convention == COLUMNS:
         token = token.partition(",")[0]
-    found = (_DECIMAL_COMMA if convention == COMMA else _POINT).fullmatch(
+    match = (_DECIMAL_COMMA if convention == COMMA else _POINT).fullmatch(
         token.replace(" ", "\u202f")
     )
     column = _BEFORE_COLUMN.match(token)
     if (
         convention != COMMA
-        and found is None
+        and match is None
         and column
         and not re.match(_BY_POINT + ",", token)
     ):
         token = column[0]
-    elif found is None or (
+    elif match is None or (
         _THOUSAND.fullmatch(token) and convention not in (COMMA, THOUSANDS)
     ):
         why = "is not a number; print it without separators"
@@ -468,17 +468,17 @@ def parse_metric(text: str) -> Metric:
 
 
 def declared(left: str, option: str, text: str) -> tuple[str, Notation, int]:
-    found = _NAME.fullmatch(left.strip())
-    name = left.strip() if found is None else found["name"].strip()
+    match = _NAME.fullmatch(left.strip())
+    name = left.strip() if match is None else match["name"].strip()
     words = (
-        [word.strip() for word in (found["words"] or "").split(",")] if found else []
+        [word.strip() for word in (match["words"] or "").split(",")] if match else []
     )
     conventions = [word for word in words if word in CONVENTIONS]
     units = [word for word in words if word in (*UNITS, MINUTES)]
     steps = [every for word in words if (every := _EVERY.fullmatch(word))]
     given = [word for word in words if word]
     if len(given) != len(conventions) + len(units) + len(steps) or (
-        max(len(conventions), len(units), len(steps)) > 1 or found is None
+        max(len(conventions), len(units), len(steps)) > 1 or match is None
     ):
         raise PlanError(
             f"{option} {text!r}: behind a name, brackets hold at most one of"

@@ -50,12 +50,12 @@ _AS_EVER: Final = (Control.NONE, Control.AA)
 
 
 def write_losses(
-    trial_dir: Path, spec: TrialSpec, losses: Sequence[float], of: str, dtype: str
+    trial_dir: Path, spec: TrialSpec, losses: Sequence[float], source: str, dtype: str
 ) -> None:
     number = min(len(losses), spec.num_warmup_steps)
     if spec.control not in _AS_EVER:
         number = 1
-    fields = {"of": of, "dtype": dtype, "losses": list(losses[:number])}
+    fields = {"of": source, "dtype": dtype, "losses": list(losses[:number])}
     atomic.write_text(trial_dir / LOSSES_FILE, json.dumps(fields) + "\n")
 
 
@@ -63,11 +63,13 @@ def check_losses(trial_dir: Path) -> None:
     """Adds the check to the records of a trial of a peer; nothing for other trials."""
     try:
         expected = json.loads((trial_dir / LOSSES_FILE).read_text(encoding="utf-8"))
-        found = _mean_losses(trial_dir)
+        losses_here = _mean_losses(trial_dir)
     except (FileNotFoundError, RankFileError):
         return
     tolerance = TOLERANCES[expected["dtype"]]
-    is_passed, detail = compare(found, expected["losses"], expected["of"], tolerance)
+    is_passed, detail = compare(
+        losses_here, expected["losses"], expected["of"], tolerance
+    )
     fields = {
         "kind": "sanity",
         "name": OWN_CHECK,
@@ -83,22 +85,25 @@ def _mean_losses(trial_dir: Path) -> list[float | None]:
     first = read_rank(trial_dir, 0)
     logs = [first]
     logs += [read_rank(trial_dir, rank) for rank in range(1, first.num_ranks or 1)]
-    found: list[float | None] = []
+    means: list[float | None] = []
     for steps in zip(*(log.steps for log in logs), strict=False):
         losses = [step.loss for step in steps if step.loss is not None]
         is_whole = len(losses) == len(steps)
-        found.append(statistics.fmean(losses) if is_whole else None)
-    return found
+        means.append(statistics.fmean(losses) if is_whole else None)
+    return means
 
 
 def compare(
-    found: Sequence[float | None], expected: Sequence[float], of: str, tolerance: float
+    measured: Sequence[float | None],
+    expected: Sequence[float],
+    source: str,
+    tolerance: float,
 ) -> tuple[bool, str]:
     """Returns whether first losses are those that are expected, and how they differ."""
-    start = f"from the same weights and batches, {of} has"
+    start = f"from the same weights and batches, {source} has"
     largest = 0.0
     for index, wanted in enumerate(expected):
-        loss = found[index] if index < len(found) else None
+        loss = measured[index] if index < len(measured) else None
         if loss is None:
             return False, f"step {index} has no loss; {start} {wanted:.6g}"
         apart = abs(loss - wanted) / max(abs(loss), abs(wanted), 1e-30)
@@ -109,8 +114,8 @@ def compare(
             )
         largest = max(largest, apart)
     return True, (
-        f"{len(expected)} first losses, from the weights and batches of {of}: at most"
-        f" {largest:.1e} apart, relative"
+        f"{len(expected)} first losses, from the weights and batches of {source}: at"
+        f" most {largest:.1e} apart, relative"
     )
 
 
@@ -199,11 +204,11 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
 def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
     folder = environment_of(root, peer)
     paths = [str(path) for path in folder.glob("lib/python*/site-packages")]
-    found = {
-        str(of.metadata["Name"])[:MAX_NAME]: of.version[:MAX_NAME]
-        for of in importlib.metadata.distributions(path=paths)
+    versions = {
+        str(package.metadata["Name"])[:MAX_NAME]: package.version[:MAX_NAME]
+        for package in importlib.metadata.distributions(path=paths)
     }
-    return {**dict(sorted(found.items())), peer.lock: lock_digest(root, peer)}
+    return {**dict(sorted(versions.items())), peer.lock: lock_digest(root, peer)}
 
 
 def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, str]:
@@ -219,10 +224,10 @@ def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, s
 
 def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
     text = (export / catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
-    of = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
+    source = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
     settings = json.loads(text)
     dtype = settings["config"]["compute_dtype"]
-    write_losses(trial_dir, spec, settings["losses"], of, dtype)
+    write_losses(trial_dir, spec, settings["losses"], source, dtype)
 
 
 def main() -> None:

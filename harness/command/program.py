@@ -80,11 +80,11 @@ def split(command: str) -> tuple[str, ...]:
 
 def names_in(command: str, params: Iterable[str] = ()) -> tuple[str, ...]:
     """Returns the placeholders of a command, each once."""
-    found = [match["name"] for match in _PLACEHOLDER.finditer(command) if match["name"]]
+    names = [match["name"] for match in _PLACEHOLDER.finditer(command) if match["name"]]
     known = {**MEANINGS, **dict.fromkeys(params, "")}
-    for name in found:
+    for name in names:
         look_up(known, name, what="placeholder of --command (write braces twice)")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 # ``--param dtype=float32,bfloat16`` makes a variant per value. Variants are cases of
@@ -123,18 +123,18 @@ def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]
             f"{PARAM} makes {len(chosen)} variants; allowed are {MAX_VARIANTS}: give"
             " fewer values"
         )
-    found = {
+    axes = {
         " ".join(f"{name}={value}" for name, value in one.items()): one
         for one in chosen
         if one
     }
-    for words in found:
+    for words in axes:
         if len(words) > MAX_NAME // 2 or not words.isprintable():
             raise PlanError(
                 f"{PARAM}: the variant {words[:MAX_NAME]!r} has a name of more than"
                 f" {MAX_NAME // 2} printable characters; give shorter values"
             )
-    return found
+    return axes
 
 
 def params_of(variants: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
@@ -146,10 +146,10 @@ def check_command(
 ) -> None:
     """Checks that a command can be started, and differs between numbers of replicas."""
     split(command)
-    found = _OF_SHELL.search(_QUOTED.sub("_", command))
-    if found is not None:
+    match = _OF_SHELL.search(_QUOTED.sub("_", command))
+    if match is not None:
         raise PlanError(
-            f"--command {command!r} has {found[0].strip()!r}, which only a shell"
+            f"--command {command!r} has {match[0].strip()!r}, which only a shell"
             " understands, and none is started; write sh -c '...' around it, env"
             " NAME=VALUE for a variable, or quotation marks where it is text"
         )
@@ -242,8 +242,8 @@ def make(
     variants = variants or {}
     params = params_of(variants)
     check_command(command, replicas, params)
-    of = numbers.parse_metric(metric_text)
-    names_in(of.path, params)
+    parsed = numbers.parse_metric(metric_text)
+    names_in(parsed.path, params)
     reader.parse_count(count_texts)
     source = identity.find_repository(folder, left_out)
     return ForeignProgram(
@@ -256,7 +256,7 @@ def make(
             folder=_place_of(folder, source),
             setup=setup,
         ),
-        code={"": identity.of_program(command, folder, source, left_out)},
+        code={"": identity.program_identity(command, folder, source, left_out)},
         variants=variants,
     )
 

@@ -117,23 +117,23 @@ def _check_range(place: Place, value: Decimal, quantity: Quantity) -> None:
 
 
 def counters(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for match in itertools.islice(_WHOLE.finditer(text), _MOST_COUNTERS):
         word = match["word"] or ""
-        place = sum(name.startswith(f"{word} ") for name in found)
-        found[f"{word} {place}"] = int(match["number"])
-    return found
+        index = sum(name.startswith(f"{word} ") for name in values)
+        values[f"{word} {index}"] = int(match["number"])
+    return values
 
 
 def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
     """Returns how far those counters have gone that never went back."""
     shared = set(lines[0]).intersection(*lines[1:]) if lines else ()
-    found = {
+    steps = {
         lines[-1][name] - lines[0][name]
         for name in shared
         if all(a[name] <= b[name] for a, b in itertools.pairwise(lines))
     }
-    return sorted(found - {0})
+    return sorted(steps - {0})
 
 
 def check_positive(reading: Reading) -> None:
@@ -168,23 +168,23 @@ class LineReader:
     def _read(self, line: str, ns: int) -> Iterator[Reading]:
         is_cut, text = len(line) > MOST_COLUMNS, line[:MOST_COLUMNS]
         pattern = self._pattern
-        found = [*pattern.finditer(text)]
-        if not found and self._inverse is not None:
+        matches = [*pattern.finditer(text)]
+        if not matches and self._inverse is not None:
             pattern = self._inverse
-            found = [*pattern.finditer(text)]
+            matches = [*pattern.finditer(text)]
         shown = printable(text.strip())[:SHOWN]
-        if len(found) > 1:
+        if len(matches) > 1:
             raise ReadingError(
-                f"the pattern of {self.option} matches {len(found)} times in the line"
+                f"the pattern of {self.option} matches {len(matches)} times in the line"
                 f" {shown!r}; add what stands before the number that you mean"
             )
         where = f"the line {shown!r}"
-        for match in found:
+        for match in matches:
             self.num_read += 1
             place = _place(pattern, match, is_cut=is_cut)
             value = number(place, where, self.option, self._quantity, self._notation)
             yield Reading(ns, value, where, counters(text))
-        near = None if found else self._near
+        near = None if matches else self._near
         if near is not None and any(map(near.search, (text, text + " "))):
             self.missed.append(shown)
 
@@ -208,7 +208,9 @@ def _place(pattern: re.Pattern[str], match: re.Match[str], *, is_cut: bool) -> P
         """Whether the pattern finds the number only where this stands here."""
         filler = "x" if text[first].isdecimal() else "q"
         other = text[:first] + filler * (last - first) + text[last:]
-        return all(found.start(1) != start for found in pattern.finditer(other))
+        return all(
+            other_match.start(1) != start for other_match in pattern.finditer(other)
+        )
 
     return Place(
         text=text + "\u2026" * is_cut,
@@ -255,8 +257,8 @@ def _near(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
         return None
     end = "" if suffix else r"(?=[\s,;|)\]}]|$)"
     empty = r"|(?=\s*$)" if literals[0] and not suffix.strip("$") else ""
-    found = _NO_NUMBER.replace("{empty}", empty).replace("{end}", end)
-    return _replaced(pattern, prefix, found + suffix)
+    no_number = _NO_NUMBER.replace("{empty}", empty).replace("{end}", end)
+    return _replaced(pattern, prefix, no_number + suffix)
 
 
 def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
@@ -281,7 +283,7 @@ _PROTOCOL: Final = "printed by the program; the number that it printed last"
 
 
 def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
-    found: dict[str, tuple[re.Pattern[str], Notation]] = {}
+    counts: dict[str, tuple[re.Pattern[str], Notation]] = {}
     for text in texts:
         left, equals, where = text.partition("=")
         name, notation, _ = numbers.declared(left, OPTION, text)
@@ -291,12 +293,12 @@ def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notati
                 " digits, and a regular expression that has one group, such as"
                 " 'bytes=sent ([0-9]+) bytes'"
             )
-        if name in found:
+        if name in counts:
             raise PlanError(f"{OPTION} {name!r} is given twice; give two names")
-        found[name] = numbers.compiled(where, OPTION, text), notation
-    if len(found) > MAX_METRICS:
-        raise PlanError(f"{len(found)} {OPTION} are too many; give {MAX_METRICS}")
-    return found
+        counts[name] = numbers.compiled(where, OPTION, text), notation
+    if len(counts) > MAX_METRICS:
+        raise PlanError(f"{len(counts)} {OPTION} are too many; give {MAX_METRICS}")
+    return counts
 
 
 def count_facts(texts: Sequence[str]) -> tuple[MetricFacts, ...]:
@@ -407,12 +409,12 @@ class MetricFile:
             return
         text = self._head + b"\n" + line if is_csv else line
         try:
-            found = _numbers(self._metric, text, self._path.name)
+            values = _numbers(self._metric, text, self._path.name)
         except ReadingError:  # a document of several lines, or said by read()
             self._timed = None
         else:
             others = counters(line.decode(errors="replace"))
-            self._timed += [Reading(ns, of, self._where, others) for of in found]
+            self._timed += [Reading(ns, value, self._where, others) for value in values]
 
     def read(self) -> list[Reading]:
         """Returns the numbers that the program wrote.
@@ -420,7 +422,7 @@ class MetricFile:
         Each has its time if it was in a line of its own, so that it was seen to come.
         """
         now = content(self._path)
-        found = numbers_in(self._metric, now, self._path.name)
+        values = numbers_in(self._metric, now, self._path.name)
         if self._path.stat().st_mtime_ns == self._written:
             raise ReadingError(
                 f"the file {self._path.name!r} of --metric was there before the program"
@@ -436,9 +438,9 @@ class MetricFile:
             self._take(self._rest_ns, self._rest)
             self._rest = b""
         timed = self._timed or []
-        if [reading.value for reading in timed] == found:
+        if [reading.value for reading in timed] == values:
             return timed
-        return [Reading(0, value, self._where) for value in found]
+        return [Reading(0, value, self._where) for value in values]
 
 
 def content(path: Path) -> bytes:
@@ -465,13 +467,13 @@ def content(path: Path) -> bytes:
 
 
 def numbers_in(metric: Metric, text: bytes, name: str) -> list[float]:
-    found = _numbers(metric, text, name)
-    if not found:
+    values = _numbers(metric, text, name)
+    if not values:
         raise ReadingError(
             f"the file {name!r} of --metric has no number {metric.key!r}; name one"
             " that it has"
         )
-    return found
+    return values
 
 
 def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
@@ -482,7 +484,7 @@ def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
         raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
     try:
         of_kind = _columns if metric.file_kind == "csv" else _members
-        found = [*of_kind(decoded, metric.key, where)]
+        members = [*of_kind(decoded, metric.key, where)]
     except csv.Error as error:
         raise ReadingError(
             f"{where} is not CSV: {error}; write numbers only"
@@ -494,7 +496,7 @@ def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
     return [
         number(Place(text, 0), where, "--metric", metric.quantity, metric.notation)
         for text in (
-            value if isinstance(value, str) else repr(value) for value in found
+            value if isinstance(value, str) else repr(value) for value in members
         )
     ]
 
@@ -536,18 +538,18 @@ def _members(text: str, key: str, where: str) -> Iterator[Any]:
 def _follow(value: Any, key: str, where: str) -> list[Any]:
     """Returns what a key leads to; its dots may be of names, or between them."""
     if isinstance(value, list):
-        return [found for member in value for found in _follow(member, key, where)]
+        return [members for member in value for members in _follow(member, key, where)]
     if not key:
         return [value]
     if not isinstance(value, dict):
         return []
     ends = [index for index, one in enumerate(key + ".") if one == "."]
-    found = [
+    members = [
         _follow(value[key[:end]], key[end + 1 :], where)
         for end in ends
         if key[:end] in value
     ]
-    ways = [way for way in found if way]
+    ways = [way for way in members if way]
     if len(ways) > 1:
         raise ReadingError(
             f"{where} has {key!r} in {len(ways)} ways, since names have dots; rename"

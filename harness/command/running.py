@@ -195,15 +195,15 @@ def _root(lines: list[str]) -> str | None:
     is_root = not any(_ROOT in line for line in lines)
     for line in lines:
         is_root = is_root or _ROOT in line
-        found = _FIRST.search(line)
-        if found and (is_root or not found["torchrun"]):
-            return next(filter(None, found.groups()))
+        match = _FIRST.search(line)
+        if match and (is_root or not match["torchrun"]):
+            return next(filter(None, match.groups()))
     return None
 
 
 def _exceptions(lines: list[str]) -> list[tuple[str, str]]:
     """Returns rank and exception of each traceback, the first one first."""
-    found: list[tuple[str, str]] = []
+    exceptions: list[tuple[str, str]] = []
     opened: dict[str, int] = {}  # by rank, the number of the one that it replaces
     chained: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -214,13 +214,13 @@ def _exceptions(lines: list[str]) -> list[tuple[str, str]]:
         if text.strip() in _CHAINED and rank in last:
             chained[rank] = last[rank]
         elif text == _TRACEBACK:
-            opened[rank] = chained.pop(rank, len(found))
+            opened[rank] = chained.pop(rank, len(exceptions))
         elif rank in opened and _EXCEPTION.match(text):
             index = opened.pop(rank)
             if not text.startswith(_SILENT) and not _LAUNCHER.search(text):
-                last[rank] = min(index, len(found))
-                found[index : index + 1] = [(rank, text)]
-    return found
+                last[rank] = min(index, len(exceptions))
+                exceptions[index : index + 1] = [(rank, text)]
+    return exceptions
 
 
 HEAD_BYTES: Final = 4 * 2**20
@@ -283,7 +283,9 @@ class Run:
         order = self.kept[::-1] if first > 1 else self.kept
         texts = ["\n".join(_shown(kept.last_bytes)) for kept in order]
         cause = next(filter(None, map(first_cause, texts)), "none")
-        is_last = cause == "none" or any(of.rstrip().endswith(cause) for of in texts)
+        is_last = cause == "none" or any(
+            each.rstrip().endswith(cause) for each in texts
+        )
         return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
 
     def output(
@@ -370,14 +372,14 @@ class Run:
                     exited_at = min(exited_at, now)
 
     def _sample(self, look: Callable[[list[int]], None]) -> None:
-        found = _descendants()
-        self.num_processes = max(self.num_processes, len(found))
+        processes = _descendants()
+        self.num_processes = max(self.num_processes, len(processes))
         total = 0
-        for process in found:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
         self.peak_bytes = max(self.peak_bytes, total)
-        look([process.pid for process in found])
+        look([process.pid for process in processes])
 
     def _end_all(self, process: subprocess.Popen[bytes]) -> int:
         """Ends all processes; returns how many outlived the program by themselves."""
@@ -409,12 +411,12 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _living() -> list[psutil.Process]:
-    found = []
+    living = []
     for process in _descendants():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                living.append(process)
+    return living
 
 
 # They write their own rank files and take turns; this process keeps what they print,

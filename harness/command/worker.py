@@ -68,7 +68,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     readings, used = log.all("reading"), log.last("used")
     if not readings:
         raise ValueError("the command printed no number")
-    of = numbers.parse_metric(spec.program.metric)
+    metric = numbers.parse_metric(spec.program.metric)
     starts_ns = [reading["ns"] for reading in readings]
     remarks: tuple[str, ...]
     if spec.program.is_wall:
@@ -79,7 +79,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     sizes = spec.global_batch_size, spec.num_replicas
     warmup, measured = (
         # A rate of 0 is none yet.
-        tuple(of.seconds(one["value"], *sizes) for one in part if one["value"])
+        tuple(metric.seconds(one["value"], *sizes) for one in part if one["value"])
         for part in (readings[:num_warmup], readings[num_warmup:])
     )
     if not measured:
@@ -159,9 +159,9 @@ class OtherGpus:
         self.used: set[int] = set()  # on which the program had a context
         self._others: set[int] = set()
         if visible is not None:
-            found, own = gpus.read_gpus(), {*visible.split(",")}
-            ours = {gpu.index for gpu in found if {gpu.cuda_id, gpu.uuid} & own}
-            self._others = {gpu.index for gpu in found} - ours
+            all_gpus, own = gpus.read_gpus(), {*visible.split(",")}
+            ours = {gpu.index for gpu in all_gpus if {gpu.cuda_id, gpu.uuid} & own}
+            self._others = {gpu.index for gpu in all_gpus} - ours
 
     def look(self, pids: Collection[int]) -> None:
         """Notes on which of them some processes have a context now."""
@@ -189,13 +189,13 @@ class Trial:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
-        self._metric = of = numbers.parse_metric(spec.program.metric)
+        self._metric = metric = numbers.parse_metric(spec.program.metric)
         self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
         self._lines = [
-            LineReader(of.pattern, "--metric", of.quantity, of.notation)
+            LineReader(metric.pattern, "--metric", metric.quantity, metric.notation)
             for _ in range(2)
-            if of.pattern is not None
+            if metric.pattern is not None
         ]
         self._counts = CountReader(spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -312,7 +312,7 @@ class Trial:
             "used",
             num_processes=run.num_processes,
             busy_cores=busy_cores,
-            advances=advances([of.counters for of in window])[:MAX_ADVANCES],
+            advances=advances([each.counters for each in window])[:MAX_ADVANCES],
             remarks=remarks_on(
                 num_left=run.num_left,
                 bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
@@ -332,29 +332,29 @@ def remarks_on(
     other_gpus: Sequence[int] = (),
 ) -> list[str]:
     """Returns what the user of a program should know of a run of it."""
-    found = []
+    remarks = []
     if num_left:
-        found.append(
+        remarks.append(
             f"{_count(num_left, 'process', 'processes')} outlived the command and were"
             " ended; let it wait for what it starts"
         )
     if bytes_per_sec > _FLOOD:
-        found.append(
+        remarks.append(
             f"it printed {bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes time"
             " from its cores; print less"
         )
     if busy_cores > _MORE * num_cores:
-        found.append(
+        remarks.append(
             f"it kept {busy_cores:.1f} cores busy and has {_count(num_cores, 'core')};"
             " leave the affinity as it is, and start as many threads as {cores}"
         )
     if other_gpus:
         numbers = ", ".join(map(str, other_gpus))
-        found.append(
+        remarks.append(
             f"it used {_count(len(other_gpus), 'GPU')} that its trial does not have"
             f" ({numbers}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
         )
-    return found
+    return remarks
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
@@ -395,11 +395,11 @@ def free_port() -> int:
 
 def variables_of(own: dict[str, str] | os._Environ[str]) -> dict[str, str]:
     """Returns the environment of the program: the user's, without our packages."""
-    found = dict(own)
-    _, _, rest = found.pop("PYTHONPATH", "").partition(os.pathsep)
+    variables = dict(own)
+    _, _, rest = variables.pop("PYTHONPATH", "").partition(os.pathsep)
     if rest:
-        found["PYTHONPATH"] = rest
-    return found
+        variables["PYTHONPATH"] = rest
+    return variables
 
 
 def main(argv: Sequence[str]) -> int:

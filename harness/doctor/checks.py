@@ -44,7 +44,7 @@ class Finding:
 
 def judged(
     check: str,
-    found: str,
+    fact: str,
     *,
     bad: Mapping[str, object] = MappingProxyType({}),
     caution: Mapping[str, object] = MappingProxyType({}),
@@ -54,8 +54,8 @@ def judged(
     for level, by_advice in problems.items():
         for advice, is_there in by_advice.items():
             if is_there:
-                return Finding(check, level, found, advice)
-    return Finding(check, "ok", found)
+                return Finding(check, level, fact, advice)
+    return Finding(check, "ok", fact)
 
 
 _GIB = 2**30
@@ -147,19 +147,19 @@ def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Find
 def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     fraction = load.disturbance.foreign_cpu_fraction
     if fraction is None:
-        found = "the kernel hides the CPU time of cores (/proc/stat)"
+        fact = "the kernel hides the CPU time of cores (/proc/stat)"
         advice = "blocks disturbed by others cannot be recognized here: keep it quiet"
-        return Finding("neighbours", "caution", found, advice)
+        return Finding("neighbours", "caution", fact, advice)
     names = ", ".join(f"{name} {part:.0%}" for name, part in load.neighbours)
     is_bad = disturbance.foreign_reason(load.disturbance)
-    found = f"others use {fraction:.1%} of {num_cores} cores"
+    fact = f"others use {fraction:.1%} of {num_cores} cores"
     if names:
-        found += f": {names} of one core"
+        fact += f": {names} of one core"
     elif is_bad:
-        found += ", by processes that are not visible from here"
+        fact += ", by processes that are not visible from here"
     return judged(
         "neighbours",
-        found.replace("%", " %"),
+        fact.replace("%", " %"),
         bad={"end them or wait: blocks above 3 % are discarded": is_bad},
         caution={"end them if they can become busy": names},
     )
@@ -176,15 +176,15 @@ def _check_span(load: CurrentLoad) -> Iterator[Finding]:
         caution={"prefer a host without other guests": above > _NOTABLE_STOLEN},
     )
     now = load.disturbance.num_throttled
-    found = "not counted here" if now is None else "none"
+    fact = "not counted here" if now is None else "none"
     if now:
-        found = f"{now} times within {SPAN_SEC:g} s"
+        fact = f"{now} times within {SPAN_SEC:g} s"
     elif load.num_thermal:
-        found = f"none now, {load.num_thermal} times by heat since boot"
+        fact = f"none now, {load.num_thermal} times by heat since boot"
     advice = "raise the CPU quota, or cool the machine: throttled blocks are discarded"
     yield judged(
         "throttling",
-        found,
+        fact,
         bad={advice: now},
         caution={"check the cooling before a long sweep": load.num_thermal},
     )
@@ -222,11 +222,11 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
     )
     is_boosted = machine_state.read_boost(root)
     on = "on: one busy core has a higher clock than many, so efficiency looks lower"
-    found = {None: _HIDDEN, False: "off", True: on}[is_boosted]
+    fact = {None: _HIDDEN, False: "off", True: on}[is_boosted]
     advice = (
         "compare with the compute ceiling below, or switch boost off in the firmware"
     )
-    yield judged("boost", found, caution={advice: is_boosted})
+    yield judged("boost", fact, caution={advice: is_boosted})
 
 
 def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
@@ -243,15 +243,15 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
     moved = f", {load.swapped_bytes / 2**20:.1f} MiB moved just now"
     moved *= bool(load.swapped_bytes)
     is_used = swap.used or moved
-    found = f"{swap.used / _GIB:.1f} GiB in use{moved}" if is_used else "none in use"
+    fact = f"{swap.used / _GIB:.1f} GiB in use{moved}" if is_used else "none in use"
     advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
-    yield judged("swap", found, bad={advice: moved}, caution={advice: swap.used})
+    yield judged("swap", fact, bad={advice: moved}, caution={advice: swap.used})
     setting = machine_state.read_huge_pages(root)
-    found, is_always = setting or _HIDDEN, setting == "always"
+    fact, is_always = setting or _HIDDEN, setting == "always"
     if is_always:
-        found += ": the kernel merges pages of memory while a trial runs"
+        fact += ": the kernel merges pages of memory while a trial runs"
     advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-    yield judged("huge pages", found, caution={advice: is_always})
+    yield judged("huge pages", fact, caution={advice: is_always})
 
 
 # A canary runs on one core alone, then on all of them at once; the ratio of the rates
@@ -371,14 +371,14 @@ def measure_ceilings(
     alone: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     for round_index in range(num_rounds):
-        place = round_index % len(cores)
-        blocks = [[cores[place]], cores]
+        index = round_index % len(cores)
+        blocks = [[cores[index]], cores]
         for kind in _KINDS:
             # Both orders, since a core can be warmer after a block of all.
             order = blocks[::-1] if round_index % 2 else blocks
             rates = {len(chosen): ask(chosen, kind) for chosen in order}
             alone[kind].append(rates[1][0])
-            ratios[kind].append(rates[len(cores)][place] / rates[1][0])
+            ratios[kind].append(rates[len(cores)][index] / rates[1][0])
     from results.statistics import estimates  # sweeps need none
 
     return [
@@ -396,18 +396,18 @@ def measure_ceilings(
 def check_ceiling(ceiling: Ceiling) -> Finding:
     ratio = ceiling.ratio
     _, good, shared = _KINDS[ceiling.kind]
-    found = (
+    fact = (
         f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone on"
         f" {ceiling.num_cores} cores at once, n = {ratio.n}"
     )
     if ceiling.kind == MEMORY:
-        found += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
+        fact += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
     varies, is_low = ceiling.spread > _MOST_SPREAD, (ratio.high or good) < good
     if varies:
-        found += f"; the rate alone varied by {100 * ceiling.spread:.0f} %"
+        fact += f"; the rate alone varied by {100 * ceiling.spread:.0f} %"
     return judged(
         f"{ceiling.kind} ceiling",
-        found,
+        fact,
         caution={
             _DISTURBED: varies,
             f"cores share {shared}: compare efficiency with --controls independent, not"
@@ -421,9 +421,9 @@ def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding
         return [Finding("ceilings", "ok", "one core only: nothing to share")]
     num_bytes = array_bytes(cores, root)
     if num_bytes is None:
-        found = "not measured: arrays larger than the caches need more memory"
+        fact = "not measured: arrays larger than the caches need more memory"
         advice = "free memory, or give doctor fewer cores with taskset"
-        return [Finding("ceilings", "caution", found, advice)]
+        return [Finding("ceilings", "caution", fact, advice)]
     with canary_processes(cores, num_bytes) as ask:
         return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
 

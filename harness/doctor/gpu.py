@@ -105,15 +105,15 @@ def _read(nvml: Any, gpu: Gpu) -> GpuState:
 
 def check_gpus(_cores: Sequence[int] = ()) -> list[Finding]:
     """Returns a finding for each GPU that this process may use."""
-    found = [_check(state) for state in read_gpu_states()]
-    return found or [Finding("GPU", "ok", "none visible")]
+    findings = [_check(state) for state in read_gpu_states()]
+    return findings or [Finding("GPU", "ok", "none visible")]
 
 
 def _check(state: GpuState) -> Finding:
     now = state.reading
     if now is None:
-        found = f"{state.name}, cannot be read: {state.fault}"
-        return Finding(f"GPU {state.index}", "bad", found, f"{_RESET}, or {_HIDE}")
+        fact = f"{state.name}, cannot be read: {state.fault}"
+        return Finding(f"GPU {state.index}", "bad", fact, f"{_RESET}, or {_HIDE}")
     parts, slowed_by = [state.name], gpus.throttle_reasons(now.reasons)
     if now.num_foreign is not None:
         plural = "" if now.num_foreign == 1 else "es"
@@ -148,9 +148,9 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
     """Returns the findings about all GPUs together, for a sweep on them."""
     driver = gpus.driver_version()
     if not visible:
-        found = "none" if driver is None else f"none visible, driver {driver}"
+        fact = "none" if driver is None else f"none visible, driver {driver}"
         advice = "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES"
-        return [Finding("GPUs", "bad", found, advice)]
+        return [Finding("GPUs", "bad", fact, advice)]
     is_mixed = len({gpu.name for gpu in visible}) > 1
     num_instances = sum(gpu.is_mig for gpu in visible)
     findings = [
@@ -174,10 +174,10 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
         seen = gpu_probe.probe(ids)
     except gpu_probe.MissingGpuError as error:
         return [*findings, Finding("TensorFlow", "bad", str(error), gpu_probe.INSTALL)]
-    found, _, advice = gpu_probe.complaint(seen, ids).partition(": ")
+    fact, _, advice = gpu_probe.complaint(seen, ids).partition(": ")
     return [
         *findings,
-        judged("TensorFlow", found or f"sees all {len(ids)} GPUs", bad={advice: found}),
+        judged("TensorFlow", fact or f"sees all {len(ids)} GPUs", bad={advice: fact}),
         _check_driver(seen, driver),
         *check_code(visible, seen.architectures, driver=driver),
     ]
@@ -186,20 +186,20 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
 def _check_driver(seen: TensorFlowGpus, driver: str | None) -> Finding:
     cuda = gpus.cuda_version()
     installed = environment.read_packages().get("nvidia-cuda-runtime-cu12", "")
-    found = f"{driver} for CUDA up to {cuda}"
+    fact = f"{driver} for CUDA up to {cuda}"
     if seen.cuda_version:
-        found += (
+        fact += (
             f"; TensorFlow was built with CUDA {seen.cuda_version}, cuDNN"
             f" {seen.cudnn_version}"
         )
     if installed:
-        found += f", has CUDA {installed} beside it"
+        fact += f", has CUDA {installed} beside it"
     wanted = max(_numbers(seen.cuda_version), _numbers(installed))
     offered = _numbers(cuda or "") or wanted
     version = ".".join(map(str, wanted))
     return judged(
         "driver",
-        found,
+        fact,
         bad={f"install a driver for CUDA {version} or newer": offered[:1] < wanted[:1]},
         caution={_NEWER: offered < wanted},
     )
@@ -232,17 +232,17 @@ def check_code(
         needs = code == "compiled"
         is_kept = _key(capability, driver) in gpus.noted_code(folder)
         has = "has that of" if code == "native" else "has none for"
-        found = "TensorFlow ({}) {} GPUs with {}.{}".format(built, has, *capability)
+        fact = "TensorFlow ({}) {} GPUs with {}.{}".format(built, has, *capability)
         if needs and is_kept and not is_disabled:
             kept = gpus.cache_bytes(folder) / 2**20
-            found += f"; compiled once, {kept:.0f} MiB in {folder}"
+            fact += f"; compiled once, {kept:.0f} MiB in {folder}"
         compiles = f"make setup-gpu compiles once, for minutes, into {folder}"
         caution = {
             f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
             compiles: needs and not is_kept,
         }
         bad = {_OTHER: code == "none"}
-        findings.append(judged(CHECK, found, bad=bad, caution=caution))
+        findings.append(judged(CHECK, fact, bad=bad, caution=caution))
     return findings
 
 
@@ -365,7 +365,7 @@ def multiply(
 ) -> Rates:
     """Times the product on GPUs, by ids and names of devices, in its own process."""
     try:
-        found = environment.ask_on_gpus(
+        answer = environment.ask_on_gpus(
             ids,
             "harness.doctor.gpu",
             *(str(block_sec), str(size), *devices),
@@ -373,7 +373,7 @@ def multiply(
             TF_FORCE_GPU_ALLOW_GROWTH="true",
             **gpus.cache_variables(),
         )
-        return {name: list(found[name]) for name in ("alone", "together")}
+        return {name: list(answer[name]) for name in ("alone", "together")}
     except (environment.OwnProgramError, LookupError) as error:
         raise DoctorError(
             f"the matrix product on {', '.join(devices)} failed: {str(error)[:300]};"
@@ -387,33 +387,33 @@ def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
     findings = []
     pairs = zip(rates["alone"], rates["together"], strict=True)
     for index, (alone, together) in enumerate(pairs):
-        found = f"{alone * operations / 1e12:.4g} TFLOP/s"
+        fact = f"{alone * operations / 1e12:.4g} TFLOP/s"
         if len(rates["alone"]) > 1:
-            found += f", {alone / median:.2f} of the median"
-            found += f", {together / alone:.2f} of it when all run"
+            fact += f", {alone / median:.2f} of the median"
+            fact += f", {together / alone:.2f} of it when all run"
         bad = {_SLOW: alone < _LEAST_OF_MEDIAN * median}
         caution = {_SHARED: together < _LEAST_TOGETHER * alone}
         check = f"product on GPU {index}"
-        findings.append(judged(check, found, bad=bad, caution=caution))
+        findings.append(judged(check, fact, bad=bad, caution=caution))
     return findings
 
 
 def measure_gpus(_cores: Sequence[int]) -> list[Finding]:
     """Checks what a sweep on GPUs needs; times them only where it has that."""
     # Of the others, check_gpus says that they cannot be read.
-    visible = [of for of in gpus.listed_gpus() if not of.fault]
+    visible = [gpu for gpu in gpus.listed_gpus() if not gpu.fault]
     findings = check_set(visible)
     needed = ("GPUs", "MIG", "TensorFlow")
     if any(one.check in needed and one.level == "bad" for one in findings):
         return findings
-    ids = [of.cuda_id for of in visible]
+    ids = [gpu.cuda_id for gpu in visible]
     devices = [f"GPU:{index}" for index in range(len(ids))]
     try:
         with gpu_watch.hold_gpus(visible, study="doctor"):
             return [*findings, *check_rates(multiply(ids, devices))]
     except UnfitMachineError as error:  # timing them now would disturb a sweep
-        found, _, advice = str(error).partition("; ")
-        return [*findings, Finding("other sweeps", "bad", found, advice)]
+        fact, _, advice = str(error).partition("; ")
+        return [*findings, Finding("other sweeps", "bad", fact, advice)]
 
 
 def measure_products(

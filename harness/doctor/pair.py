@@ -125,12 +125,12 @@ def check_pair(
 def judge(study: Study, start_sec: float) -> Finding:
     counts = conditions.count_blocks(study)
     if counts.is_unfit:
-        found = (
+        predicted = (
             f"{counts.num_discarded} of {counts.num_blocks} blocks are discarded: in"
             f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}"
         )
         advice = "find what disturbs the cores: nothing would be judged"
-        return Finding(CHECK, "bad", found, advice)
+        return Finding(CHECK, "bad", predicted, advice)
     failed = [entry for entry in study.planned if not entry.is_ok]
     aa_control = conditions.aa_control_of(study)
     if failed or aa_control is None:

@@ -125,13 +125,13 @@ def find_commit(revision: str, source: Repository | None = None) -> str:
             " not a git repository, so it has no revisions; name a stored study"
         )
     wanted = f"{revision}^{{commit}}"
-    found = git("rev-parse", "--verify", "--quiet", "--end-of-options", wanted)
-    if found.returncode != 0:
+    answer = git("rev-parse", "--verify", "--quiet", "--end-of-options", wanted)
+    if answer.returncode != 0:
         raise RevisionError(
             f"--baseline {revision!r} is neither a study nor a revision of"
             f" {str(root)!r}; 'list studies' and 'git log' show which there are"
         )
-    return found.stdout.strip()
+    return answer.stdout.strip()
 
 
 @contextlib.contextmanager
@@ -291,13 +291,15 @@ def fingerprint(spec: TrialSpec) -> str:
         chosen = gpus.choose(gpus.visible_gpus(), spec.num_replicas)
     nodes = [gpu.node for gpu in chosen]
     processes = processes_of_trial(spec)
-    place = allocation.place_trial(read_topology(), spec, processes, gpu_nodes=nodes)
+    placement = allocation.place_trial(
+        read_topology(), spec, processes, gpu_nodes=nodes
+    )
     return environment.read_environment(
-        place,
+        placement,
         os.environ,
         gpus=tuple(gpu.name for gpu in chosen),
         inherited=os.environ,
-        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
+        state=machine_state.read_machine_state([*itertools.chain(*placement.cpusets)]),
     ).fingerprint
 
 
@@ -346,15 +348,15 @@ def check_imports(
     }
     first |= {start.resolve()} if "-m" in words else set()
     own = root.resolve()
-    for package, place in _sources(words, start):
-        for other in (of.resolve() for of in others):
-            if place.is_relative_to(own) or not place.is_relative_to(other):
+    for package, path in _sources(words, start):
+        for other in (folder.resolve() for folder in others):
+            if path.is_relative_to(own) or not path.is_relative_to(other):
                 continue
-            if own / place.relative_to(other) in first:
+            if own / path.relative_to(other) in first:
                 continue
             what = f"has the package {package!r}" if package else "imports"
             raise RevisionError(
-                f"the Python of {name} {what} from {str(place)!r}, so both sides"
+                f"the Python of {name} {what} from {str(path)!r}, so both sides"
                 " would run the code that is there; give each an environment of its"
                 " own, such as --setup 'python3 -m venv .venv && .venv/bin/pip install"
                 " -e .' and --command '.venv/bin/python ...'"
@@ -364,8 +366,8 @@ def check_imports(
 def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
     """Yields where the first Python of a command imports from, and a package or ""."""
     for word in words:
-        found = shutil.which(str(start / word) if os.sep in word else word)
-        python = identity.python_of(Path(found)) if found else ""
+        executable = shutil.which(str(start / word) if os.sep in word else word)
+        python = identity.python_of(Path(executable)) if executable else ""
         if python:
             break
     else:
@@ -374,8 +376,10 @@ def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
         listed = untrusted.parsed(identity.answer_of(python, _LIST_SOURCES, start))
     except untrusted.DamagedFileError:
         return
-    for place, package in listed:
-        path = Path(unquote(urlsplit(place).path) if package else place).resolve()
+    for listed_path, package in listed:
+        path = Path(
+            unquote(urlsplit(listed_path).path) if package else listed_path
+        ).resolve()
         if package and (path / "src").is_dir():
             path /= "src"
         yield package, path
@@ -390,19 +394,19 @@ _MOST_OF_POINTER: Final = 1024
 
 def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
     """Returns the user's repository around a folder."""
-    found = identity.find_repository(folder, [runs_dir])
-    if found is None:
+    repository = identity.find_repository(folder, [runs_dir])
+    if repository is None:
         raise RevisionError(
             f"--baseline {revision!r} is no stored study, and {str(folder)!r} is not in"
             " a git repository, so it has no revisions; go to your repository, or name"
             " a stored study"
         )
-    if not found.commit:
+    if not repository.commit:
         raise RevisionError(
-            f"--baseline {revision!r}: the repository {str(found.root)!r} has no commit"
-            " yet; commit what the change is compared with"
+            f"--baseline {revision!r}: the repository {str(repository.root)!r} has no"
+            " commit yet; commit what the change is compared with"
         )
-    return found
+    return repository
 
 
 @contextlib.contextmanager
@@ -449,8 +453,8 @@ def side_by_side(
         folders = {"": here / record.folder, name: there / record.folder}
         of_commit = identity.Repository(root=there, commit=commit, changed=())
         code = {
-            "": identity.of_program(record.command, folders[""], source),
-            name: identity.of_program(record.command, folders[name], of_commit),
+            "": identity.program_identity(record.command, folders[""], source),
+            name: identity.program_identity(record.command, folders[name], of_commit),
         }
         yield {
             "program": dataclasses.replace(program, code=code),

@@ -237,7 +237,7 @@ class MemberExits:
 
     def texts(self) -> list[str]:
         """What members said, for the record of a failure."""
-        texts = [self.ends[place].text for place in sorted(self.ends)]
+        texts = [self.ends[index].text for index in sorted(self.ends)]
         return [*filter(None, texts), *self.refused]
 
     def read(self, timeout_sec: float) -> None:
@@ -269,12 +269,12 @@ class MemberExits:
             who = int(message["place"]), str(message["host"])
             self._members[connection] = who
         elif (member := self._members[connection]) is not None:
-            place, host = member
+            index, host = member
             kills, tail = message.get("oom_kills"), message["tail"]
-            self.ends[place] = MemberEnd(
+            self.ends[index] = MemberEnd(
                 code=int(message["exit_code"]),
                 oom_kills=None if kills is None else int(kills),
-                text=f"-- process {place} on {host}:\n{tail}" if tail else "",
+                text=f"-- process {index} on {host}:\n{tail}" if tail else "",
             )
         else:
             raise ValueError("an end before a beginning")
@@ -283,12 +283,12 @@ class MemberExits:
         """A member that reported no exit was killed, or lost."""
         member = self._members.pop(connection, None)
         if member is not None and member[0] not in self.ends:
-            place, host = member
+            index, host = member
             said = (
-                f"the connection to process {place} on host {host!r} was lost: it was"
+                f"the connection to process {index} on host {host!r} was lost: it was"
                 " killed, or its host failed"
             )
-            self.ends[place] = MemberEnd(code=-signal.SIGKILL, lost=said)
+            self.ends[index] = MemberEnd(code=-signal.SIGKILL, lost=said)
 
     def close(self) -> None:
         """Closes all connections, by which members end; harmless if they are closed."""
@@ -423,11 +423,11 @@ def main(argv: Sequence[str]) -> int:
         address = with_host(address, host)
     connection = connect(address, os.environ[SECRET_VARIABLE])
     try:
-        place, cores = _own(trial_dir, (config.kind, config.index))
+        index, cores = _own(trial_dir, (config.kind, config.index))
     except LaunchError as error:
         send(connection, refused=str(error))
         return REFUSED
-    send(connection, place=place, host=socket.gethostname())
+    send(connection, place=index, host=socket.gethostname())
     name = f"{config.kind}_{config.index}"
     log_path = trial_dir / LOGS / f"{name}.log"
     log_path.parent.mkdir(exist_ok=True)
@@ -529,8 +529,8 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
             f"the engine started {member[0]} {member[1]}, but the trial has"
             f" {len(members)} processes: {members}; start as many tasks"
         )
-    place = members.index(member)
-    cores: Sequence[int] = plan["cpusets"][place]
+    index = members.index(member)
+    cores: Sequence[int] = plan["cpusets"][index]
     allowed = os.sched_getaffinity(0)
     if not set(cores) <= allowed:
         raise LaunchError(
@@ -538,7 +538,7 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
             f" {member[0]} {member[1]} is placed on {sorted(cores)}; ask for whole"
             " hosts of the same kind (Slurm: --exclusive)"
         )
-    return place, cores
+    return index, cores
 
 
 def _end_with(connection: socket.socket, pid: int) -> None:

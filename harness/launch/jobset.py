@@ -60,8 +60,8 @@ def parse_template(text: str, what: str) -> dict[str, Any]:
         if own is None:
             raise ParseError(f"{what} {text!r} does not exist; see docs/clusters.md")
         # As JSON, which is what a manifest is.
-        found = untrusted.parsed(json.dumps(yaml.safe_load(own), allow_nan=False))
-        problem = next(_problems(found), "")
+        template = untrusted.parsed(json.dumps(yaml.safe_load(own), allow_nan=False))
+        problem = next(_problems(template), "")
     except (
         *(untrusted.DamagedFileError, OSError, ValueError, TypeError, RecursionError),
         yaml.YAMLError,
@@ -71,19 +71,23 @@ def parse_template(text: str, what: str) -> dict[str, Any]:
         raise ParseError(
             f"{what} {text!r} is no pod template: {problem}; docs/clusters.md has one"
         )
-    return dict(found)
+    return dict(template)
 
 
-def _problems(found: Any) -> Iterator[str]:  # noqa: C901 (one rule after another)
-    if not isinstance(found, dict) or not found or found.keys() - {"metadata", "spec"}:
+def _problems(template: Any) -> Iterator[str]:  # noqa: C901 (one rule after another)
+    if (
+        not isinstance(template, dict)
+        or not template
+        or template.keys() - {"metadata", "spec"}
+    ):
         yield "the keys at its top are 'metadata' and 'spec'"
-    for key, value in found.items():
+    for key, value in template.items():
         if not isinstance(value, dict):
             yield f"{key} is no mapping"
-    namespace = found.get("metadata", {}).get("namespace", "default")
+    namespace = template.get("metadata", {}).get("namespace", "default")
     if not isinstance(namespace, str) or not _OBJECT.fullmatch(namespace):
         yield f"metadata.namespace {namespace!r} is not the name of a namespace"
-    spec = found.get("spec", {})
+    spec = template.get("spec", {})
     for key in ("volumes", "initContainers", "containers"):
         value = spec.get(key, [])
         if not _is_of_mappings(value) or not all("name" in one for one in value):
@@ -121,26 +125,26 @@ def with_template(
     return merged
 
 
-def _merged(own: Any, made: Any, place: str, *, is_equal: bool = False) -> Any:
+def _merged(own: Any, made: Any, path: str, *, is_equal: bool = False) -> Any:
     if isinstance(own, dict) and isinstance(made, dict) and not is_equal:
         both = {
-            key: _merged(own[key], made[key], f"{place}.{key}".lstrip("."))
+            key: _merged(own[key], made[key], f"{path}.{key}".lstrip("."))
             for key in own.keys() & made.keys()
         }
         return {**own, **made, **both}
     if isinstance(own, list) and _is_of_mappings(own) and _is_of_mappings(made):
         known = {one["name"]: one for one in own if "name" in one}
         names = {one["name"] for one in made if "name" in one}
-        is_equal = place != "spec.containers"  # half of a variable would be no variable
+        is_equal = path != "spec.containers"  # half of a variable would be no variable
         return [one for one in own if one.get("name") not in names] + [
-            _merged(known[name], one, f"{place}.{name}", is_equal=is_equal)
+            _merged(known[name], one, f"{path}.{name}", is_equal=is_equal)
             if (name := one.get("name")) in known
             else one
             for one in made
         ]
     if own != made:
         raise PlanError(
-            f"pod-template contradicts the harness: its {place} is {own!r}, and"
+            f"pod-template contradicts the harness: its {path} is {own!r}, and"
             f" {made!r} is set; leave it out"
         )
     return made
@@ -251,8 +255,11 @@ def pod(
         spec["volumes"] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
     env = [
-        {"name": name, **({"value": of} if isinstance(of, str) else {"valueFrom": of})}
-        for name, of in variables.items()
+        {
+            "name": name,
+            **({"value": value} if isinstance(value, str) else {"valueFrom": value}),
+        }
+        for name, value in variables.items()
     ]
     spec["containers"] = [
         {

@@ -87,10 +87,10 @@ def delete(path: str) -> None:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    document = json.loads(text)
+    if not isinstance(document, dict):
         raise LaunchError(f"{PROGRAM} answers no object: {text[:100]!r}")
-    return found
+    return document
 
 
 def _run(words: list[str], text: str = "") -> str:
@@ -117,7 +117,7 @@ _MOST_INTERRUPTIONS = 6
 """Pods that somebody has ended by hand, before the Job gives up."""
 
 
-def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
+def sweep_job(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
     runs = jobset.runs_folder(".", runs_dir)
     of_pod = {
         POD_VARIABLE: "metadata.name",
@@ -136,7 +136,7 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
             "command": command,
             "workingDir": jobset.FOLDER,
             "env": {
-                name: {"fieldRef": {"fieldPath": of}} for name, of in of_pod.items()
+                name: {"fieldRef": {"fieldPath": path}} for name, path in of_pod.items()
             }
             | {
                 RUNS_VARIABLE: runs,
@@ -221,14 +221,14 @@ class GangSet(Engine):
 
     def _ask(self) -> int | None:
         try:
-            found = get(self._path(JOBSETS))
+            answer = get(self._path(JOBSETS))
         except NotFoundError:
             return 1
         except LaunchError:  # members say how they end, whether the server answers
             return None
         ended = {
             condition["type"]
-            for condition in found.get("status", {}).get("conditions", ())
+            for condition in answer.get("status", {}).get("conditions", ())
             if condition.get("status") == "True"
         }
         return 1 if "Failed" in ended else 0 if "Completed" in ended else None
@@ -242,8 +242,8 @@ class GangSet(Engine):
         path = PODS.format(self._namespace)
         label = f"jobset.sigs.k8s.io%2Fjobset-name%3D{self._name}"
         try:
-            found = get(f"{path}?labelSelector={label}").get("items", [])
-            return "\n".join(text for pod in found for text in self._texts(path, pod))
+            pods = get(f"{path}?labelSelector={label}").get("items", [])
+            return "\n".join(text for pod in pods for text in self._texts(path, pod))
         except LaunchError as error:
             return str(error)
 
@@ -325,7 +325,7 @@ class Kubernetes(RemoteLauncher):
         check_installed()
         namespace = options.namespace or own_namespace()
         self._check_claim(options, namespace)
-        made = of_sweep(job, options, str(runs_dir))
+        made = sweep_job(job, options, str(runs_dir))
         path = JOBS.format(namespace)
         create(path, made, "dryRun=All")
         number = create(path, made)["metadata"]["name"]
@@ -343,7 +343,7 @@ class Kubernetes(RemoteLauncher):
             return  # another kind of volume, which the server knows
         name = claim["claimName"]
         try:
-            found = get(f"{path}/{name}")
+            stored = get(f"{path}/{name}")
         except NotFoundError:
             items = get(path).get("items", [])
             known = ", ".join(item["metadata"]["name"] for item in items) or "none"
@@ -351,7 +351,7 @@ class Kubernetes(RemoteLauncher):
                 f"pod-template: its claim {name!r} is not in namespace"
                 f" {namespace!r}; known are {known}"
             ) from None
-        modes = found.get("spec", {}).get("accessModes", [])
+        modes = stored.get("spec", {}).get("accessModes", [])
         if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
             raise PlanError(
                 f"pod-template: its claim {name!r} has the access modes {modes}, but"

@@ -220,11 +220,13 @@ class RemoteLauncher(Launcher):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         members = tuple(("worker", index) for index in range(self.num_hosts))
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
-            place, cpusets = Path(name), ((),) * self.num_hosts
+            trial_dir, cpusets = Path(name), ((),) * self.num_hosts
             # Members make folders in that for temporary files, and leave them to us.
             variables = environment.own_variables(os.environ, TMPDIR=name)
             command = (*MEMBER_COMMAND, "true")
-            gang = self.gang(place, variables, command, members, cpusets, len(members))
+            gang = self.gang(
+                trial_dir, variables, command, members, cpusets, len(members)
+            )
             reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
             gang.start()
             try:
@@ -233,10 +235,12 @@ class RemoteLauncher(Launcher):
                 pass
             finally:
                 gang.end()
-                self.end(place)
+                self.end(trial_dir)
             if gang.exit_code:
-                found = rank_file.read_first_exit(place)
-                reason = found.reason or " ".join("".join(gang.output).split())[-300:]
+                first_exit = rank_file.read_first_exit(trial_dir)
+                reason = (
+                    first_exit.reason or " ".join("".join(gang.output).split())[-300:]
+                )
             if gang.exit_code != 0:
                 raise PlanError(
                     f"--launcher {self.name}, --runs-dir {str(folder)!r}: {reason}"
@@ -322,17 +326,17 @@ _FOUND: Final[dict[str, Launcher | None]] = {
 
 
 def info(name: str) -> Launcher:
-    found = find("launchers", _FOUND, name, complain)
-    if found is not None:
-        return found
+    launcher = find("launchers", _FOUND, name, complain)
+    if launcher is not None:
+        return launcher
     module = importlib.import_module(f"harness.launch.{name}")
     return cast("Launcher", module.LAUNCHER)
 
 
-def complain(found: object) -> str:
+def complain(plugin: object) -> str:
     from results.plugins import complaint_of
 
-    return complaint_of(Launcher)(found)
+    return complaint_of(Launcher)(plugin)
 
 
 def options() -> dict[str, type[Options]]:

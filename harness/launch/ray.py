@@ -101,7 +101,9 @@ def connect() -> Any:
             f"--launcher ray: Ray cannot be imported ({error}); install it on every"
             " host: pip install 'replicator-harness[distributed]'"
         ) from error
-    handlers = {of: signal.getsignal(of) for of in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        cause: signal.getsignal(cause) for cause in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         ray.init(
             address=os.environ.get(ADDRESS_VARIABLE, "auto"),
@@ -111,7 +113,9 @@ def connect() -> Any:
         )
     except (*(OSError, RuntimeError, ValueError), ray.exceptions.RayError) as error:
         # Ray raises that nothing responds, for the reason that it was not authorized.
-        said = " ".join(f"{type(of).__name__} {of}" for of in causes(error)).lower()
+        said = " ".join(
+            f"{type(cause).__name__} {cause}" for cause in causes(error)
+        ).lower()
         if any(word in said for word in _REFUSED):
             mode, has = os.environ.get(_MODE, ""), "it asks for a token, and"
             shown = "its token is another one than that of this process"
@@ -143,7 +147,7 @@ def has_token(environ: Mapping[str, str]) -> bool:
 
 
 def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
-    found = [
+    hosts = [
         RayHost(
             node_id=str(node["NodeID"]),
             address=str(node["NodeManagerAddress"]),
@@ -153,7 +157,7 @@ def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
         for node in nodes
         if node["Alive"]
     ]
-    return tuple(sorted(found, key=lambda host: (host.address, host.node_id)))
+    return tuple(sorted(hosts, key=lambda host: (host.address, host.node_id)))
 
 
 def _named() -> str:
@@ -301,9 +305,9 @@ def _wait(ray: Any, tasks: Sequence[Any]) -> list[Any] | None:
     while not _is_closed():
         ended, others = ray.wait(tasks, num_returns=len(tasks), timeout=_POLL_SEC)
         # Those of a host that was lost are ready at once, and raise.
-        found: list[Any] = ray.get(ended)
+        results: list[Any] = ray.get(ended)
         if not others:
-            return found
+            return results
     return None
 
 
@@ -340,19 +344,22 @@ def _start_members(
         gang.variables[gang_lib.ADDRESS_VARIABLE], ray.util.get_node_ip_address()
     )
     addresses: dict[str, list[str]] = {}
-    for place, (role, _) in enumerate(gang.members):
-        host, its_port = bundles[place // block], ports[place // block][place % block]
+    for position, (role, _) in enumerate(gang.members):
+        host, its_port = (
+            bundles[position // block],
+            ports[position // block][position % block],
+        )
         addresses.setdefault(role, []).append(join_address(nodes[host], its_port))
     variables = [
         {
             **gang.variables,
             gang_lib.ADDRESS_VARIABLE: address,
-            "RAY_NODE_ID": bundles[place // block],  # for whoever reads a log
+            "RAY_NODE_ID": bundles[position // block],  # for whoever reads a log
             "TF_CONFIG": json.dumps(
                 {"cluster": addresses, "task": {"type": role, "index": index}}
             ),
         }
-        for place, (role, index) in enumerate(gang.members)
+        for position, (role, index) in enumerate(gang.members)
     ]
     return [
         actor.run.remote(

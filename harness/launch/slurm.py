@@ -52,7 +52,7 @@ def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> Non
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
     is_option = _OPTIONS_OF_THE_BATCH.fullmatch
-    return {name: of for name, of in environ.items() if not is_option(name)}
+    return {name: value for name, value in environ.items() if not is_option(name)}
 
 
 def run(command: Sequence[str], text: str = "") -> str:

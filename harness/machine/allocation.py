@@ -62,8 +62,8 @@ class Processes:
 
     def rank(self, member: Member) -> int | None:
         """The rank of a member, or None where it only serves."""
-        place = self.members.index(member)
-        return place if place < self.num_ranks else None
+        index = self.members.index(member)
+        return index if index < self.num_ranks else None
 
 
 def runs_replicas(member: Member) -> bool:
@@ -168,7 +168,7 @@ def with_gpu_threads(variables: Mapping[str, str], device: str) -> dict[str, str
     return {**(_DEFAULTS if device == "gpu" else {}), **variables}
 
 
-def of_gpu_threads(variables: Mapping[str, str]) -> dict[str, str]:
+def gpu_thread_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of a trial's identity that choose its launch threads."""
     return {name: variables[name] for name in _DEFAULTS if name in variables}
 

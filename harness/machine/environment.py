@@ -98,11 +98,11 @@ def read_environment(
 
 def read_cpu_model(root: Path = Path("/")) -> str:
     """Returns the CPU's product name, or the architecture where it has none."""
-    found = None
+    match = None
     with contextlib.suppress(OSError):
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
-        found = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+        match = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def read_packages() -> dict[str, str]:
@@ -160,19 +160,19 @@ def image_of(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -
     """Returns the id of the image, such as ``sha256:0123...``; empty if unknown."""
     text = (os.environ if environ is None else environ).get(VARIABLE, "")
     if text:
-        found = _ID.fullmatch(text)
-        if found is None:
+        match = _ID.fullmatch(text)
+        if match is None:
             raise PlanError(
                 f"{VARIABLE}={text[:100]!r} is no id of an image: 64 hexadecimal"
                 " digits, after sha256: or alone; take it from 'docker image inspect"
                 " --format {{.Id}} NAME'"
             )
-        return f"sha256:{found['id']}"
+        return f"sha256:{match['id']}"
     try:
-        found = _PODMAN_ID.search((root / _OF_PODMAN).read_text(encoding="utf-8"))
+        match = _PODMAN_ID.search((root / _OF_PODMAN).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return ""
-    return f"sha256:{found['id']}" if found else ""
+    return f"sha256:{match['id']}" if match else ""
 
 
 class OwnProgramError(RuntimeError):

@@ -173,12 +173,14 @@ class GpuWatch:
             faults.append(machine_record.unread_text(index, said))
         if not readings:
             return GpuUse(index=index, num_samples=0, faults=tuple(faults))
-        until = [of for of in readings if end_ns is None or of.ns <= end_ns]
+        until = [
+            reading for reading in readings if end_ns is None or reading.ns <= end_ns
+        ]
         known = _known(until, "num_memory_errors")
         if known and (appeared := known[-1] - known[0]) > 0:
             faults.append(machine_record.memory_text(appeared, index))
-        found = summarize(index, within(readings, start_ns, end_ns))
-        return found.model_copy(update={"faults": tuple(faults)})
+        use = summarize(index, within(readings, start_ns, end_ns))
+        return use.model_copy(update={"faults": tuple(faults)})
 
 
 def within(
@@ -297,9 +299,9 @@ def wait_until_free(chosen: Sequence[Gpu]) -> str:
     """Waits until no process uses some GPUs; returns who still does, or ""."""
     end_sec = time.monotonic() + WAIT_SEC
     while True:
-        found = _users(chosen)
-        if not found or time.monotonic() >= end_sec:
-            return found
+        users = _users(chosen)
+        if not users or time.monotonic() >= end_sec:
+            return users
         time.sleep(_PERIOD_SEC)
 
 

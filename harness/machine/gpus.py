@@ -89,7 +89,7 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
     try:
         return getattr(nvml, name)(*arguments)
     except nvml.NVMLError as error:
-        if error.value in {getattr(nvml, of, None) for of in _DOES_NOT_SAY}:
+        if error.value in {getattr(nvml, code, None) for code in _DOES_NOT_SAY}:
             return None
         raise
 
@@ -122,10 +122,10 @@ def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
         indices = range(nvml.nvmlDeviceGetCount())
         return tuple(gpu for index in indices for gpu in _read(nvml, index, root))
 
-    found: tuple[Gpu, ...] = from_driver((), read)
-    if any(gpu.is_mig for gpu in found):
-        return tuple(dataclasses.replace(gpu, has_number=False) for gpu in found)
-    return found
+    gpus: tuple[Gpu, ...] = from_driver((), read)
+    if any(gpu.is_mig for gpu in gpus):
+        return tuple(dataclasses.replace(gpu, has_number=False) for gpu in gpus)
+    return gpus
 
 
 def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
@@ -139,7 +139,7 @@ def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
         if is_mig:
             places = range(inquire("nvmlDeviceGetMaxMigDeviceCount") or 0)
             name = "nvmlDeviceGetMigDeviceHandleByIndex"
-            handles = [inquire(name, place) for place in places]
+            handles = [inquire(name, position) for position in places]
         for instance in handles:
             if instance is not None:
                 yield Gpu(
@@ -190,7 +190,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]
     chosen = listed_gpus(environment)
     for gpu in chosen:
         if gpu.fault:
-            others = ",".join(of.cuda_id for of in read_gpus() if not of.fault)
+            others = ",".join(each.cuda_id for each in read_gpus() if not each.fault)
             raise PlanError(
                 f"GPU {gpu.cuda_id} cannot be read ({gpu.fault}), so it may be in use"
                 " or broken; reset it (sudo nvidia-smi --gpu-reset), or hide it:"
@@ -221,18 +221,18 @@ def listed_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
 
 
 def _find(name: str, known: Sequence[Gpu], shown: str) -> Gpu:
-    found = []
+    matching = []
     if name.isdecimal():
-        found = [gpu for gpu in known if gpu.index == int(name)][:1]
+        matching = [gpu for gpu in known if gpu.index == int(name)][:1]
     elif name.startswith(("GPU-", "MIG-")):  # CUDA takes a unique beginning as well
-        found = [gpu for gpu in known if gpu.uuid.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+        matching = [gpu for gpu in known if gpu.uuid.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
     ids = ", ".join(gpu.cuda_id for gpu in known)
-    if found:
-        uuids = ", ".join(gpu.uuid for gpu in found)
+    if matching:
+        uuids = ", ".join(gpu.uuid for gpu in matching)
         raise PlanError(
-            f"{shown}: '{_cut(name)}' is the beginning of {len(found)} ids"
+            f"{shown}: '{_cut(name)}' is the beginning of {len(matching)} ids"
             f" ({uuids}); give one of them in full"
         )
     raise PlanError(
@@ -382,29 +382,31 @@ def is_cache_disabled(environ: Mapping[str, str] = os.environ) -> bool:
 
 def code_for(capability: tuple[int, int], architectures: Sequence[str]) -> Code:
     """What of a build runs on a GPU: code for it, PTX to compile, or nothing."""
-    found: Code = "none"
+    code: Code = "none"
     for text in architectures:
         match = _ARCHITECTURE.fullmatch(text)
         if match is None:
             continue
-        kind, of = match[1], (int(match[2]), int(match[3]))
+        kind, compiled_for = match[1], (int(match[2]), int(match[3]))
         if kind == "sm":
             # Code of a minor version runs on later ones of the same major one.
-            is_later = of[0] == capability[0] and of[1] <= capability[1]
-            if capability == of or (is_later and not match[4]):
+            is_later = (
+                compiled_for[0] == capability[0] and compiled_for[1] <= capability[1]
+            )
+            if capability == compiled_for or (is_later and not match[4]):
                 return "native"
-        elif of <= capability and not match[4]:
-            found = "compiled"
-    return found
+        elif compiled_for <= capability and not match[4]:
+            code = "compiled"
+    return code
 
 
 def noted_code(folder: Path) -> tuple[str, ...]:
     """Returns the keys of what was compiled completely; none where nothing is noted."""
     try:
-        found = untrusted.parsed(untrusted.read_text(folder / _NOTE) or "[]")
+        notes = untrusted.parsed(untrusted.read_text(folder / _NOTE) or "[]")
     except (UnavailableRecordError, ValueError):
         return ()
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    return tuple(map(str, notes)) if isinstance(notes, list) else ()
 
 
 def note_code(folder: Path, compiled: str) -> None:

@@ -65,8 +65,8 @@ def read_glibc_version() -> str | None:
 
 def read_huge_pages(root: Path = Path("/")) -> str | None:
     text = read_line(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    found = re.search(r"\[(\w+)\]", text)
-    return found[1] if found else None
+    match = re.search(r"\[(\w+)\]", text)
+    return match[1] if match else None
 
 
 def read_governors(cores: Sequence[int], root: Path = Path("/")) -> list[str]:
@@ -294,13 +294,15 @@ def _read_cores(cores: Sequence[int], root: Path) -> dict[str, Any]:
         if not name.startswith("cpu"):
             break  # the counters of the cores are the first lines
         rows[name] = [int(tick) * TICK_SEC for tick in ticks]
-    found = [rows[f"cpu{cpu}"] for cpu in cores if f"cpu{cpu}" in rows]
-    if not found or len(found) < len(cores) or len(found[0]) <= _STEAL:
+    of_cores = [rows[f"cpu{cpu}"] for cpu in cores if f"cpu{cpu}" in rows]
+    if not of_cores or len(of_cores) < len(cores) or len(of_cores[0]) <= _STEAL:
         return {"idle_sec": None}
     return {
-        "idle_sec": sum(row[_IDLE] + row[_IOWAIT] for row in found),
-        "stolen_sec": sum(row[_STEAL] for row in found),
-        "interrupt_sec": sum(row[_IRQ] + row[_SOFTIRQ] for row in found if row[_IRQ]),
+        "idle_sec": sum(row[_IDLE] + row[_IOWAIT] for row in of_cores),
+        "stolen_sec": sum(row[_STEAL] for row in of_cores),
+        "interrupt_sec": sum(
+            row[_IRQ] + row[_SOFTIRQ] for row in of_cores if row[_IRQ]
+        ),
     }
 
 

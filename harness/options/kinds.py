@@ -135,18 +135,18 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
     counts: set[int] = set()
     for part in map(str.strip, text.split(",")):
         in_text = "" if part == text else f" in {text!r}"
-        found = _COUNT_RANGE.fullmatch(part)
-        ends = (found["first"], found["last"]) if found else (part, part)
-        first, last = (_parse_count(of, text, what) for of in ends)
+        match = _COUNT_RANGE.fullmatch(part)
+        ends = (match["first"], match["last"]) if match else (part, part)
+        first, last = (_parse_count(end, text, what) for end in ends)
         if last < first:
             raise ParseError(
                 f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
                 f" write {last}..{first}"
             )
-        if found is None or found["factor"] is None:
+        if match is None or match["factor"] is None:
             counts.update(range(first, last + 1))
             continue
-        factor = _read(found["factor"])
+        factor = _read(match["factor"])
         if factor <= 1:
             raise ParseError(
                 f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
@@ -176,13 +176,13 @@ def _read(digits: str) -> int:
 
 
 def parse_percentage(text: str, what: str) -> float:
-    found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
-    if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
+    match = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
+    if match is None or not 0 < float(match["number"]) <= _LARGEST_PERCENTAGE:
         raise ParseError(
             f"{what}: {text!r} is not a percentage; allowed are numbers above 0 and up"
             " to 100 with a percent sign, such as 3%"
         )
-    return float(found["number"]) / _LARGEST_PERCENTAGE
+    return float(match["number"]) / _LARGEST_PERCENTAGE
 
 
 def parse_names(text: str, what: str) -> tuple[str, ...]:
@@ -219,11 +219,13 @@ PERCENTAGE: Final = Kind(
 )
 
 
-def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
+def some_of(
+    members: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False
+) -> Kind:
     alone: dict[str, tuple[enum.Enum, ...]]
-    alone = {"all": tuple(of), "none": ()} if all_and_none else {}
-    by_name = {label_of(member): (member,) for member in of} | alone
-    stored = {str(member.value): (member,) for member in of}  # in older commands
+    alone = {"all": tuple(members), "none": ()} if all_and_none else {}
+    by_name = {label_of(member): (member,) for member in members} | alone
+    stored = {str(member.value): (member,) for member in members}  # in older commands
 
     def parse(text: str, what: str) -> tuple[enum.Enum, ...]:
         names = parse_names(text, what)
@@ -239,7 +241,7 @@ def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -
                     " alone"
                 )
         chosen = {one for name in names for one in {**stored, **by_name}[name]}
-        return tuple(member for member in of if member in chosen)
+        return tuple(member for member in members if member in chosen)
 
     return dataclasses.replace(
         NAMES,
@@ -258,10 +260,10 @@ _CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 def seconds_of(text: str) -> float | None:
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         return None
-    seconds = float(found[1]) * SECONDS_OF[found[2]]  # type: ignore[index]  # by the pattern
+    seconds = float(match[1]) * SECONDS_OF[match[2]]  # type: ignore[index]  # by the pattern
     return seconds if 0 < seconds <= MAX_SEC else None
 
 

@@ -120,32 +120,32 @@ def contributed(model: type[Options]) -> dict[str, Contributed]:
 
 
 def declared(model: type[Options]) -> list[Option]:
-    found = []
+    options = []
     group = "Options"
     for field, info in model.model_fields.items():
         own = [mark for mark in info.metadata if isinstance(mark, Option)]
         if not own:
             continue
-        of, group = own[0], own[0].group or group
+        given, group = own[0], own[0].group or group
         if field in model.not_options:
             continue
         value = info.get_default(call_default_factory=True)
-        kind = of.kind
+        kind = given.kind
         if kind is _OF_THE_FIELD:
             kind = kinds.kind_of(info.annotation, info.metadata)
-        found.append(
+        options.append(
             dataclasses.replace(
-                of,
+                given,
                 field=field,
                 group=group,
-                name=of.name or field.replace("_", "-"),
+                name=given.name or field.replace("_", "-"),
                 kind=kind,
-                metavar=of.metavar or kind.metavar,
+                metavar=given.metavar or kind.metavar,
                 value=None if value is PydanticUndefined else value,
                 is_required=info.is_required(),
             )
         )
-    return found
+    return options
 
 
 NO_OPTIONS: Final = Options()  # Of a name that has no options.
@@ -157,17 +157,17 @@ SET: Final = "settings"
 
 def settings(model: type[Options]) -> dict[str, list[Option]]:
     """Returns the keys of ``--set``: of the model, or of what other options name."""
-    found: dict[str, list[Option]] = {}
-    for of in declared(model):
-        if of.is_setting:
-            found[of.name] = [of]
+    by_name: dict[str, list[Option]] = {}
+    for each in declared(model):
+        if each.is_setting:
+            by_name[each.name] = [each]
     for mark in contributed(model).values():
         for name, own in mark.models().items():
             owner = f"--{mark.by} {name}"
-            for of in declared(own):
-                made = dataclasses.replace(of, is_setting=True, owner=owner)
-                found.setdefault(of.name, []).append(made)
-    return found
+            for each in declared(own):
+                made = dataclasses.replace(each, is_setting=True, owner=owner)
+                by_name.setdefault(each.name, []).append(made)
+    return by_name
 
 
 def set_option(keys: Iterable[str]) -> Option:
@@ -176,15 +176,21 @@ def set_option(keys: Iterable[str]) -> Option:
         SETTINGS,
         name="set",
         field=SET,
-        kind=dataclasses.replace(kinds.TEXTS, choices=tuple(f"{of}=" for of in keys)),
+        kind=dataclasses.replace(
+            kinds.TEXTS, choices=tuple(f"{each}=" for each in keys)
+        ),
         metavar="KEY=VALUE",
     )
 
 
 def keys_of(model: type[Options]) -> dict[str, Option]:
-    found = {of.name: of for of in declared(model)}
-    found = {name: own[0] for name, own in settings(model).items()} | found
-    return {k: of for k, of in found.items() if of.is_key and not of.is_argument}
+    options = {owner.name: owner for owner in declared(model)}
+    options = {name: own[0] for name, own in settings(model).items()} | options
+    return {
+        k: owner
+        for k, owner in options.items()
+        if owner.is_key and not owner.is_argument
+    }
 
 
 def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:

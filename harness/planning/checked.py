@@ -185,7 +185,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             size = divide(request.global_batch_size, request.replicas[0])
         info = request.program.workload(size)
         backends = request.program.backends
-    has_own = request.device == "gpu" and "gpu" in {of.name for of in info.presets}
+    has_own = request.device == "gpu" and "gpu" in {each.name for each in info.presets}
     preset_name = request.preset or ("gpu" if has_own else info.default_preset)
     preset = catalog.preset(info, preset_name)
     _check_counts(request)

@@ -67,7 +67,7 @@ def choose_order(request: SweepRequest) -> Order:
             f"--order interleaved with --device {request.device}: a device belongs "
             "to one trial at a time; use --order sequential"
         )
-    for name, value in _of_interleaved(request):
+    for name, value in _interleaved_settings(request):
         if value is not None and order is not Order.INTERLEAVED:
             raise PlanError(
                 f"{name}{value:g} has no effect with order sequential, whose trials"
@@ -79,11 +79,13 @@ def choose_order(request: SweepRequest) -> Order:
 
 def needs_interleaving(request: SweepRequest) -> bool:
     """Whether it has settings that trials in sequence do not have."""
-    is_any_set = any(value is not None for _, value in _of_interleaved(request))
+    is_any_set = any(value is not None for _, value in _interleaved_settings(request))
     return is_any_set or bool(request.controls)
 
 
-def _of_interleaved(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
+def _interleaved_settings(
+    request: SweepRequest,
+) -> tuple[tuple[str, float | None], ...]:
     return (
         ("--time-budget ", request.minutes),
         ("--set rounds=", request.max_rounds),
@@ -190,11 +192,11 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
         spec = first.spec
         case = ("backend", "num_replicas", "global_batch_size")
         (second,) = (
-            of
-            for of in both
-            if of.spec.revision
-            and of.modes == first.modes
-            and all(getattr(of.spec, name) == getattr(spec, name) for name in case)
+            each
+            for each in both
+            if each.spec.revision
+            and each.modes == first.modes
+            and all(getattr(each.spec, name) == getattr(spec, name) for name in case)
         )
         revision = second.spec.revision
         text = f"{spec.backend} x{spec.num_replicas}: this tree / {revision}"
@@ -210,30 +212,30 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
     sizes = sorted({size for _, size in by_key}, reverse=True)
     # At the baseline, with more replicas elsewhere, the question is how those scale.
     for size in sizes[:-1] or sizes:
-        pair = [by_key[of, size] for of in backends[:2] if (of, size) in by_key]
+        pair = [by_key[each, size] for each in backends[:2] if (each, size) in by_key]
         if len(pair) > 1:
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
             yield _contrast(pair[0], pair[1], text)
     for backend in backends:
-        found = [size for size in sizes if (backend, size) in by_key]
-        if len(found) > 1:
-            text = f"{backend}, {mode.value} scaling, x{found[0]} / x{found[-1]}"
-            pair = [by_key[backend, size] for size in (found[0], found[-1])]
+        measured = [size for size in sizes if (backend, size) in by_key]
+        if len(measured) > 1:
+            text = f"{backend}, {mode.value} scaling, x{measured[0]} / x{measured[-1]}"
+            pair = [by_key[backend, size] for size in (measured[0], measured[-1])]
             yield _contrast(pair[0], pair[1], text)
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
-    found = []
+    texts = []
     if measuring.order is Order.INTERLEAVED:
         looks = () if measuring.gate is None else measuring.gate.looks
         number = f"{looks[0]} to {looks[-1]}" if looks else f"{repeats}"
-        found.append(
+        texts.append(
             f"interleaved measurement: {number} runs of at most {measuring.max_rounds} "
             "rounds; the A/A control shows what it resolves"
         )
     if measuring.primary is not None:
-        found.append(f"primary contrast: {measuring.primary.text}")
-    return found
+        texts.append(f"primary contrast: {measuring.primary.text}")
+    return texts
 
 
 # They show where the time of one case goes (``results/figures/lost_time.py``): that of
@@ -277,7 +279,11 @@ def choose_controls(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = next(of for of in checked.backends if of.name == case.backend)
+    backend = next(
+        backend_of_case
+        for backend_of_case in checked.backends
+        if backend_of_case.name == case.backend
+    )
     of_peer = _NOT_OF_PEERS if backend.name in catalog.PEERS else ""
     missing = {
         Control.NOSYNC: backend.no_control_because,
@@ -361,21 +367,23 @@ def choose_equivalence(
             reason = f"{info.name} cannot be matched: {info.not_matched_because}"
         if reason:
             not_checked[backend] = reason
-    found = [(b, n) for b, n in wanted if b not in not_checked]
+    checked_cases = [(b, n) for b, n in wanted if b not in not_checked]
     # What an example of a batch counts, and into how many parts it is cut. Every
     # replica has two examples or more of each part.
     units, parts = {}, 1
-    if found:
+    if checked_cases:
         spec = trials[0].spec
         units = catalog.batch_units(info, spec.preset, spec.options)
         of_splits = info.equivalence.of_splits if info.equivalence else ()
         parts = math.prod(units.pop(name) for name in of_splits if name in units)
     sizes = {
         count // parts: math.prod(units.values()) * size
-        for count, size in global_batch_sizes([n * parts for _, n in found]).items()
+        for count, size in global_batch_sizes(
+            [n * parts for _, n in checked_cases]
+        ).items()
     }
     references = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
-    return references, [_case(b, n, sizes[n]) for b, n in found], not_checked
+    return references, [_case(b, n, sizes[n]) for b, n in checked_cases], not_checked
 
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
@@ -399,11 +407,11 @@ def matching_remark(checked: CheckedSweep, backend: str) -> str:
     """Says what is changed of a backend so that it can be matched."""
     assert checked.info.equivalence is not None
     rows = catalog.backend(backend).lacks.get(SHARED_ROWS)
-    found = checked.info.equivalence.remark
-    found += f"; dense gradients, since otherwise {rows}" if rows else ""
+    remark = checked.info.equivalence.remark
+    remark += f"; dense gradients, since otherwise {rows}" if rows else ""
     if program_lib.devices_per_replica(checked.request.options, backend) > 1:
-        found += "; the one replica is on one device"
-    return found
+        remark += "; the one replica is on one device"
+    return remark
 
 
 def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCase:
@@ -418,11 +426,11 @@ def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCas
 
 def global_batch_sizes(counts: Sequence[int]) -> dict[int, int]:
     """Returns global batch sizes by replicas, two examples for each; one if it can."""
-    fewest = {of: max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * of) for of in counts}
+    fewest = {each: max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * each) for each in counts}
     most, common = max(fewest.values(), default=0), math.lcm(*counts)
     if common <= _LARGEST_FACTOR * most:
         return dict.fromkeys(counts, common * math.ceil(most / common))
-    return {of: of * math.ceil(least / of) for of, least in fewest.items()}
+    return {each: each * math.ceil(least / each) for each, least in fewest.items()}
 
 
 def merged_equivalence(

@@ -167,12 +167,12 @@ def estimate(
 ) -> Estimate:
     together = [trial for trial in trials if trial.spec.order is Order.INTERLEAVED]
     if not together or measuring is None or measuring.repetition_sec is None:
-        return _of_trials(trials, durations)
-    interleaved = _of_interleaved(together, durations, measuring)
+        return _estimate_sequential(trials, durations)
+    interleaved = _estimate_interleaved(together, durations, measuring)
     alone = [trial for trial in trials if trial.spec.order is not Order.INTERLEAVED]
     if not alone:
         return interleaved
-    rest, most = _of_trials(alone, durations), interleaved.most_sec
+    rest, most = _estimate_sequential(alone, durations), interleaved.most_sec
     return Estimate(
         total_sec=interleaved.total_sec + rest.total_sec,
         basis=f"{interleaved.basis}; {len(alone)} trials alone {rest.text}",
@@ -180,7 +180,7 @@ def estimate(
     )
 
 
-def _of_interleaved(
+def _estimate_interleaved(
     trials: Sequence[PlannedTrial], durations: Durations, measuring: Measuring
 ) -> Estimate:
     """Repetitions end when their time is over, or after their rounds."""
@@ -210,7 +210,9 @@ def _of_interleaved(
     )
 
 
-def _of_trials(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
+def _estimate_sequential(
+    trials: Sequence[PlannedTrial], durations: Durations
+) -> Estimate:
     specs = [trial.spec for trial in trials]
     num_assumed = sum(durations.guess(spec) is None for spec in specs)
     assumption = f"{ASSUMED_TRIAL_SEC:g} s per trial"
@@ -253,29 +255,31 @@ def check_memory(
 ) -> None:
     # By what determines the memory of a trial but its sizes.
     earlier: dict[str, list[tuple[str, TrialSpec, bool]]] = {}
-    for folder, of, status in _earlier(runs_dir, _DECISIVE):
+    for folder, earlier_spec, status in _earlier(runs_dir, _DECISIVE):
         env, name = None, folder.parents[1].name
         with contextlib.suppress(ResultsError):
             env = study_store.read_record(folder / "env.json", "env", Environment)
         if env is not None and env.gpus[:1] == (gpu,) and name != study:
             has_fitted = status.status is TrialStatus.OK
-            earlier.setdefault(_program_of(of), []).append((name, of, has_fitted))
+            earlier.setdefault(_program_of(earlier_spec), []).append(
+                (name, earlier_spec, has_fitted)
+            )
     for spec in (trial.spec for trial in trials):
         size, same = spec.per_replica_batch_size, earlier.get(_program_of(spec), [])
         failed = [
-            (name, of.num_replicas, of.per_replica_batch_size)
-            for name, of, has_fitted in same
+            (name, earlier_spec.num_replicas, earlier_spec.per_replica_batch_size)
+            for name, earlier_spec, has_fitted in same
             if not has_fitted
-            and of.num_replicas <= spec.num_replicas
-            and of.per_replica_batch_size <= size
+            and earlier_spec.num_replicas <= spec.num_replicas
+            and earlier_spec.per_replica_batch_size <= size
         ]
         for name, number, least in failed[-1:]:
             fitting = {0} | {
-                of.per_replica_batch_size
-                for _, of, has_fitted in same
-                if has_fitted and of.num_replicas >= spec.num_replicas
+                earlier_spec.per_replica_batch_size
+                for _, earlier_spec, has_fitted in same
+                if has_fitted and earlier_spec.num_replicas >= spec.num_replicas
             }
-            most = max(of for of in fitting if of < least)
+            most = max(earlier_spec for earlier_spec in fitting if earlier_spec < least)
             known = f"{most} fits: use" if most else "use less than"
             raise PlanError(
                 f"{spec.num_replicas} x {size} examples do not fit with backend"
@@ -295,12 +299,12 @@ _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(steps|examples)", re.ASCII)
 
 def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
     """Returns the budget that ``text`` names, or None without quality runs."""
-    parts = [part for of in text.split(",") if (part := of.strip()) != WINDOW]
+    parts = [part for word in text.split(",") if (part := word.strip()) != WINDOW]
     if not parts or is_evaluated(text) is False:
         return None
-    found = _BUDGET.fullmatch(",".join(parts))
-    unit = BudgetUnit(found[2]) if found else BudgetUnit.SECONDS
-    amount = float(found[1]) if found else seconds_of(",".join(parts))
+    match = _BUDGET.fullmatch(",".join(parts))
+    unit = BudgetUnit(match[2]) if match else BudgetUnit.SECONDS
+    amount = float(match[1]) if match else seconds_of(",".join(parts))
     if amount is None or not 0 < amount <= MAX_BUDGET:
         raise ParseError(
             f"--budget {text!r} is not a budget; allowed are a positive number with"

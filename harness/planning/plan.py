@@ -194,8 +194,10 @@ def arrange(
     info, program = checked.info, request.program
     draws = info.draws_random_numbers
     if trials and info.draws_with:
-        of = trials[0].spec
-        config = catalog.workload_catalog.make_config(info.name, of.preset, of.options)
+        digests = trials[0].spec
+        config = catalog.workload_catalog.make_config(
+            info.name, digests.preset, digests.options
+        )
         draws = bool(getattr(config, info.draws_with))
     code = program.code if program else {}
     plan = Plan(
@@ -214,7 +216,7 @@ def arrange(
         metrics=reader.count_facts(program.record.counts)
         if program
         else catalog.metrics(info),
-        program_code={name: dict(of) for name, of in code.items()},
+        program_code={name: dict(digests) for name, digests in code.items()},
         plugins=code_digest.plugins_of_study(trials, launcher),
         trials=tuple(trials),
     )
@@ -258,8 +260,8 @@ def _plan_equivalence(
         ),
         not_checked=not_checked,
         remarks={
-            of.backend: design.matching_remark(checked, of.backend)
-            for of in (matched if equivalence else ())
+            case.backend: design.matching_remark(checked, case.backend)
+            for case in (matched if equivalence else ())
         },
     )
 
@@ -287,7 +289,7 @@ def _trials(
                 code_digest=(
                     program.code_digest(case.revision)
                     if program
-                    else code_digest.of_trial(workload, case.backend, tree)
+                    else code_digest.trial_digest(workload, case.backend, tree)
                 ),
                 backend=case.backend,
                 plugins=catalog.plugins_of(workload, case.backend),

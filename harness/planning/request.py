@@ -104,7 +104,9 @@ def parse_steps(text: str, what: str) -> tuple[int | None, int | None]:
             f"{what}: {kinds.shown(text)} is not WARMUP+MEASURED; write both, such as"
             " 10+90, or leave one out: 10+ or +90"
         )
-    warmup, measured = (_STEP_COUNT.read(of, what) if of else None for of in parts)
+    warmup, measured = (
+        _STEP_COUNT.read(part, what) if part else None for part in parts
+    )
     return warmup, measured
 
 
@@ -396,14 +398,14 @@ def resolved(request: _Request, folder: Path) -> _Request:
 
 def _check_workload(request: SweepRequest) -> None:
     """Raises if no workload is named, or something is that only a command can have."""
-    for of in declared(type(request)):  # those of a gate can say how it judges
-        if of.group != OWN or of.field not in _OF_COMMANDS:
+    for each in declared(type(request)):  # those of a gate can say how it judges
+        if each.group != OWN or each.field not in _OF_COMMANDS:
             continue
-        value = getattr(request, of.field)
+        value = getattr(request, each.field)
         value = " ".join(value) or None if isinstance(value, tuple) else value
         if value is not None:
             raise PlanError(
-                f"--{of.name} {value!r} has no effect without --command; add the"
+                f"--{each.name} {value!r} has no effect without --command; add the"
                 " command of your program"
             )
     if not request.workload:
@@ -417,17 +419,17 @@ def _check(request: SweepRequest) -> None:
     """Raises if something is given that a command cannot have."""
     is_client = request.metric == CLIENT
     excluded = _OF_WORKLOADS if is_client else _OF_WORKLOADS + _OF_CLIENTS
-    for of in declared(type(request)):
-        value = getattr(request, of.field)
-        is_window = of.field == "budget" and value == WINDOW
-        is_nothing = (of.field, value) in (("budget", NONE), ("steps_per_sync", 1))
-        is_nothing |= value == type(request).model_fields[of.field].default
-        if of.field in excluded and not (is_nothing or (is_window and is_client)):
+    for each in declared(type(request)):
+        value = getattr(request, each.field)
+        is_window = each.field == "budget" and value == WINDOW
+        is_nothing = (each.field, value) in (("budget", NONE), ("steps_per_sync", 1))
+        is_nothing |= value == type(request).model_fields[each.field].default
+        if each.field in excluded and not (is_nothing or (is_window and is_client)):
             raise PlanError(
-                f"{of.spelling} has no effect with --command, whose program has its"
+                f"{each.spelling} has no effect with --command, whose program has its"
                 " own; leave it out, or put it into the command"
                 + " (one that connects has it: --metric client)"
-                * (of.field in _OF_CLIENTS or is_window)
+                * (each.field in _OF_CLIENTS or is_window)
             )
     if request.order is Order.INTERLEAVED and request.metric != CLIENT:
         raise PlanError(
@@ -501,22 +503,22 @@ def parse_vary(text: str, what: str) -> Axis:
 
 def varied(request: _Request, axis: Axis) -> dict[str, _Request]:
     """Returns a request for each value of what is varied, by the name of its study."""
-    of = None
+    each = None
     if axis.key in OPTIONS:
-        of = next(o for o in declared(type(request)) if o.name == axis.key)
-    taken = getattr(request, of.field) if of else request.options.get(axis.key)
+        each = next(o for o in declared(type(request)) if o.name == axis.key)
+    taken = getattr(request, each.field) if each else request.options.get(axis.key)
     if taken is not None:
         raise PlanError(
             f"--vary {axis.key}=... varies {axis.key}, which is {taken!r} by an option"
             " of its own; give one of the two"
         )
-    found = {}
+    requests = {}
     for value in axis.values:
         changed: dict[str, Any]
-        if of:
-            changed = {of.field: of.kind.read(value, of.spelling)}
+        if each:
+            changed = {each.field: each.kind.read(value, each.spelling)}
         else:
             own = parse_key_values([f"{axis.key}={value}"], what="--vary")
             changed = {"options": {**request.options, **own}}
-        found[axis.folder(value)] = request.model_copy(update=changed)
-    return found
+        requests[axis.folder(value)] = request.model_copy(update=changed)
+    return requests

@@ -293,8 +293,10 @@ def make_result(
     if spec.control is Control.INDEPENDENT:  # every process has a batch of its own
         global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
 
-    def records(model: Any, kind: str, of: Any = logs[:1]) -> tuple[Any, ...]:
-        return tuple(model.model_validate(line) for log in of for line in log.all(kind))
+    def records(model: Any, kind: str, metric: Any = logs[:1]) -> tuple[Any, ...]:
+        return tuple(
+            model.model_validate(line) for log in metric for line in log.all(kind)
+        )
 
     return TrialResult(
         trial_id=trial_id,

@@ -118,14 +118,14 @@ class Repetition:
 
 def steps_of_blocks(trials: Iterable[Trial]) -> dict[str, int]:
     """Returns the steps of a block by case, of the first repetition that has any."""
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for trial in sorted(trials, key=lambda trial: trial.spec.repetition_index):
         blocks = () if trial.result is None else trial.result.blocks
         for block in blocks:
             if not block.is_sustained:
-                found.setdefault(case_of(trial.spec), block.num_steps)
+                steps.setdefault(case_of(trial.spec), block.num_steps)
                 break
-    return found
+    return steps
 
 
 def check_resolution(session: Session, step_sec: float) -> None:
@@ -150,9 +150,15 @@ def take_all(
     waiting = [session for session in sessions if session.is_alive]
     number, stretches = repetition.num_stretches, []
     if number:
-        plain = (of for of in waiting if of.prepared.trial.spec.control is Control.NONE)
-        stretches = [(of, _steps_of_stretch(of)) for of in _by_case(plain).values()]
-    stretches_sec = sum(steps * _step_sec(of) * len(of) for of, steps in stretches)
+        plain = (
+            each for each in waiting if each.prepared.trial.spec.control is Control.NONE
+        )
+        stretches = [
+            (each, _steps_of_stretch(each)) for each in _by_case(plain).values()
+        ]
+    stretches_sec = sum(
+        steps * _step_sec(each) * len(each) for each, steps in stretches
+    )
     if deadline is not None:
         deadline -= number * stretches_sec
     _take_rounds(waiting, repetition, deadline, stage, discard_reason)
@@ -166,7 +172,7 @@ def take_all(
             # both revisions let it work; a program that does not never sees the field.
             asked = {"round_index": repetition.max_rounds + index}
             asked |= {"num_steps": num_steps, "is_sustained": True}
-            is_collecting = all(of.has_sustained for of in group)
+            is_collecting = all(each.has_sustained for each in group)
             both = [session for session in group if session.is_alive]
             for session in generator.sample(both, len(both)):
                 _measure_block(
@@ -190,7 +196,9 @@ def _take_rounds(
         now = time.monotonic()
         left = math.inf if deadline is None else deadline - now
         # Where all of one of two revisions have ended, nothing is left to compare.
-        is_one_sided = {of.prepared.trial.spec.revision for of in alive} != revisions
+        is_one_sided = {
+            each.prepared.trial.spec.revision for each in alive
+        } != revisions
         if not alive or (
             round_index >= MIN_ROUNDS and (is_one_sided or left < longest_round_sec)
         ):
@@ -214,13 +222,15 @@ def _so_far(session: Session) -> str:
     """Names a case, with its rate in this run and an interval over its rounds."""
     spec = session.prepared.trial.spec
     name = f"{spec.backend} x{spec.num_replicas}"
-    valid = [of for of in session.blocks if of.is_valid]
+    valid = [block for block in session.blocks if block.is_valid]
     if len(valid) < MIN_ROUNDS:
         return name
     per_ns = 1e9 * spec.global_batch_size
-    rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
-    found = estimates.these_processes_only([*map(math.log, rates)])
-    return f"{name}, {found.value:,.2f} [{found.low:,.2f}, {found.high:,.2f}]/s so far"
+    rates = [
+        per_ns * block.num_steps / (block.end_ns - block.start_ns) for block in valid
+    ]
+    rate = estimates.these_processes_only([*map(math.log, rates)])
+    return f"{name}, {rate.value:,.2f} [{rate.low:,.2f}, {rate.high:,.2f}]/s so far"
 
 
 def case_of(spec: TrialSpec) -> str:
@@ -231,7 +241,7 @@ def case_of(spec: TrialSpec) -> str:
 
 
 def _step_sec(group: Sequence[Session]) -> float:
-    return max(1e-6, *(of.step_time_sec for of in group))
+    return max(1e-6, *(session.step_time_sec for session in group))
 
 
 def _steps_of_stretch(group: Sequence[Session]) -> int:
@@ -247,13 +257,13 @@ def _steps_of_blocks(
 
     The first step of a block can take longer than the others.
     """
-    found = dict(known)
+    steps = dict(known)
     for name, group in _by_case(sessions).items():
         if name not in known:
-            step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
+            step_sec = min(max(session.step_time_sec, 1e-6) for session in group)
             number = max(1, math.ceil(MIN_BLOCK_SEC / step_sec))
-            found[name] = measure.whole_blocks(number, group[0].prepared.trial.spec)
-    return found
+            steps[name] = measure.whole_blocks(number, group[0].prepared.trial.spec)
+    return steps
 
 
 def _by_case(sessions: Iterable[Session]) -> dict[str, list[Session]]:

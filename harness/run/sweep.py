@@ -95,13 +95,13 @@ def export_missing(
     timeout_sec: float,
 ) -> dict[str, Path]:
     """Exports what is missing; returns the folder of each trial of a peer, by id."""
-    found: dict[str, Path] = {}
+    folder_of: dict[str, Path] = {}
     for trial in trials:
         spec, peer = trial.spec, catalog.PEERS.get(trial.spec.backend)
         if peer is None:
             continue
         request = spec.model_dump(mode="json", include=_EXPORTED)
-        code = code_digest.of_trial(spec.workload, catalog.EXPORTED_BACKEND)
+        code = code_digest.trial_digest(spec.workload, catalog.EXPORTED_BACKEND)
         folder = catalog.exports_dir() / identity.digest({**request, "code": code})
         if not folder.is_dir():
             stage(
@@ -111,14 +111,14 @@ def export_missing(
             )
             _export(peer.exporter, folder, request, timeout_sec)
         os.utime(folder)
-        found[trial.trial_id] = folder
-    if found:
+        folder_of[trial.trial_id] = folder
+    if folder_of:
         folders = [path for path in catalog.exports_dir().iterdir() if path.is_dir()]
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for folder in folders[_MOST:]:  # those that were not used for longest
-            if folder not in found.values():
+            if folder not in folder_of.values():
                 shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return folder_of
 
 
 def _export(

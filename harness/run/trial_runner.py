@@ -113,7 +113,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
             processes, spec.num_replicas, launcher.num_hosts
         )
         chosen = gpus.choose(gpus.visible_gpus(), num_here)
-    place = allocation.place_trial(
+    placement = allocation.place_trial(
         settings.topology,
         spec,
         processes,
@@ -136,7 +136,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         versions = tree.versions
     variables = trial_tree.trial_variables(
         spec,
-        place,
+        placement,
         trial_dir,
         gpu_ids=[gpu.cuda_id for gpu in chosen],
         data_dir=settings.data_dir,
@@ -147,13 +147,13 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     is_ours = spec.program is None or of_peer is not None
     marker = machine_state.OWN_FILE if is_ours else "."
     env = environment.read_environment(
-        place,
+        placement,
         variables,
         gpus=tuple(gpu.name for gpu in chosen),
         gpu_settings=gpus.read_settings(chosen) if chosen else (),
         inherited=os.environ,
         state=machine_state.read_machine_state(
-            [*itertools.chain(*place.cpusets)], source_root=code_root, marker=marker
+            [*itertools.chain(*placement.cpusets)], source_root=code_root, marker=marker
         ),
         versions=versions,
     )
@@ -164,7 +164,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     if of_peer is not None:
         peers.write_expected(trial_dir, spec, settings.exports[trial_id])
         after["packages"] = peers.packages(source_root, of_peer)
-    after["canary_before_sec"] = settings.canary(place.cpusets[0][0])
+    after["canary_before_sec"] = settings.canary(placement.cpusets[0][0])
     env = env.model_copy(update=after)
     store.write_env(trial_id, env)
     return Prepared(

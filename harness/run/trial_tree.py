@@ -140,7 +140,7 @@ def trial_variables(
         process_tree.MARKER: str(trial_dir.resolve()),
         VARIABLE: str(folder_of(trial_dir)),
         **allocator_variables(spec.allocator, base),
-        **allocation.of_gpu_threads(spec.variables),
+        **allocation.gpu_thread_variables(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 

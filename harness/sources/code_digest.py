@@ -79,12 +79,12 @@ _known: dict[str, tuple[int, int, str]] = {}
 """Time, size and fingerprint of each file that this process has read, by its path."""
 
 
-def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
+def trial_digest(workload: str, backend: str, tree: SourceTree | None = None) -> str:
     root, versions = (SOURCE_ROOT, None) if tree is None else (tree.root, tree.versions)
     parts = {**read_once(root)}
     for kind, name in ((catalog.WORKLOAD, workload), (catalog.BACKEND, backend)):
         if plugin := plugins.used(kind, name):
-            parts[_name_of(plugin)] = " ".join(of_plugin(plugin).values())
+            parts[_name_of(plugin)] = " ".join(plugin_facts(plugin).values())
     hasher = hashlib.blake2b(digest_size=8)
     for name, fingerprint in sorted(parts.items()):
         hasher.update(f"{name} {fingerprint}\0".encode())
@@ -150,7 +150,7 @@ def _fingerprint(path: str) -> str:
     try:
         facts = os.stat(path)  # noqa: PTH116 - of 600 files, before each trial
         stamp = facts.st_mtime_ns, facts.st_size
-        *stamp_before, found = _known.get(path, (0, 0, ""))
+        *stamp_before, fingerprint = _known.get(path, (0, 0, ""))
         if stamp != tuple(stamp_before):
             with open(path, "rb") as file:  # noqa: PTH123 - of 600 files
                 content = file.read()
@@ -159,11 +159,11 @@ def _fingerprint(path: str) -> str:
                 parts: list[str] = []
                 _add(ast.parse(content), parts.append)
                 content = "\0".join(parts).encode("utf-8", "backslashreplace")
-            found = hashlib.blake2b(content, digest_size=16).hexdigest()
-            _known[path] = *stamp, found
+            fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+            _known[path] = *stamp, fingerprint
     except (OSError, SyntaxError, ValueError) as error:
         raise _unreadable(path, error) from error
-    return found
+    return fingerprint
 
 
 def _unreadable(path: str, error: Exception) -> PlanError:
@@ -216,7 +216,7 @@ def _is_for_type_checkers(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def of_plugin(plugin: Plugin) -> dict[str, str]:
+def plugin_facts(plugin: Plugin) -> dict[str, str]:
     """Returns what tells a plugin from another state of it, by name."""
     paths = _files_of(plugin)
     hasher = hashlib.blake2b(digest_size=8)
@@ -239,16 +239,18 @@ def plugins_of_study(
         ("launchers", launcher),
     }
     used = [plugins.used(*name) for name in sorted(names)]
-    return {_name_of(of): of_plugin(of) for of in used if of is not None}
+    return {
+        _name_of(plugin): plugin_facts(plugin) for plugin in used if plugin is not None
+    }
 
 
 def changed_plugin(plan: Plan) -> str:
     now = plugins_of_study(plan.trials, "")
     for name, planned in plan.plugins.items():
         for part, text in planned.items():
-            found = now.get(name, planned)[part]
-            if found != text:
-                return f"{name}: {part} {text!r}, now {found!r}"
+            current = now.get(name, planned)[part]
+            if current != text:
+                return f"{name}: {part} {text!r}, now {current!r}"
     return ""
 
 
@@ -263,30 +265,30 @@ def _files_of(plugin: Plugin) -> dict[str, Path]:
     info = table.get(plugin.name)
     modules = [plugin.module, *(str(getattr(info, name, "")) for name in _MODULES)]
     tops = [re.split("[.:]", module)[0] for module in modules if module]
-    found = _below(tops)
+    files = _below(tops)
     home = _origin(tops[0])
     if home is not None and not plugin.distribution:
-        found |= _below(_imported(found.values(), home.parent))
-    return found
+        files |= _below(_imported(files.values(), home.parent))
+    return files
 
 
 def _below(tops: Iterable[str]) -> dict[str, Path]:
     """Returns the files of modules and packages, by their place in their folder."""
-    found = {}
+    files = {}
     for top in {name.partition(".")[0] for name in tops}.difference(plugins.OURS):
         if origin := _origin(top):
             for path in origin.rglob("*") if origin.is_dir() else [origin]:
                 if path.is_file() and path.suffix != ".pyc":
-                    found[path.relative_to(origin.parent).as_posix()] = path
-    return found
+                    files[path.relative_to(origin.parent).as_posix()] = path
+    return files
 
 
 def _origin(top: str) -> Path | None:
     spec = importlib.util.find_spec(top)
     if spec is None:
         return None
-    place = next(iter(spec.submodule_search_locations or ()), spec.origin)
-    return None if place is None else Path(place)
+    origin = next(iter(spec.submodule_search_locations or ()), spec.origin)
+    return None if origin is None else Path(origin)
 
 
 def _imported(paths: Iterable[Path], folder: Path) -> list[str]:
@@ -321,9 +323,9 @@ def check_code(
         left_out = [] if store is None else [store.root.parent, store.root]
         _check_program(plan, program_code, left_out)
         return
-    if found := changed_plugin(plan):
+    if plugin := changed_plugin(plan):
         raise DifferentStudyError(
-            f"study {plan.study!r} was made with another state of {found}; results of"
+            f"study {plan.study!r} was made with another state of {plugin}; results of"
             " different code must not be mixed: go back to that of the study to resume"
             " it, or choose another --study"
         )
@@ -337,14 +339,16 @@ def check_code(
                 " whose sources only a gate has; repeat the gate with its options to"
                 " resume it"
             )
-        now = of_trial(workload, backend, tree)
+        now = trial_digest(workload, backend, tree)
         if planned != now:
             root = SOURCE_ROOT if tree is None else tree.root
             commit, is_modified = machine_state.read_source_state(root)
             state = MachineState(git_commit=commit, is_source_modified=is_modified)
             envs = [trial.env for trial in store.read().trials] if store else []
-            before = [of.machine_state for of in envs if of and of.machine_state]
-            measured = " and ".join(sorted({_commit(of) for of in before}))
+            before = [
+                each.machine_state for each in envs if each and each.machine_state
+            ]
+            measured = " and ".join(sorted({_commit(each) for each in before}))
             raise DifferentStudyError(
                 f"study {plan.study!r} was made with code of"
                 f" {measured or 'an unrecorded commit'} (digest {planned}); it is now"
@@ -370,7 +374,7 @@ def _check_program(
         record, folder = _program_of(plan), Path.cwd()
         program.check_folder(record, folder)
         program_code = {
-            "": identity.of_program(record.command, folder, left_out=left_out)
+            "": identity.program_identity(record.command, folder, left_out=left_out)
         }
     for revision, planned in plan.program_code.items():
         now = program_code.get(revision)
@@ -379,13 +383,13 @@ def _check_program(
                 f"study {plan.study!r} compares with revision {revision!r}, which is"
                 f" not measured now; choose another --study"
             )
-        found = identity.differences(planned, now)
-        if found:
+        differences = identity.differences(planned, now)
+        if differences:
             raise DifferentStudyError(
-                f"study {plan.study!r} was made with another program: {found[0]}"
-                f"{_more(found)}; results of different code must not be mixed: go back"
-                " to that of the study to resume it (what the program writes belongs"
-                " into .gitignore), or choose another --study"
+                f"study {plan.study!r} was made with another program: {differences[0]}"
+                f"{_more(differences)}; results of different code must not be mixed: go"
+                " back to that of the study to resume it (what the program writes"
+                " belongs into .gitignore), or choose another --study"
             )
 
 
@@ -395,8 +399,8 @@ def _program_of(plan: Plan) -> Program:
     return record
 
 
-def _more(found: Sequence[str]) -> str:
-    return f" (and {len(found) - 1} more)" if found[1:] else ""
+def _more(differences: Sequence[str]) -> str:
+    return f" (and {len(differences) - 1} more)" if differences[1:] else ""
 
 
 def _commit(state: MachineState) -> str:
@@ -407,7 +411,11 @@ def equal_digests(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     """Returns the code digests of two revisions if they are the same, else nothing."""
     specs = [trial.spec for trial in trials]
     here, there = (
-        {(of.backend, of.code_digest) for of in specs if bool(of.revision) is is_other}
+        {
+            (state.backend, state.code_digest)
+            for state in specs
+            if bool(state.revision) is is_other
+        }
         for is_other in (False, True)
     )
     return tuple(sorted({digest for _, digest in here})) if here == there else ()
@@ -440,15 +448,17 @@ class CodeWatch:
         Once it has differed it stays so, since trials have run meanwhile.
         """
         if not self._found:
-            self._found = self._of_program() if self._code is None else self._of_ours()
+            self._found = (
+                self._program_change() if self._code is None else self._product_change()
+            )
         return self._found
 
-    def _of_program(self) -> str:
+    def _program_change(self) -> str:
         if self._folder is None:
             return ""
         command = _program_of(self._plan).command
         source = identity.find_repository(self._folder, self._left_out)
-        now = identity.of_program(command, self._folder, source, self._left_out)
+        now = identity.program_identity(command, self._folder, source, self._left_out)
         planned = self._plan.program_code[""]
         if "python" in planned and "python" not in now:
             raise PlanError(
@@ -463,9 +473,9 @@ class CodeWatch:
             now.pop(name, None)
         return next(iter(identity.differences(planned, now)), "")
 
-    def _of_ours(self) -> str:
+    def _product_change(self) -> str:
         assert self._code is not None
-        found = identity.differences(self._code, read(self._root))
-        if found:
-            return f"{found[0]}{_more(found)}"
+        differences = identity.differences(self._code, read(self._root))
+        if differences:
+            return f"{differences[0]}{_more(differences)}"
         return changed_plugin(self._plan)

@@ -59,10 +59,10 @@ def read_here() -> TensorFlowGpus:
 
 def probe(ids: Sequence[str]) -> TensorFlowGpus:
     try:
-        found = environment.ask_on_gpus(
+        answer = environment.ask_on_gpus(
             ids, "harness.trial.gpu_probe", timeout_sec=_TIMEOUT_SEC
         )
-        return TensorFlowGpus(**found)
+        return TensorFlowGpus(**answer)
     except (environment.OwnProgramError, TypeError) as error:
         raise MissingGpuError(
             "TensorFlow does not say which GPUs it sees:"

@@ -298,9 +298,11 @@ class Steps:
                 end_ns = self._clock()
             span_ns = end_ns - start_ns
             ends = [start_ns + span_ns * done // block for done in range(block + 1)]
-            for place, loss in enumerate(losses):
-                self._writer.step(first + place, ends[place], ends[place + 1], loss)
-                step_ns = ends[place + 1] - ends[place]
+            for position, loss in enumerate(losses):
+                self._writer.step(
+                    first + position, ends[position], ends[position + 1], loss
+                )
+                step_ns = ends[position + 1] - ends[position]
                 self.step_time_sec.append(step_ns / 1e9)
         return end_ns
 
@@ -515,14 +517,14 @@ class StepCounter:
         with self._recorded() as started:
             run_step()
         num_retraces = self._count_traces() - self._num_traces
-        found = {measuring.RETRACES: num_retraces, **self.replicator.counts()}
+        counts = {measuring.RETRACES: num_retraces, **self.replicator.counts()}
         if started:  # some backends start their steps in another way
-            found[measuring.DISPATCHES] = len(started)
-            found[measuring.GRAPH_NODES] = sum(one.num_nodes() for one in started)
+            counts[measuring.DISPATCHES] = len(started)
+            counts[measuring.GRAPH_NODES] = sum(one.num_nodes() for one in started)
         return [
-            exact_metric(name, found[name], unit=unit, n=1, protocol=_PROTOCOL)
+            exact_metric(name, counts[name], unit=unit, n=1, protocol=_PROTOCOL)
             for name, unit in measuring.UNITS.items()
-            if name in found
+            if name in counts
         ]
 
 
@@ -535,8 +537,8 @@ def nccl_version() -> str | None:
     code = ctypes.c_int()
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        found = _LIBRARY.search(maps)
-        if found is None or ctypes.CDLL(found[1]).ncclGetVersion(ctypes.byref(code)):
+        match = _LIBRARY.search(maps)
+        if match is None or ctypes.CDLL(match[1]).ncclGetVersion(ctypes.byref(code)):
             return None
     except (OSError, AttributeError):
         return None

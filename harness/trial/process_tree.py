@@ -63,20 +63,20 @@ class KillTreeError(RuntimeError):
 
 def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
     """Returns the living processes of a trial."""
-    found: dict[int, psutil.Process] = {}
+    by_pid: dict[int, psutil.Process] = {}
     if root_pid is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(root_pid)
             # After it exits, its id can belong to another process.
             if _belongs(root, marker, root_pid):
-                found[root_pid] = root
-                found |= {p.pid: p for p in root.children(recursive=True)}
+                by_pid[root_pid] = root
+                by_pid |= {p.pid: p for p in root.children(recursive=True)}
     for process in psutil.process_iter():
-        if process.pid == os.getpid() or process.pid in found:
+        if process.pid == os.getpid() or process.pid in by_pid:
             continue
         if _belongs(process, marker, root_pid):
-            found[process.pid] = process
-    return [process for process in found.values() if _is_alive(process)]
+            by_pid[process.pid] = process
+    return [process for process in by_pid.values() if _is_alive(process)]
 
 
 def _belongs(process: psutil.Process, marker: str, root_pid: int | None) -> bool:

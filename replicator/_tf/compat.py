@@ -66,21 +66,21 @@ _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGr
 def constant_of(tensor: tf.Tensor) -> Any:
     """The value of a tensor that the graph alone determines, or None."""
     # TensorFlow folds more than ``tf.get_static_value`` does (test_fit).
-    found = tf.get_static_value(tensor)
-    return tensor_util.try_evaluate_constant(tensor) if found is None else found
+    value = tf.get_static_value(tensor)
+    return tensor_util.try_evaluate_constant(tensor) if value is None else value
 
 
 def reachable(
     roots: Iterable[_T], following: Callable[[_T], Iterable[_T]]
 ) -> Iterator[_T]:
     """Roots, and all that follows them, each once, the nearest first."""
-    found = dict.fromkeys(roots)
-    pending = list(found)
+    reached = dict.fromkeys(roots)
+    pending = list(reached)
     for one in pending:
         yield one
         for other in following(one):
-            if other not in found:
-                found[other] = None
+            if other not in reached:
+                reached[other] = None
                 pending.append(other)
 
 
@@ -391,10 +391,10 @@ def _install(owner: Any, name: str) -> None:
 
     @functools.wraps(original)
     def called(*args: Any, **options: Any) -> Any:
-        found = vars(_OF_THREAD).get(f"{id(owner)} {name}")
-        if found is None:
+        function_here = vars(_OF_THREAD).get(f"{id(owner)} {name}")
+        if function_here is None:
             return original(*args, **options)
-        own, function = found
+        own, function = function_here
         graph = current_graph()
         while is_control_flow_graph(graph):
             graph = graph.outer_graph

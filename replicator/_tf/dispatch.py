@@ -103,10 +103,10 @@ def _config() -> Any:
 
 
 def _properties(name: str, kind: str) -> Any:
-    found = device_properties_pb2.NamedDevice(name=name)
-    found.properties.type = kind
+    device = device_properties_pb2.NamedDevice(name=name)
+    device.properties.type = kind
     # Estimates of costs need some, and the rules that run here do not use them.
-    found.properties.num_cores, found.properties.frequency = 1, 1_000
+    device.properties.num_cores, device.properties.frequency = 1, 1_000
     if kind == "GPU":
         # It decides which layout of convolutions is fast, by their data type: of this
         # process's oldest GPU.
@@ -114,8 +114,8 @@ def _properties(name: str, kind: str) -> Any:
         details = map(get_details, tf.config.list_physical_devices("GPU"))
         known = [each.get("compute_capability") for each in details]
         oldest = min(map(tuple, filter(None, known)), default=_UNKNOWN_GPU)
-        found.properties.environment["architecture"] = ".".join(map(str, oldest))
-    return found
+        device.properties.environment["architecture"] = ".".join(map(str, oldest))
+    return device
 
 
 # All calls must have arguments of the structure, shapes and types of the first, or of

@@ -235,14 +235,14 @@ def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
         return {}
     # A table that creation fills would have to replace TensorFlow's constructor, and
     # still not know what was made before.
-    found: dict[int, Any] = {}
+    variables: dict[int, Any] = {}
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, _VARIABLE) and not issubclass(kind, _RESULT):
             handle = getattr(thing, "_handle", None)
             if id(handle) in wanted:
-                found.setdefault(id(handle), thing)
-    return found
+                variables.setdefault(id(handle), thing)
+    return variables
 
 
 _FUNCTIONS = script_ops._py_funcs  # noqa: SLF001

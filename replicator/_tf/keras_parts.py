@@ -159,7 +159,7 @@ _LINEAR = frozenset({"AddN", "Cast", "Identity", "Mul", "Neg", "RealDiv"})
 @contextlib.contextmanager
 def noted_means() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
     """Notes numerators and denominators in this thread (test_kept_by_keras)."""
-    found: list[tuple[tf.Tensor, tf.Tensor]] = []
+    means: list[tuple[tf.Tensor, tf.Tensor]] = []
 
     def reduce(
         original: Any,
@@ -189,11 +189,11 @@ def noted_means() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
             size = tf.cast(tf.size(values), values.dtype)
             _, weights = loss.squeeze_or_expand_to_same_rank(values, weights)
             share = tf.reduce_sum(weights) / size
-        found.append((of_size, share))
+        means.append((of_size, share))
         return of_size
 
     with replaced(*REDUCTION, reduce, in_all_graphs=True):
-        yield found
+        yield means
 
 
 def is_multiple(result: tf.Tensor, part: tf.Tensor) -> bool:

@@ -76,8 +76,10 @@ def laid_out(value: Any, layout: Any) -> Any:
     array = whole(value)
     sizes = [n // layout.num_shards(axis) for axis, n in enumerate(array.shape)]
     parts = []
-    for place in layout.offset_to_shard():
-        cut = [slice(i * n, (i + 1) * n) for i, n in zip(place, sizes, strict=True)]
+    for coordinates in layout.offset_to_shard():
+        cut = [
+            slice(i * n, (i + 1) * n) for i, n in zip(coordinates, sizes, strict=True)
+        ]
         with tf.device("CPU:0"):  # not of a variable that is assigned
             parts.append(tf.constant(array[tuple(cut)], value.dtype))
     return dtensor.pack(parts, layout)

@@ -131,10 +131,12 @@ def incarnations(status: bytes) -> frozenset[int]:
     try:
         # The devices are its field 1, repeated, which is what a BytesList has.
         devices = tf.train.BytesList.FromString(status).value
-        found = [DeviceAttributes.FromString(device).incarnation for device in devices]
+        numbers = [
+            DeviceAttributes.FromString(device).incarnation for device in devices
+        ]
     except DecodeError:
         return frozenset()
-    return frozenset(found) - {0}
+    return frozenset(numbers) - {0}
 
 
 # What TensorFlow attaches to a failure that it passes on from elsewhere, such as that

@@ -150,10 +150,10 @@ def _once(
 
 def _count(commit_state: CommitState, clock_at_read: tf.Tensor) -> None:
     staleness = _read(commit_state.clock) - clock_at_read
-    place = tf.minimum(staleness, NUM_BINS - 1)
+    index = tf.minimum(staleness, NUM_BINS - 1)
     tf.raw_ops.ResourceScatterAdd(
         resource=_tf_compat.handle(commit_state.update_counts),
-        indices=place,
+        indices=index,
         updates=tf.ones([], tf.int64),
     )
     tf.raw_ops.AssignAddVariableOp(
@@ -195,19 +195,19 @@ def send(
         message = tensors[places[0]]
         if len(places) > 1:
             with tf.device(None):
-                message = kind.pack([tensors[place] for place in places])
+                message = kind.pack([tensors[index] for index in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     shapes = [tensor.shape for tensor in tensors]
 
     def unpack(arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        found: dict[int, tf.Tensor] = {}
+        results: dict[int, tf.Tensor] = {}
         for message, places in zip(arrived, filled, strict=True):
             parts = [message]
             if len(places) > 1:
-                parts = kind.unpack(message, [shapes[place] for place in places])
-            found.update(zip(places, parts, strict=True))
-        return [found[place] for place in range(len(shapes))]
+                parts = kind.unpack(message, [shapes[index] for index in places])
+            results.update(zip(places, parts, strict=True))
+        return [results[index] for index in range(len(shapes))]
 
     return messages, unpack
 
@@ -307,9 +307,9 @@ class ServerOptimizer(ReplicatedOptimizer):
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         """Commits by the Keras optimizer itself, on the one server that holds all."""
-        trace, found = self._begin(variables)
+        trace, owners = self._begin(variables)
         others = map(_tf_compat.unwrap, self.wrapped.variables)
-        servers = {*found, *map(self._server_of, others)}
+        servers = {*owners, *map(self._server_of, others)}
         if len(servers) > 1:
             raise OptimizerOptionError(
                 f"{type(self.wrapped).__name__} in this configuration has no atomic "
@@ -395,7 +395,7 @@ def take_out(
     """Takes the first reads of small shared variables out of a step."""
     clocks = {id(state.clock): i for i, state in enumerate(table.commit_states)}
     clock_of: dict[int, str] = {}  # by server, the node that reads its clock
-    found: dict[str, tuple[int, str]] = {}  # server and handle of a first read
+    read_at: dict[str, tuple[int, str]] = {}  # server and handle of a first read
     for node in body.nodes:
         # A read that no write comes before has no control edges.
         handle = node.inputs[0].node if node.inputs else None
@@ -408,8 +408,8 @@ def take_out(
             continue
         server = table.placement.server_of(variable)
         if server is not None:
-            found[node.name] = server, handle
-    waits = {name: at for name, at in found.items() if at[0] in clock_of}
+            read_at[node.name] = server, handle
+    waits = {name: at for name, at in read_at.items() if at[0] in clock_of}
     is_read = {node.name for node in body.nodes if node.op == "ReadVariableOp"}
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
     for name, (server, handle) in waits.items():

@@ -106,7 +106,9 @@ def connect(
 ) -> Connection:
     """Connects this process to its workers and servers, once per process."""
     given = environment.config_of(cluster)
-    counts = ", ".join(f"{len(of)} {kind!r}" for kind, of in given.addresses.items())
+    counts = ", ".join(
+        f"{len(hosts)} {kind!r}" for kind, hosts in given.addresses.items()
+    )
     for kind, what in (("worker", "worker"), ("ps", "parameter server")):
         if not given.addresses.get(kind):
             raise ClusterConfigError(

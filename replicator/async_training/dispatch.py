@@ -158,20 +158,20 @@ class ServerInputIterator(RemoteInputIterator):
     def _on_worker(
         self, worker: int, pipelines: Sequence[RemotePipeline], batches_per_step: int
     ) -> WorkerPipelines:
-        found = WorkerPipelines()
+        on_worker = WorkerPipelines()
 
         def make() -> Any:
-            found.num_made += 1
-            num_batches = found.num_steps * batches_per_step
+            on_worker.num_made += 1
+            num_batches = on_worker.num_steps * batches_per_step
             return tuple(
                 iter(pipeline.dataset().skip(num_batches) if num_batches else pipeline)
                 for pipeline in pipelines
             )
 
-        found.handle = _tf_compat.create_on_worker(
+        on_worker.handle = _tf_compat.create_on_worker(
             self._connection.coordinator, worker, make, ()
         )
-        return found
+        return on_worker
 
     def _num_begun(self, error: BaseException, num_steps: int) -> int:
         """All that workers were given, as where nobody waits (``schedule``)."""
@@ -180,15 +180,15 @@ class ServerInputIterator(RemoteInputIterator):
 
 def traced_dataset(input_fn: InputFn, context: InputContext) -> RemotePipeline:
     """Calls an input function and keeps its pipeline as a graph."""
-    found = []
+    divisions = []
 
     def make() -> tf.data.Dataset:
         dataset = to_pipeline(input_fn(context))
-        found.append(position.division_of_dataset(dataset))  # a graph does not tell
+        divisions.append(position.division_of_dataset(dataset))  # a graph does not tell
         return dataset
 
     function = tf.function(make, autograph=False).get_concrete_function()
-    return RemotePipeline(function, found[0])
+    return RemotePipeline(function, divisions[0])
 
 
 # A worker that is lost does at most so many again; by then, a dispatch costs nothing

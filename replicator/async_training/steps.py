@@ -184,7 +184,7 @@ class ServerProgram(Assembly):
     ) -> None:
         self.plans = plan.make_plan(step.traced.collectives, topology)
         entries = {
-            name: table.of_worker(worker, variable)
+            name: table.worker_entry(worker, variable)
             for name, variable in step.traced.variables.items()
         }
         self.used = UsedVariables(entries, table)

@@ -80,7 +80,7 @@ class ServerTable(VariableTable):
         del entry
         return True
 
-    def of_worker(self, worker: int, variable: Any) -> Entry:
+    def worker_entry(self, worker: int, variable: Any) -> Entry:
         """The entry of a variable, with the copies of one worker's replicas."""
         kind, share = self.kind(variable), self.num_replicas // self.num_workers
         for commit_state in self.commit_states:

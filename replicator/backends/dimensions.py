@@ -82,10 +82,10 @@ def named(variable: Any, *names: str | None) -> Any:
             "variables of a layer: named(layer.kernel, 'inputs', 'hidden')"
         )
     inner = _tf_compat.unwrap(variable)
-    found = check_names(names)
-    _check_rank(found, variable.name, inner.shape.rank)
+    checked = check_names(names)
+    _check_rank(checked, variable.name, inner.shape.rank)
     if isinstance(inner, MeshVariable):
-        inner.place(inner, found)
+        inner.place(inner, checked)
     return variable
 
 
@@ -151,7 +151,7 @@ class LayoutRules:
         if layout != variable.layout:
             variable.move(layout)
 
-    def of_batch(self, rank: int) -> Any:
+    def batch_layout(self, rank: int) -> Any:
         """The layout of batches: their examples are divided over the batch axis."""
         if rank == 0 or BATCH not in self.sizes:
             return dtensor.Layout.replicated(self.mesh, rank)
@@ -164,9 +164,9 @@ class LayoutRules:
     def replica_of(self, device: int) -> int:
         """The place on the batch axis of a device, in the order of the mesh."""
         for axis in reversed(self.sizes):
-            device, place = divmod(device, self.sizes[axis])
+            device, index = divmod(device, self.sizes[axis])
             if axis == BATCH:
-                return place
+                return index
         return 0
 
 
@@ -193,14 +193,14 @@ def _check_rules(names: Any) -> list[tuple[re.Pattern[str], Names]]:
     )
     if not isinstance(names, dict):
         raise LayoutError(f"{said}; got {format_value(names)}")
-    found = []
+    compiled = []
     for pattern, of_path in names.items():
         if isinstance(of_path, str) or not isinstance(of_path, (tuple, list)):
             raise LayoutError(f"{said}; got {format_value(of_path)} for {pattern!r}")
         try:
-            found.append((re.compile(pattern), check_names(of_path)))
+            compiled.append((re.compile(pattern), check_names(of_path)))
         except (TypeError, re.error) as error:
             raise LayoutError(
                 f"{said}; {format_value(pattern)} is not one: {error}"
             ) from error
-    return found
+    return compiled

@@ -109,9 +109,11 @@ class MeshProgram:
 
     def _explained(self, kind: str) -> LayoutError:
         graph = self._traced.graph
-        found = [each for each in graph.get_operations() if each.type == kind]
-        layers = {each.name.rpartition("/")[0] or "in no layer" for each in found}
-        reaching = {*reachable(found, lambda each: [of.op for of in each.inputs])}
+        operations = [each for each in graph.get_operations() if each.type == kind]
+        layers = {each.name.rpartition("/")[0] or "in no layer" for each in operations}
+        reaching = {
+            *reachable(operations, lambda each: [tensor.op for tensor in each.inputs])
+        }
         inner = {id(outer): within.op for outer, within in graph.captures}
         split = [
             f"{each.path} ({', '.join(each.layout.sharding_specs)})"
@@ -289,7 +291,7 @@ class DTensorReplicator(base.Replicator):
             )
         count = self.rules.num_devices()
         parts = [values[self.rules.replica_of(device)] for device in range(count)]
-        return dtensor.pack(parts, self.rules.of_batch(first.shape.rank))
+        return dtensor.pack(parts, self.rules.batch_layout(first.shape.rank))
 
     def _build(
         self, step_fn: Callable[..., Any], batch: Any, leaves: Sequence[tf.Tensor]
@@ -328,8 +330,8 @@ class DTensorReplicator(base.Replicator):
             return [output] * self.num_replicas
         split = list(dtensor.fetch_layout(output).sharding_specs)
         kept = [
-            axis if axis == BATCH and place == 0 else dtensor.UNSHARDED
-            for place, axis in enumerate(split)
+            axis if axis == BATCH and index == 0 else dtensor.UNSHARDED
+            for index, axis in enumerate(split)
         ]
         if kept != split:
             output = _tf_mesh.laid_out(output, dtensor.Layout(kept, self.rules.mesh))
@@ -358,14 +360,14 @@ class DTensorReplicator(base.Replicator):
         """Each step, and how many collectives of each kind it has."""
         count = self.rules.num_devices()  # each has a node of every collective
         for name, program in self._programs.items():
-            found = program.collectives or {}
-            yield name, {kind: n // count for kind, n in sorted(found.items())}
+            counts = program.collectives or {}
+            yield name, {kind: n // count for kind, n in sorted(counts.items())}
 
     def explain(self) -> str:
         """Counts the collectives of each step that has run."""
         lines = [f"dtensor, mesh {self.rules.sizes}: DTensor places the collectives"]
-        for name, found in self._collectives():
-            each = ", ".join(f"{number} {kind}" for kind, number in found.items())
+        for name, numbers in self._collectives():
+            each = ", ".join(f"{number} {kind}" for kind, number in numbers.items())
             lines.append(f"  {name}: {each or 'none'}")
         return "\n".join(lines)
 
@@ -373,7 +375,9 @@ class DTensorReplicator(base.Replicator):
         """Collectives of a step, and the bytes of variables on all devices."""
         bytes_each = sum(variable.num_bytes_each for variable in self._variables)
         return {
-            "collectives": sum(sum(found.values()) for _, found in self._collectives()),
+            "collectives": sum(
+                sum(by_kind.values()) for _, by_kind in self._collectives()
+            ),
             "variable_bytes": self.rules.num_devices() * bytes_each,
         }
 
@@ -383,11 +387,11 @@ class DTensorReplicator(base.Replicator):
         for variable in self._variables:
             places = variable.layout.offset_to_shard()
             first: dict[Any, np.ndarray] = {}
-            for place, part in zip(
+            for index, part in zip(
                 map(tuple, places), dtensor.unpack(variable.in_parts()), strict=True
             ):
                 value = part.numpy()
-                if not np.array_equal(first.setdefault(place, value), value):
+                if not np.array_equal(first.setdefault(index, value), value):
                     differing.append(variable.path)
         report_out_of_sync(list(dict.fromkeys(differing)))
 

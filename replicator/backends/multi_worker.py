@@ -364,12 +364,12 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
 
     def explain(self) -> str:
         """Describes the plan of every traced step, with cross-worker communication."""
-        place = (
+        where = (
             f"worker {self.worker_id} of {self.num_workers}, replicas "
             f"{self.first_replica_id} to "
             f"{self.first_replica_id + self.num_local_replicas - 1}"
         )
-        return f"{place}\n{super().explain()}"
+        return f"{where}\n{super().explain()}"
 
 
 class MultiWorkerInGraphReplicator(MultiWorkerReplicator):

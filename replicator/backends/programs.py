@@ -64,11 +64,11 @@ class ProgramCache:
         """Returns the program of ``step_fn``, built on first use and where stale."""
         key = step.identity(step_fn)
         full_key = key, signature, _tf_dispatch.optimizer_settings()
-        found = self._programs.get(full_key)
-        if found:
+        entry = self._programs.get(full_key)
+        if entry:
             self._in_a_row.clear()
-            if not self._is_stale(found[1]):
-                return found[1]
+            if not self._is_stale(entry[1]):
+                return entry[1]
         if key not in self._held:
             self._check_retracing(step_fn)
         # Of inputs alone, or of inputs and a number of steps.
@@ -243,20 +243,20 @@ def reduce(
     context.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     given = {
-        place: _values_of(repl, op, leaf)
-        for place, leaf in enumerate(leaves)
+        target: _values_of(repl, op, leaf)
+        for target, leaf in enumerate(leaves)
         if isinstance(leaf, PerReplica)
     }
-    found = {place: values for place, values in given.items() if values}
-    if run is not None and found:
-        reduced = run(_REDUCTIONS[op], [leaves[place] for place in found])
-        found = dict(zip(found, map(list, reduced), strict=True))
-    for place in given:
-        values = found.get(place, [None])
-        leaves[place] = values[0]
+    filled = {target: values for target, values in given.items() if values}
+    if run is not None and filled:
+        reduced = run(_REDUCTIONS[op], [leaves[target] for target in filled])
+        filled = dict(zip(filled, map(list, reduced), strict=True))
+    for target in given:
+        values = filled.get(target, [None])
+        leaves[target] = values[0]
         if run is None and len(values) > 1:
             with tf.device("CPU:0"):
-                leaves[place] = differentiable.combine(values, op)
+                leaves[target] = differentiable.combine(values, op)
     return tf.nest.pack_sequence_as(value, leaves)
 
 

@@ -77,12 +77,12 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
             kept.get(own.place, 0),
         )
 
-    found = []
+    levels = []
     for index, level in enumerate(LEVELS):
         devices = [bytes_of(own, index) for own in held]
         fullest = max(devices, key=sum)
-        found.append(Row(level, *fullest, sum(fullest)))
-    return found
+        levels.append(Row(level, *fullest, sum(fullest)))
+    return levels
 
 
 def table(
@@ -94,17 +94,27 @@ def table(
     """The rows as text; where nothing has an owner, only why no level is marked."""
     if not any(own.weights for own in held):
         return unmarked(device_memory)
-    found = rows(held, activations)
+    rows_of_levels = rows(held, activations)
     if refused:
-        found = [row for row in found if row.level != catalog.PARAMETERS]
+        rows_of_levels = [
+            row for row in rows_of_levels if row.level != catalog.PARAMETERS
+        ]
     head = [name for name in Row._fields if activations or name != "activations"]
-    numbers = [[f"{getattr(row, name):,}" for name in head[1:]] for row in found]
-    cells = [head, *([row.level, *of] for row, of in zip(found, numbers, strict=True))]
+    numbers = [
+        [f"{getattr(row, name):,}" for name in head[1:]] for row in rows_of_levels
+    ]
+    cells = [
+        head,
+        *(
+            [row.level, *each]
+            for row, each in zip(rows_of_levels, numbers, strict=True)
+        ),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     form = "  ".join(f"{{:>{width}}}" for width in widths).replace(">", "<", 1)
     lines = [form.format(*line) for line in cells]
     if device_memory is not None:
-        for index, row in enumerate(found, start=1):
+        for index, row in enumerate(rows_of_levels, start=1):
             does = "fits" if row.together <= device_memory else "does not fit"
             lines[index] += f"  {does} {device_memory:,}"
     title = (

@@ -101,7 +101,7 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         for places in positions_by_dtype(tensors).values():
             reduced = self._reduce_one_type([tensors[i] for i in places], op)
             results.update(zip(places, reduced, strict=True))
-        return [results[place] for place in range(len(tensors))]
+        return [results[index] for index in range(len(tensors))]
 
     def _reduce_one_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp

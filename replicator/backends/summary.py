@@ -52,13 +52,13 @@ def describe(
         f"this process: worker {repl.worker_id}{chief}, replicas "
         f"{repl.first_replica_id} to {last}"
     )
-    lines = [whole, here, *(f"  {place}" for place in places)]
+    lines = [whole, here, *(f"  {copy}" for copy in places)]
     if sizes is None:
         return "\n".join([*lines, "variables: on the devices where they were created"])
     if not sizes:
         return "\n".join([*lines, "variables: none yet; the first run() places them"])
-    found = [*lines, "variables:", *_by_device(sizes), *filter(None, [local])]
-    return "\n".join(found)
+    text = [*lines, "variables:", *_by_device(sizes), *filter(None, [local])]
+    return "\n".join(text)
 
 
 def places_of(topology: Topology) -> list[str]:
@@ -82,8 +82,8 @@ def places_of(topology: Topology) -> list[str]:
 
 def copies_of(entries: Iterable[Entry]) -> list[tuple[Any, Kind]]:
     """The variables of an engine's table and all their copies, each once."""
-    found = {id(c): (c, e.kind) for e in entries for c in (e.variable, *e.copies)}
-    return list(found.values())
+    by_id = {id(c): (c, e.kind) for e in entries for c in (e.variable, *e.copies)}
+    return list(by_id.values())
 
 
 def sizes_of(copies: Iterable[tuple[Any, Kind]]) -> Sizes:
@@ -106,7 +106,7 @@ def local_variables(entries: Iterable[Entry]) -> str:
 def _by_device(sizes: Sizes) -> list[str]:
     lines = []
     for device in sorted({device for device, _ in sizes}):
-        own = {kind: n for (place, kind), n in sizes.items() if place == device}
+        own = {kind: n for (index, kind), n in sizes.items() if index == device}
         kinds = ", ".join(f"{kind} {size:,}" for kind, size in sorted(own.items()))
         total = sum(own.values())
         lines.append(f"  {_short_name(device)}: {total:,} bytes ({kinds})")
@@ -134,17 +134,17 @@ def check_timeline_path(path: Any) -> pathlib.Path:
         raise TypeError(
             f"timeline({format_value(path)}) must be the path of a file to write"
         )
-    place = pathlib.Path(os.fsdecode(path)).absolute()
+    trace_path = pathlib.Path(os.fsdecode(path)).absolute()
     reason = ""
     try:
-        if place.is_dir():
+        if trace_path.is_dir():
             reason = "it is a folder"
         else:
-            place.lstat()
+            trace_path.lstat()
     except FileNotFoundError:
-        if not place.parent.is_dir():
-            reason = f"there is no folder {str(place.parent)!r}"
-        elif not os.access(place.parent, os.W_OK):
+        if not trace_path.parent.is_dir():
+            reason = f"there is no folder {str(trace_path.parent)!r}"
+        elif not os.access(trace_path.parent, os.W_OK):
             reason = "its folder cannot be written"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -153,11 +153,11 @@ def check_timeline_path(path: Any) -> pathlib.Path:
             f"timeline() cannot write {format_value(str(path))}: {reason}; use a file "
             "in a folder that exists, such as 'trace.json'"
         )
-    return place
+    return trace_path
 
 
 @contextlib.contextmanager
-def recorded(place: pathlib.Path) -> Iterator[None]:
+def recorded(trace_path: pathlib.Path) -> Iterator[None]:
     """Records what this process computes meanwhile; see ``Replicator.timeline``."""
     events: list[dict[str, Any]] = []
     try:
@@ -168,14 +168,14 @@ def recorded(place: pathlib.Path) -> Iterator[None]:
             if event["ph"] == "X":
                 event["args"] = _arguments(event["name"])
         if events:
-            place.write_text(json.dumps({"traceEvents": events}))
+            trace_path.write_text(json.dumps({"traceEvents": events}))
 
 
 def _arguments(name: str) -> dict[str, Any]:
     op, _, kind = name.rpartition(":")
-    found: dict[str, Any] = {"op": kind} if op else {}
+    arguments: dict[str, Any] = {"op": kind} if op else {}
     for key, pattern in _PLACES.items():
         match = pattern.search(name)
         if match:
-            found[key] = int(match[1]) if match[1].isdigit() else match[1]
-    return found
+            arguments[key] = int(match[1]) if match[1].isdigit() else match[1]
+    return arguments

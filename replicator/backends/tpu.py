@@ -156,9 +156,9 @@ class TpuReplicaContext(StrategyReplicaContext):
         return sum_in_parts(tensors, reduce)
 
     def logical_device(self, index: int) -> Any:
-        place = context.check_logical_index(index, self.num_logical_devices)
+        device_index = context.check_logical_index(index, self.num_logical_devices)
         strategy = tf.distribute.get_strategy()
-        return strategy.extended.experimental_logical_device(place)
+        return strategy.extended.experimental_logical_device(device_index)
 
 
 class TpuReplicator(StrategyReplicator):
@@ -189,8 +189,10 @@ class TpuReplicator(StrategyReplicator):
 
     def logical_device(self, index: int) -> Any:
         """Places variables on a core of each replica; see ``logical_device``."""
-        place = context.check_logical_index(index, self.logical_devices_per_replica)
-        return self.strategy.extended.experimental_logical_device(place)
+        device_index = context.check_logical_index(
+            index, self.logical_devices_per_replica
+        )
+        return self.strategy.extended.experimental_logical_device(device_index)
 
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int

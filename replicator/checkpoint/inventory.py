@@ -170,8 +170,8 @@ class Payload:
     @classmethod
     def decode(cls, text: bytes) -> Payload:
         """Reads the result of ``encode``."""
-        found = tf.train.Example.FromString(text).features.feature
-        features = {key: list(value.bytes_list.value) for key, value in found.items()}
+        encoded = tf.train.Example.FromString(text).features.feature
+        features = {key: list(value.bytes_list.value) for key, value in encoded.items()}
         num_iterators = sum(key.startswith(_ITERATOR) for key in features)
         iterators = [features[f"{_ITERATOR}{index}"] for index in range(num_iterators)]
         return cls(

@@ -224,8 +224,8 @@ class CheckpointManager:
         all other files were flushed to disk.
         """
         previous = self.latest_checkpoint
-        found = (re.search(r"-(\d+)$", path) for path in self.checkpoints)
-        number = 1 + max((int(match[1]) for match in found if match), default=0)
+        matches = (re.search(r"-(\d+)$", path) for path in self.checkpoints)
+        number = 1 + max((int(match[1]) for match in matches if match), default=0)
         checkpoint = tf.train.Checkpoint(
             **inventory.objects,
             **_extra(inventory),
@@ -381,15 +381,15 @@ class CheckpointManager:
                     "None for the step of the optimizer"
                 )
             return step
-        found = Inventory(self._trackables).optimizers
-        if len(found) != 1:
-            names = ", ".join(sorted(found) or map(repr, self._trackables))
+        optimizers = Inventory(self._trackables).optimizers
+        if len(optimizers) != 1:
+            names = ", ".join(sorted(optimizers) or map(repr, self._trackables))
             raise ValueError(
                 f"save() needs a step: by default it is that of the optimizer, but the "
-                f"saved objects have {len(found)} optimizers ({names}); pass "
+                f"saved objects have {len(optimizers)} optimizers ({names}); pass "
                 "save(step)"
             )
-        (optimizer,) = found.values()
+        (optimizer,) = optimizers.values()
         return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _here(self) -> Position:
@@ -416,19 +416,19 @@ class CheckpointManager:
         if self._build_optimizers(metadata, inventory):
             inventory = Inventory(self._trackables)
         saved, here = metadata.variables, inventory.facts()
-        found = []
+        differences = []
         for name in sorted(saved.keys() | here):
             if name not in here:
-                found.append(f"{name!r} ({saved[name]}) is not here")
+                differences.append(f"{name!r} ({saved[name]}) is not here")
             elif name not in saved:
-                found.append(f"{name!r} ({here[name]}) is not in the checkpoint")
+                differences.append(f"{name!r} ({here[name]}) is not in the checkpoint")
             elif saved[name] != here[name]:
-                found.append(
+                differences.append(
                     f"{name!r} is {saved[name]} in the checkpoint but {here[name]} here"
                 )
-        if found:
-            shown = "; ".join(found[:_MOST_SHOWN])
-            more = len(found) - _MOST_SHOWN
+        if differences:
+            shown = "; ".join(differences[:_MOST_SHOWN])
+            more = len(differences) - _MOST_SHOWN
             raise CheckpointMismatchError(
                 f"checkpoint {path!r} (step {metadata.step}, {metadata.backend}, "
                 f"{metadata.num_replicas} replicas) belongs to another model: "

@@ -89,7 +89,7 @@ class Division:
 
 def division_of(inputs: InputIterator) -> Division:
     """How the pipelines of an iterator divide examples."""
-    found = _merge(
+    division = _merge(
         [
             division_of_dataset(pipeline)
             if isinstance(pipeline, tf.data.Dataset)
@@ -98,9 +98,9 @@ def division_of(inputs: InputIterator) -> Division:
         ]
     )
     is_here = all(isinstance(p, tf.data.Dataset) for p in inputs.pipelines)
-    is_counted = found.is_global and found.num_dealt is not None
+    is_counted = division.is_global and division.num_dealt is not None
     divides = inputs.divides_steps and is_here and is_counted
-    return dataclasses.replace(found, may_begin_smaller=divides)
+    return dataclasses.replace(division, may_begin_smaller=divides)
 
 
 def examples_per_element(

@@ -137,11 +137,11 @@ def _collect(
                 if line is None:  # a process that has gone: joining the cluster says so
                     continue
                 host = str(port_filter.plain(connection.getpeername()[0]))
-                found = _parse_registration(line, host, ranks.world_size)
-                if found is None:  # a stranger: a port scanner, a health check
+                parsed = _parse_registration(line, host, ranks.world_size)
+                if parsed is None:  # a stranger: a port scanner, a health check
                     listener.drop(connection)
                     continue
-                rank, registration = found
+                rank, registration = parsed
                 if rank in registered:
                     raise ClusterConfigError(
                         f"two processes have rank {rank}, at {registered[rank].host}"

@@ -136,10 +136,10 @@ def roles_text(members: Sequence[tuple[str, int]]) -> str:
 
 
 def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Addresses:
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for (kind, _), address in zip(members, addresses, strict=True):
-        found.setdefault(kind, []).append(address)
-    return {kind: tuple(of_kind) for kind, of_kind in found.items()}
+        by_kind.setdefault(kind, []).append(address)
+    return {kind: tuple(of_kind) for kind, of_kind in by_kind.items()}
 
 
 # Environments that give all addresses: ``TF_CONFIG``, pods and Slurm.
@@ -172,7 +172,7 @@ def _read_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
                 f"the cluster's {kind!r} must be a list of addresses, but is "
                 f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
             )
-    addresses = {kind: tuple(found) for kind, found in config["cluster"].items()}
+    addresses = {kind: tuple(hosts) for kind, hosts in config["cluster"].items()}
     return ClusterEnvironment(
         known=addresses, own=(own["type"], _as_index(own["index"]))
     )
@@ -357,15 +357,15 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _expand_range(text: str, inside: str) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for part in inside.split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if not 0 <= int(last) - int(first) < MAX_NODES:
             raise _malformed_list(text, part)
         numbers = range(int(first), int(last) + 1)
-        found += [f"{number:0{len(first)}d}" for number in numbers]
-    return found
+        names += [f"{number:0{len(first)}d}" for number in numbers]
+    return names
 
 
 def _malformed_list(text: str, part: str) -> ClusterConfigError:

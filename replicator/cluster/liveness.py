@@ -281,21 +281,21 @@ class Peer:
             link = Link(self._address, _CONNECT_SEC)
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
-        found: frozenset[int] | None = None
+        identity: frozenset[int] | None = None
         is_closed, self.found_instead = False, "does not respond"
         try:
-            found = link.wait_for_identity(_ANSWER_SEC)
+            identity = link.wait_for_identity(_ANSWER_SEC)
         except OSError as error:
             is_closed, self.found_instead = True, str(error)
-        if found is not None and self._identity in (None, found):
-            self._identity, self._link = found, link
+        if identity is not None and self._identity in (None, identity):
+            self._identity, self._link = identity, link
             return False
         link.close()
         if self._identity is None:
             return False  # its identity was never recorded
         # A gRPC server may be busy. A process that only accepts is stopped or a
         # different one; but the kernel has closed the connection to the recorded one.
-        return bool(found) or is_closed or not link.is_grpc_server
+        return bool(identity) or is_closed or not link.is_grpc_server
 
 
 def answers(address: str, timeout_sec: float) -> bool:

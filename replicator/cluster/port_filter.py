@@ -278,13 +278,13 @@ def reach_of(config: ClusterConfig) -> Reach:
 
 def reach_of_address(address: str, name: str, advice: str) -> Reach:
     """This machine for a loopback address, private networks otherwise."""
-    found = list(map(str, resolve(address)))
-    public = [ip for ip in found if not allows(PRIVATE, ip)]
+    ips = list(map(str, resolve(address)))
+    public = [ip for ip in ips if not allows(PRIVATE, ip)]
     if public:
         raise ClusterConfigError(
             f"{name} is public ({', '.join(public)}), but {advice}: {HOW_TO_TRUST}"
         )
-    is_machine = bool(found) and all(allows(LOOPBACK, ip) for ip in found)
+    is_machine = bool(ips) and all(allows(LOOPBACK, ip) for ip in ips)
     return Reach.MACHINE if is_machine else Reach.PRIVATE
 
 
@@ -300,9 +300,9 @@ def resolve(address: str) -> list[Address]:
 
 def plain(text: str) -> Address:
     """An IP address without its zone; an IPv4-mapped IPv6 address becomes IPv4."""
-    found = ipaddress.ip_address(text.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return mapped or found
+    ip = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return mapped or ip
 
 
 def is_address(text: str) -> bool:

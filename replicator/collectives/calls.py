@@ -116,8 +116,8 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
             f"got {format_value(pairs)}; both are Python ints, because the permutation "
             "is fixed when the step is traced"
         )
-    for place, role in enumerate(("source", "target")):
-        replicas = [pair[place] for pair in pairs]
+    for index, role in enumerate(("source", "target")):
+        replicas = [pair[index] for pair in pairs]
         for replica in replicas:
             if not 0 <= replica < num_replicas:
                 raise ValueError(
@@ -399,7 +399,7 @@ def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.T
     for column in columns:
         differentiable.check_reducible(column[0], op, "map_reduce")
     if op == "mean":  # divided, and narrowed again, when all of them are added up
-        columns = [[differentiable.widened(x, op) for x in of] for of in columns]
+        columns = [[differentiable.widened(x, op) for x in each] for each in columns]
     if op in ("sum", "mean"):
         return [tf.add_n(column) for column in columns]
     return [differentiable.combine(column, op) for column in columns]

@@ -103,8 +103,8 @@ def communicate(
     if not tensors:
         return []
     places = [
-        place
-        for place, tensor in enumerate(tensors)
+        index
+        for index, tensor in enumerate(tensors)
         if tensor.dtype.is_floating or tensor.dtype.is_complex
     ]
     if context.num_replicas_in_sync == 1 or not places:
@@ -123,17 +123,17 @@ def communicate(
             return grad if weight is None else by(grad, tf.cast(weight, grad.dtype))
 
         # The gradient of a tf.gather from a result is tf.IndexedSlices.
-        arriving = [tf.convert_to_tensor(dys[place]) for place in places]
+        arriving = [tf.convert_to_tensor(dys[index]) for index in places]
         flowing = kind.gradient(
             Backward(
                 context,
-                xs=[tensors[place] for place in places],
-                ys=[results[place] for place in places],
+                xs=[tensors[index] for index in places],
+                ys=[results[index] for index in places],
                 dys=[weighed(dy, tf.math.multiply_no_nan) for dy in arriving],
             )
         )
-        for place, grad in zip(places, flowing, strict=True):
-            grads[place] = weighed(grad, tf.math.divide_no_nan)
+        for index, grad in zip(places, flowing, strict=True):
+            grads[index] = weighed(grad, tf.math.divide_no_nan)
         return grads
 
     @tf.custom_gradient
@@ -228,8 +228,8 @@ def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
                 f"first dimension that is a multiple of {count}"
             )
     sent = tensors if op is None else [widened(tensor, op) for tensor in tensors]
-    found = zip(tensors, communicate(context, kind, sent), strict=True)
-    results = [tf.cast(y, x.dtype) for x, y in found]
+    pairs = zip(tensors, communicate(context, kind, sent), strict=True)
+    results = [tf.cast(y, x.dtype) for x, y in pairs]
     return tf.nest.pack_sequence_as(value, results)
 
 

@@ -103,7 +103,7 @@ class CollectiveKind(abc.ABC):
         """Static shape of the result on R = ``count`` replicas."""
 
     @abc.abstractmethod
-    def gradient(self, of: Backward) -> Tensors:
+    def gradient(self, backward: Backward) -> Tensors:
         """The gradients of the operands: d(sum over replicas s of t_s) / d(x_r).
 
         It calls ``differentiable.communicate``, so it can be differentiated again, and
@@ -243,10 +243,10 @@ class Sums:
 
 def positions_by_dtype(tensors: Iterable[Any]) -> dict[tf.DType, list[int]]:
     """The positions of tensors by type; types in the order of their first tensor."""
-    found: dict[tf.DType, list[int]] = {}
+    positions: dict[tf.DType, list[int]] = {}
     for position, tensor in enumerate(tensors):
-        found.setdefault(tensor.dtype, []).append(position)
-    return found
+        positions.setdefault(tensor.dtype, []).append(position)
+    return positions
 
 
 def num_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:

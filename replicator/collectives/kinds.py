@@ -75,11 +75,13 @@ class Reduce(CollectiveKind, is_pattern=True):
         return BetweenWorkers(REDUCE, 2.0 * (topology.num_programs - 1) * num_bytes)
 
 
-def _shared_by_holders(of: Backward, extremes: Tensors, totals: Tensors) -> Tensors:
+def _shared_by_holders(
+    backward: Backward, extremes: Tensors, totals: Tensors
+) -> Tensors:
     """Gradients, split equally over the replicas that have the extreme value."""
-    both = zip(of.xs, extremes, strict=True)
+    both = zip(backward.xs, extremes, strict=True)
     holds = [tf.cast(tf.equal(x, extreme), x.dtype) for x, extreme in both]
-    counts = all_sum(of.context, holds)
+    counts = all_sum(backward.context, holds)
     return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
 
 
@@ -99,10 +101,12 @@ class AllReduce(Reduce):
     def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         return shape
 
-    def gradient(self, of: Backward) -> Tensors:
+    def gradient(self, backward: Backward) -> Tensors:
         if self.op in ("sum", "mean"):
-            return communicate(of.context, AllReduce(op=self.op), of.dys)
-        return _shared_by_holders(of, of.ys, all_sum(of.context, of.dys))
+            return communicate(backward.context, AllReduce(op=self.op), backward.dys)
+        return _shared_by_holders(
+            backward, backward.ys, all_sum(backward.context, backward.dys)
+        )
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         return wire_of(dtype, self.wire_dtype)
@@ -145,17 +149,19 @@ class ReduceScatter(Reduce):
         rows = None if shape[0] is None else shape[0] // count
         return tf.TensorShape([rows]).concatenate(shape[1:])
 
-    def gradient(self, of: Backward) -> Tensors:
+    def gradient(self, backward: Backward) -> Tensors:
         def all_rows(parts: Tensors) -> Tensors:
-            return list(map(join_rows, communicate(of.context, AllGather(), parts)))
+            return list(
+                map(join_rows, communicate(backward.context, AllGather(), parts))
+            )
 
-        whole = all_rows(of.dys)
+        whole = all_rows(backward.dys)
         if self.op == "sum":
             return whole
         if self.op == "mean":
-            count = of.context.num_replicas_in_sync
+            count = backward.context.num_replicas_in_sync
             return [dy / tf.cast(count, dy.dtype) for dy in whole]
-        return _shared_by_holders(of, all_rows(of.ys), whole)
+        return _shared_by_holders(backward, all_rows(backward.ys), whole)
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         whole = super().local_result(ops, operand, replica, count)
@@ -220,9 +226,9 @@ class AllGather(Gather):
     def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         return tf.TensorShape([count]).concatenate(shape)
 
-    def gradient(self, of: Backward) -> Tensors:
-        mine = of.context.replica_id_in_sync_group
-        return [dy[mine] for dy in all_sum(of.context, of.dys)]
+    def gradient(self, backward: Backward) -> Tensors:
+        mine = backward.context.replica_id_in_sync_group
+        return [dy[mine] for dy in all_sum(backward.context, backward.dys)]
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         return ops.stack([operand] * count)
@@ -253,12 +259,14 @@ class AllConcat(Gather):
         rows = None if shape[0] is None else shape[0] * count
         return tf.TensorShape([rows]).concatenate(shape[1:])
 
-    def gradient(self, of: Backward) -> Tensors:
-        (counts,) = of.context.communicate(AllGather(), [tf.shape(of.xs[0])[0]])
-        mine = of.context.replica_id_in_sync_group
+    def gradient(self, backward: Backward) -> Tensors:
+        (counts,) = backward.context.communicate(
+            AllGather(), [tf.shape(backward.xs[0])[0]]
+        )
+        mine = backward.context.replica_id_in_sync_group
         begin = tf.reduce_sum(counts[:mine])
         end = begin + counts[mine]
-        return [dy[begin:end] for dy in all_sum(of.context, of.dys)]
+        return [dy[begin:end] for dy in all_sum(backward.context, backward.dys)]
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         return ops.concat([operand] * count)
@@ -311,12 +319,12 @@ class Route(Exchange, is_pattern=True):
     def source(self, replica: int, num_replicas: int) -> int:
         """The replica whose value a replica gets; -1 for zeros."""
 
-    def gradient(self, of: Backward) -> Tensors:
-        count = of.context.num_replicas_in_sync
+    def gradient(self, backward: Backward) -> Tensors:
+        count = backward.context.num_replicas_in_sync
         back = [
             (r, source) for r in range(count) if (source := self.source(r, count)) >= 0
         ]
-        return communicate(of.context, Permute(pairs=tuple(back)), of.dys)
+        return communicate(backward.context, Permute(pairs=tuple(back)), backward.dys)
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         # Of several replicas, a control keeps the operand on those that get zeros, too.
@@ -346,10 +354,10 @@ class Route(Exchange, is_pattern=True):
             if rows is not None:
                 # Zeros are made of what was gathered, too: a worker that did not use it
                 # would not take part, and the others would wait for it forever.
-                found = ops.unstack(rows[r], count)[max(source, 0)]
+                row = ops.unstack(rows[r], count)[max(source, 0)]
             else:
-                found = at.operands[r if source < 0 else source - first]
-            return ops.zeros_like(found) if source < 0 else found
+                row = at.operands[r if source < 0 else source - first]
+            return ops.zeros_like(row) if source < 0 else row
 
         return by_replica(at, received)
 
@@ -410,9 +418,9 @@ class Broadcast(Route):
         is_source = tf.equal(replica_id, self.source_replica_id)
         return [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
 
-    def gradient(self, of: Backward) -> Tensors:
-        mine = of.context.replica_id_in_sync_group
-        return self._only_of_source(mine, all_sum(of.context, of.dys))
+    def gradient(self, backward: Backward) -> Tensors:
+        mine = backward.context.replica_id_in_sync_group
+        return self._only_of_source(mine, all_sum(backward.context, backward.dys))
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         # Sums zeros with the value of the source: ``tf.distribute`` has no broadcast.
@@ -439,8 +447,8 @@ class AllToAll(Exchange):
     # Each part to the device of its replica; over workers all of them.
     algorithms = "parts", "pack"
 
-    def gradient(self, of: Backward) -> Tensors:
-        return communicate(of.context, self, of.dys)
+    def gradient(self, backward: Backward) -> Tensors:
+        return communicate(backward.context, self, backward.dys)
 
     def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         return ops.concat([ops.part(operand, replica, count)] * count)

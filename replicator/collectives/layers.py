@@ -229,9 +229,9 @@ class ShardedEmbedding(keras.layers.Layer):
             # same size on all replicas; rows of other parts are zero.
             is_here = ids % count == index
             rows = tf.where(is_here, ids // count, tf.zeros_like(ids))
-            found = tf.gather(variable.value, rows)
-            found = tf.where(is_here[..., None], found, tf.zeros_like(found))
-            outputs = found if outputs is None else outputs + found
+            embedded = tf.gather(variable.value, rows)
+            embedded = tf.where(is_here[..., None], embedded, tf.zeros_like(embedded))
+            outputs = embedded if outputs is None else outputs + embedded
         return outputs
 
     def table(self) -> tf.Tensor:

@@ -74,16 +74,16 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     for leaf in leaves:
         differentiable.check_reducible(leaf, op, "all_reduce")
     parts = [_lookups_of(context, leaf, kind) for leaf in leaves]
-    alike = [values_of(x) for found in parts for x, ids in found if ids is Ids.SAME]
+    alike = [values_of(x) for kinds in parts for x, ids in kinds if ids is Ids.SAME]
     sums = iter(_all_reduce_dense(context, alike, kind))
     reduced = [
         [
             with_values(part, next(sums))
             if ids is Ids.SAME
             else _all_reduce_sparse(context, part, kind, ids)
-            for part, ids in found
+            for part, ids in kinds
         ]
-        for found in parts
+        for kinds in parts
     ]
     return tf.nest.pack_sequence_as(value, list(map(_concat, reduced, leaves)))
 
@@ -117,10 +117,10 @@ def _all_reduce_dense(
     kinds = [whole if tensor.dtype == tf.float16 else kind for tensor in tensors]
     results: list[Any] = [None] * len(sent)
     for one in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == one]
+        places = [index for index, other in enumerate(kinds) if other == one]
         reduced = differentiable.communicate(context, one, [sent[p] for p in places])
-        for place, result in zip(places, reduced, strict=True):
-            results[place] = tf.cast(result, tensors[place].dtype)
+        for index, result in zip(places, reduced, strict=True):
+            results[index] = tf.cast(result, tensors[index].dtype)
     return results
 
 
@@ -185,14 +185,14 @@ def _split(
         slices = tf.IndexedSlices(slices.values, ids, slices.dense_shape)
     search = _Search(context)
     lookups = _lookups(slices.indices)
-    found = [search.ids(tensor) for tensor in lookups]
-    if len(found) == 1 or set(found) in ({Ids.SAME}, {Ids.OF_EXAMPLES}):
-        return [(slices, found[0])]
+    kinds = [search.ids(tensor) for tensor in lookups]
+    if len(kinds) == 1 or set(kinds) in ({Ids.SAME}, {Ids.OF_EXAMPLES}):
+        return [(slices, kinds[0])]
     sizes = [tf.size(tensor) for tensor in lookups]
     values = tf.split(slices.values, sizes, num=len(sizes))
     return [
         (tf.IndexedSlices(rows, tf.cast(ids, slices.indices.dtype)), kind)
-        for rows, ids, kind in zip(values, lookups, found, strict=True)
+        for rows, ids, kind in zip(values, lookups, kinds, strict=True)
     ]
 
 
@@ -317,16 +317,16 @@ def _is_of_lengths(tensor: tf.Tensor) -> bool:
     """
     op = tensor.op
     if op.type in _SHAPES:
-        (of,) = op.inputs
+        (counted,) = op.inputs
         dimensions: slice | None = slice(None)
     elif op.inputs and op.inputs[0].op.type == "Shape":
-        (of,) = op.inputs[0].op.inputs
+        (counted,) = op.inputs[0].op.inputs
         dimensions = _selected(tensor)
     else:
         return False
-    if of.shape.rank is None or dimensions is None:
+    if counted.shape.rank is None or dimensions is None:
         return False
-    return not any(_counts(of, d) for d in range(of.shape.rank)[dimensions])
+    return not any(_counts(counted, d) for d in range(counted.shape.rank)[dimensions])
 
 
 def _selected(tensor: tf.Tensor) -> slice | None:

@@ -14,7 +14,7 @@ def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return []
-    found = []
+    limits = []
     for line in lines:
         fields = line.split(":", 2)
         if len(fields) != 3:  # noqa: PLR2004 - id:controllers:path
@@ -27,9 +27,9 @@ def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
         else:
             continue
         relative = Path(path.lstrip("/"))
-        found += [
+        limits += [
             (base / folder, version)
             for base in dict.fromkeys(bases)
             for folder in (relative, *relative.parents)
         ]
-    return found
+    return limits

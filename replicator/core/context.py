@@ -257,8 +257,8 @@ def logical_scope(
     index: Any, num_logical_devices: int, places: Sequence[str | None]
 ) -> Scope:
     """The scope of a logical device, for which places may have a name each."""
-    place = check_logical_index(index, num_logical_devices)
-    return tf.device(places[place]) if places else contextlib.nullcontext()
+    device_index = check_logical_index(index, num_logical_devices)
+    return tf.device(places[device_index]) if places else contextlib.nullcontext()
 
 
 def check_logical_index(index: Any, num_logical_devices: int) -> int:
@@ -278,8 +278,8 @@ def logical_name(index: int) -> str:
 
 def logical_index(device: str) -> int | None:
     """Which logical device a name of the traced graph stands for, or None."""
-    _, found, index = device.rpartition(_PREFIX)
-    return int(index) if found else None
+    _, prefix, index = device.rpartition(_PREFIX)
+    return int(index) if prefix else None
 
 
 def task_name(stage: int, task: object) -> str:

@@ -138,8 +138,8 @@ def have_virtual_gpus(devices: Sequence[str]) -> bool:
     if not logical:
         return False
     physical = [
-        place
-        for place, gpu in enumerate(tf.config.get_visible_devices("GPU"))
+        position
+        for position, gpu in enumerate(tf.config.get_visible_devices("GPU"))
         for _ in tf.config.get_logical_device_configuration(gpu) or [None]
     ]
     used = [physical[index] for index in logical if index < len(physical)]

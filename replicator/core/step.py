@@ -193,8 +193,8 @@ def line_of(stack: Iterable[Any] | None) -> str:
 
 def at_lines(lines: Sequence[str]) -> str:
     """Lines as part of a message; empty without any."""
-    found = [line for line in lines if line]
-    return f" at {', '.join(found)}" if found else ""
+    known = [line for line in lines if line]
+    return f" at {', '.join(known)}" if known else ""
 
 
 @functools.cache  # a step has thousands of frames, of few files
@@ -257,18 +257,18 @@ def _parts(step_fn: Any) -> list[tuple[Hashable, Any]]:
         return [(id(part), part) for part in (step_fn.__self__, step_fn.__func__)]
     if isinstance(step_fn, functools.partial):
         with contextlib.suppress(_Opaque):
-            return list(_of_partial(step_fn))
+            return list(_partial_parts(step_fn))
     return [(id(step_fn), step_fn)]
 
 
-def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[Hashable, Any]]:
+def _partial_parts(partial: functools.partial[Any]) -> Iterator[tuple[Hashable, Any]]:
     yield from _parts(partial.func)
     yield ("partial", len(partial.args), *partial.keywords), None
     for value in (*partial.args, *partial.keywords.values()):
-        yield from _of_argument(value)
+        yield from _argument_parts(value)
 
 
-def _of_argument(value: Any) -> Iterator[tuple[Hashable, Any]]:
+def _argument_parts(value: Any) -> Iterator[tuple[Hashable, Any]]:
     kind = type(value)
     if kind in _PLAIN_TYPES:
         yield (kind, value), None
@@ -277,7 +277,7 @@ def _of_argument(value: Any) -> Iterator[tuple[Hashable, Any]]:
     elif kind is tuple:
         yield (kind, len(value)), None
         for item in value:
-            yield from _of_argument(item)
+            yield from _argument_parts(item)
     elif kind in (types.MethodType, functools.partial):
         yield (kind,), None
         yield from _parts(value)

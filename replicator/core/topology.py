@@ -96,11 +96,11 @@ class Topology:
         if not self.spans_processes:
             return self.memories
         names = [devices_lib.process(name) for name in self.replica_devices]
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for memory in dict.fromkeys(self.memories):
-            found.setdefault(names[memory], []).append(memory)
-        place = found[names[owner]].index(self.memories[owner])
-        return tuple(found[name][place % len(found[name])] for name in names)
+            by_name.setdefault(names[memory], []).append(memory)
+        index = by_name[names[owner]].index(self.memories[owner])
+        return tuple(by_name[name][index % len(by_name[name])] for name in names)
 
     def at(self, logical_device: int) -> Topology:
         """The same replicas, with their memories, on one of their logical devices."""
@@ -126,7 +126,7 @@ def make_topology(
 ) -> Topology:
     """Finds out which replicas share memory; if mirrored, each has its own copies."""
     places = [tuple(map(devices_lib.memory, names)) for names in devices]
-    memories = tuple(places.index(place) for place in places)
+    memories = tuple(places.index(memory_key) for memory_key in places)
     return Topology(
         devices=tuple(tuple(names) for names in devices),
         memories=memories,
@@ -184,14 +184,14 @@ _FLAT_GROUPS: dict[tuple[int, tuple[str, ...]], FlatGroup] = {}
 
 def flat_group(topology: Topology, group: Group | None) -> FlatGroup:
     """The flat group of a topology, always the same one."""
-    place = topology.num_replicas, topology.replica_devices
-    if place not in _FLAT_GROUPS:
-        _FLAT_GROUPS[place] = FlatGroup(
+    key = topology.num_replicas, topology.replica_devices
+    if key not in _FLAT_GROUPS:
+        _FLAT_GROUPS[key] = FlatGroup(
             size=topology.num_replicas,
             key=FLAT_GROUP_KEY + len(_FLAT_GROUPS),
             keys=Keys() if group is None else group.keys,
         )
-    return _FLAT_GROUPS[place]
+    return _FLAT_GROUPS[key]
 
 
 def per_worker(

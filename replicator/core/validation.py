@@ -209,11 +209,11 @@ def check_takes_one(function: Any, caller: str, argument: str, what: str) -> Non
 def check_not_distributed() -> None:
     """Rejects a step that is traced while Keras has a distribution of its own."""
     keras = sys.modules.get("keras")
-    found = keras and keras.distribution.distribution()
-    if found:
+    distribution = keras and keras.distribution.distribution()
+    if distribution:
         raise StrategyError(
-            f"keras.distribution is set to {type(found).__name__}, which Keras accepts "
-            "on TensorFlow and does not do; call "
+            f"keras.distribution is set to {type(distribution).__name__}, which Keras "
+            "accepts on TensorFlow and does not do; call "
             "keras.distribution.set_distribution(None), and let the replicator place "
             "replicas and stages"
         )

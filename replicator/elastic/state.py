@@ -174,8 +174,8 @@ class ElasticState:
         repl = self._repl
         path = commits.newest(memory)
         own = commits.count_of(path), commits.count_of(commits.newest(disk))
-        found = map(json.loads, repl.gather_bytes(json.dumps(own).encode()))
-        in_memory, (on_disk, *_) = zip(*found, strict=True)
+        counts = map(json.loads, repl.gather_bytes(json.dumps(own).encode()))
+        in_memory, (on_disk, *_) = zip(*counts, strict=True)
         best = max(in_memory)
         if not best and not on_disk:
             return

@@ -114,11 +114,11 @@ class Worker:
     def exit_code(self) -> int | None:
         """Its exit code. No other process gets its id before it is killed."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        found = os.waitid(os.P_PID, self.process.pid, how)
-        if found is None:
+        state = os.waitid(os.P_PID, self.process.pid, how)
+        if state is None:
             return None
-        is_exit = found.si_code == os.CLD_EXITED
-        return found.si_status if is_exit else -found.si_status
+        is_exit = state.si_code == os.CLD_EXITED
+        return state.si_status if is_exit else -state.si_status
 
     def said(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The first line of its last ones that has a pattern."""

@@ -85,9 +85,9 @@ def check_divergence(traced: TracedStep, body: Body, local: Collection[str]) -> 
             continue
         for operand in collective.operands:
             mask = reached.of(body.names.ref(operand))
-            found = [h for h in diverging if mask & VARIES and mask & sources[h]]
-            if found:
-                _refuse_divergence(traced, collective, found)
+            divergent = [h for h in diverging if mask & VARIES and mask & sources[h]]
+            if divergent:
+                _refuse_divergence(traced, collective, divergent)
 
 
 def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[str]:
@@ -102,12 +102,12 @@ def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[st
 
 
 def _refuse_divergence(
-    traced: TracedStep, collective: Collective, found: list[str]
+    traced: TracedStep, collective: Collective, handles: list[str]
 ) -> NoReturn:
-    variable: Any = traced.variables[found[0]]
+    variable: Any = traced.variables[handles[0]]
     name = variable.name.partition(":")[0]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    where = at_lines(traced.lines[found[0]]) or " by another step function"
+    more = f" and {len(handles) - 1} more" if len(handles) > 1 else ""
+    where = at_lines(traced.lines[handles[0]]) or " by another step function"
     raise UnsynchronisedUpdateError(
         f"variable {variable.name!r}{more} is assigned a value that differs between "
         f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "
@@ -135,13 +135,13 @@ def find_owners(variables: Mapping[str, Any], ownership: Ownership) -> dict[str,
     }
 
 
-def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
+def by_marker(body: Body, by_node: Mapping[str, Owner]) -> dict[str, Owner]:
     """By marker of a collective, who alone keeps its result."""
     sources = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
     # Between marker and mark there is at most a change of type or a factor.
     return {
         source: owner
-        for name, owner in found.items()
+        for name, owner in by_node.items()
         for source in reachable([name], lambda name: sources.get(name, ()))
         if source in body.placeholders
     }
@@ -166,8 +166,8 @@ def explain_owned(analysis: Analysis, topology: Topology) -> str:
         # Devices that keep copies count, also where they could read one memory.
         between = "devices"
         apart = dataclasses.replace(topology, memories=topology.primaries)
-        found = plan.transfers(analysis.plans, apart)
-        sums = [each.num_bytes for each in found if each.source != each.target]
+        transfers = plan.transfers(analysis.plans, apart)
+        sums = [each.num_bytes for each in transfers if each.source != each.target]
         moved = [each.num_bytes for each in weights(analysis)]
     text = (
         f"sharded update: a step moves {round(sum(sums))} bytes by reductions and "
@@ -273,9 +273,9 @@ def analyze(
     # A kind says whether replicas get the same: taken for granted, copies of variables
     # would differ while every check says that they are in sync.
     results = {m for c in traced.collectives if c.kind.is_invariant for m in c.markers}
-    found = find_invariance(traced, body, table, results)
+    invariance = find_invariance(traced, body, table, results)
     if topology.num_replicas > 1:
-        check_invariance(traced, body, found, found.local)
+        check_invariance(traced, body, invariance, invariance.local)
     variables, ownership = traced.variables, table.ownership
     gathers: tuple[VariableGather, ...] = ()
     # Variables that some replicas have to gather.
@@ -287,22 +287,22 @@ def analyze(
     if sizes:
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)
-        varying = {node.name for node in body.nodes} - found.nodes
+        varying = {node.name for node in body.nodes} - invariance.nodes
         made = schedule_gathers(body, sizes, joined, varying)
         body, gathers = made.body, made.gathers
-        nodes = found.nodes.union(made.added)
-        found = dataclasses.replace(found, nodes=nodes)
+        nodes = invariance.nodes.union(made.added)
+        invariance = dataclasses.replace(invariance, nodes=nodes)
     entries = {}
     for handle, variable in variables.items():
         kind = table.kind(variable)
-        is_local = handle in found.local and topology.num_replicas > 1
+        is_local = handle in invariance.local and topology.num_replicas > 1
         if is_local and kind is Kind.MIRRORED:
             kind = Kind.LOCAL
         entries[handle] = table.require(variable, kind)
     owners = find_owners(variables, ownership)
-    marked = {n: v for n, v in traced.owned.items() if n in found.nodes}
+    marked = {n: v for n, v in traced.owned.items() if n in invariance.nodes}
     kept = find_owners(marked, ownership)
-    live = _find_live(traced, body, found, owners, kept, topology)
+    live = _find_live(traced, body, invariance, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
         slots = [n for n in owners if ownership.is_slot(variables[n])]
         plan.check_shares(
@@ -315,7 +315,7 @@ def analyze(
     return Analysis(
         traced=traced,
         body=body,
-        invariance=found,
+        invariance=invariance,
         entries=entries,
         liveness=live,
         owners=owners,
@@ -326,7 +326,7 @@ def analyze(
             _depths(traced, body) if topology.orders_transfers else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
-            plan.of_operands(traced, topology),
+            plan.operand_devices(traced, topology),
             {} if live is None else by_marker(body, kept),
         ),
         shares=(
@@ -362,20 +362,20 @@ def find_invariance(
 
 
 def check_invariance(
-    traced: TracedStep, body: Body, found: Invariance, local: Collection[str]
+    traced: TracedStep, body: Body, invariance: Invariance, local: Collection[str]
 ) -> None:
     """Rejects steps that let replicas diverge, by what is the same on all of them."""
     for name, error in traced.required.items():  # which says more
-        if name not in found.nodes:
+        if name not in invariance.nodes:
             raise UnsynchronisedUpdateError(error)
-    dataflow.check_trainable(found, traced.variables, traced.lines)
+    dataflow.check_trainable(invariance, traced.variables, traced.lines)
     check_divergence(traced, body, local)
 
 
 def _find_live(
     traced: TracedStep,
     body: Body,
-    found: Invariance,
+    invariance: Invariance,
     owners: Mapping[str, Owner],
     kept: Mapping[str, Owner],
     topology: Topology,
@@ -391,7 +391,7 @@ def _find_live(
     elsewhere = [liveness.REMOTE] if topology.num_programs > 1 else []
     return liveness.analyze(
         body,
-        invariant=found.nodes,
+        invariant=invariance.nodes,
         primaries={*topology.primaries, *elsewhere},
         handles=set(traced.variables),
         owners={
@@ -422,7 +422,7 @@ def _find_shares(
     def source(written: Sequence[str]) -> int:
         return next(owners[handle].program_id for handle in written if handle in owners)
 
-    found = [
+    updated = [
         plan.UpdatedVariable(
             node=node.name,
             handle=handle,
@@ -437,8 +437,8 @@ def _find_shares(
     ]
     # Nodes are in the order of names, and layers have others in a program that made
     # more layers before.
-    places = {handle: place for place, handle in enumerate(variables)}
-    return tuple(sorted(found, key=lambda share: places[share.handle]))
+    places = {handle: index for index, handle in enumerate(variables)}
+    return tuple(sorted(updated, key=lambda share: places[share.handle]))
 
 
 def _depths(

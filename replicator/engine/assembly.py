@@ -52,11 +52,11 @@ def join_completion(
     for effect in effects:
         by_device.setdefault(devices.get(effect, ""), []).append(effect)
     names, joins = by_device.pop("", []), []
-    for place, (device, members) in enumerate(by_device.items()):
+    for index, (device, members) in enumerate(by_device.items()):
         if len(by_device) == 1 or len(members) == 1:
             names += members
             continue
-        node = _tf_compat.NodeDef(name=f"{prefix}/done_{place}", op="NoOp")
+        node = _tf_compat.NodeDef(name=f"{prefix}/done_{index}", op="NoOp")
         node.device = device
         node.input.extend(f"^{member}" for member in members)
         names.append(node.name)
@@ -206,8 +206,8 @@ class Assembly:
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.
         waits = inputs if self._topology.has_own_gpus else []
         name = self._kept if kept_on else self._name
-        place = tf.device(kept_on) if kept_on else contextlib.nullcontext()
-        with tf.control_dependencies(waits), place:
+        device_scope = tf.device(kept_on) if kept_on else contextlib.nullcontext()
+        with tf.control_dependencies(waits), device_scope:
             returned: list[tf.Tensor] = _tf_dispatch.call_function(
                 name, [*captured, *inputs], [spec.dtype for spec in specs]
             )
@@ -303,8 +303,8 @@ class Assembly:
                 replica_id = self._topology.replica_id(replica)
                 name = f"replica_{replica_id}/replica_id"
                 device = self._topology.replica_devices[replica]
-                found = self._emit.const(name, replica_id, device)
-                self._replica_ids[replica] = found
+                constant = self._emit.const(name, replica_id, device)
+                self._replica_ids[replica] = constant
             return self._replica_ids[replica]
         if placeholder in self._traced.argument_names:
             index = self._traced.argument_names.index(placeholder)

@@ -69,10 +69,10 @@ def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
     # A cut graph has no way from operand to result, so depths would begin anew at every
     # collective, and the order of transfers would mix early with late.
     before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
-    found: dict[str, int] = {}
+    depth: dict[str, int] = {}
     for name in postorder(before, before.__getitem__):
-        found[name] = 1 + max((found[n] for n in before[name]), default=-1)
-    return found
+        depth[name] = 1 + max((depth[n] for n in before[name]), default=-1)
+    return depth
 
 
 class TensorNames:
@@ -178,16 +178,16 @@ def functions_with(
     library: Iterable[Any], is_sought: Callable[[Any], bool]
 ) -> frozenset[str]:
     """Functions that have a node that is sought, or call such a function."""
-    found: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     while True:
         more = {
             function.signature.name
             for function in library
-            if any(is_sought(node) or calls(node, found) for node in function.node_def)
+            if any(is_sought(node) or calls(node, names) for node in function.node_def)
         }
-        if more == found:
-            return found
-        found = frozenset(more)
+        if more == names:
+            return names
+        names = frozenset(more)
 
 
 def uses_of(nodes: Iterable[Node]) -> dict[str, list[Node]]:

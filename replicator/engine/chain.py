@@ -140,9 +140,9 @@ class Chain:
         hint = {"communication_hint": "ring" if algorithm == "ring" else "nccl"}
         is_alone = self.group is None
         waits_for_start = not is_alone and algorithm in _BY_START
-        found = {}
-        for place, (device, ref) in enumerate(operands.items()):
-            part = f"{name}_{place}"
+        sums = {}
+        for index, (device, ref) in enumerate(operands.items()):
+            part = f"{name}_{index}"
             last = self._before_on.get(device)
             before = self._before if last is None else [last]
             if waits_for_start:
@@ -159,18 +159,18 @@ class Chain:
                 op, attrs = "CollectiveReduceV2", _reduction("Add")
                 inputs = [ref, *self._keys(part, device, keys)]
             waits = [] if is_alone else before
-            found[device] = self.emit.add(
+            sums[device] = self.emit.add(
                 part, op, inputs, device, waits, T=dtype, **hint, **attrs
             )
-        nodes = tuple(ref.node for ref in found.values())
+        nodes = tuple(ref.node for ref in sums.values())
         if is_alone:
             self._free_before, self._free = self._free, [*self._free, *nodes]
         elif waits_for_start:
             self._started_before = self._started
             self._started = _Started(keys=(keys["instance_key"],), nodes=nodes)
         else:
-            self._before_on.update(zip(found, nodes, strict=True))
-        return found
+            self._before_on.update(zip(sums, nodes, strict=True))
+        return sums
 
     def add(
         self,
@@ -216,12 +216,12 @@ class Chain:
             flip, both = emitter.signed, [(given.ref, dtype)]
             signed = self._inline(f"{name}/flip", flip, both, cpu)
             given = given._replace(ref=signed, dtype=tf.int64)
-            found = [(self.reduce(name, op, given), tf.int64)]
-            return self._inline(f"{name}/unflip", emitter.unsigned, found, cpu)
+            reduced = [(self.reduce(name, op, given), tf.int64)]
+            return self._inline(f"{name}/unflip", emitter.unsigned, reduced, cpu)
 
-        def transfer(value: Tensor, *place: Any) -> Ref:
+        def transfer(value: Tensor, *where: Any) -> Ref:
             attrs = _reduction(_MERGE_OPS[op])
-            return self.add(name, "CollectiveReduceV2", [value], *place, **attrs)
+            return self.add(name, "CollectiveReduceV2", [value], *where, **attrs)
 
         return self._transfer(name, given, "all_reduce", transfer)
 
@@ -250,8 +250,8 @@ class Chain:
         """Emits a concatenation over workers, by worker id."""
         # ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
 
-        def transfer(value: Tensor, *place: Any) -> Ref:
-            return self._join(name, value, *place)
+        def transfer(value: Tensor, *where: Any) -> Ref:
+            return self._join(name, value, *where)
 
         count = self.group.num_workers
         return self._transfer(name, given, "all_gather", transfer, count)
@@ -357,9 +357,9 @@ class Chain:
             return self.emit.const(name, nothing, device)
 
         def convert(part: str, ref: Tensor, source: tf.DType, target: tf.DType) -> Ref:
-            place = cpu_of(device) if wire.op == "Cast" else device
+            where = cpu_of(device) if wire.op == "Cast" else device
             by, own = wire.convert, [(ref, source)]
-            return self._inline(f"{name}/{part}", by, own, place, dtype=target)
+            return self._inline(f"{name}/{part}", by, own, where, dtype=target)
 
         sent = wire.dtype
         if ref is not None and wire.op:

@@ -132,14 +132,14 @@ _SIZES = "_replicator_convolution"
 _LEAST_RATIO = 4
 
 
-def _is_faster_as_product(of: _Sizes, dtype: int) -> bool:
+def _is_faster_as_product(sizes: _Sizes, dtype: int) -> bool:
     """Whether patches are cheaper than the rearranged kernel."""
-    if of.kernel == (1, 1):
+    if sizes.kernel == (1, 1):
         return dtype in (_FLOAT32, _BFLOAT16)
     # With bfloat16, the terms of a pixel's gradient would be rounded before they are
     # added, where there are several.
-    num_patches = of.batch * of.result[0] * of.result[1]
-    is_small = 0 < num_patches * _LEAST_RATIO <= of.result_channels
+    num_patches = sizes.batch * sizes.result[0] * sizes.result[1]
+    is_small = 0 < num_patches * _LEAST_RATIO <= sizes.result_channels
     return is_small and dtype == _FLOAT32
 
 
@@ -147,9 +147,9 @@ def mark(graph: Any, graph_def: Any) -> None:
     """Leaves its sizes on every convolution that may become a product, in place."""
     plain = (n for n in graph_def.node if n.op in _OPS and _is_plain(n))
     known = [(n, _sizes_of(graph.get_operation_by_name(n.name))) for n in plain]
-    for node, found in known:
-        if found is not None and _is_faster_as_product(found, node.attr["T"].type):
-            node.attr[_SIZES].list.i.extend(tf.nest.flatten(found))
+    for node, sizes in known:
+        if sizes is not None and _is_faster_as_product(sizes, node.attr["T"].type):
+            node.attr[_SIZES].list.i.extend(tf.nest.flatten(sizes))
 
 
 def multiply(graph_def: Any, keep: Iterable[str]) -> None:
@@ -225,8 +225,8 @@ def _pixels(
     # [rows, columns, height of the kernel, width of it]
     down, right = rows[:, None, :, None], columns[None, :, None, :]
     is_inside = (down >= 0) & (down < image[0]) & (right >= 0) & (right < image[1])
-    found = np.where(is_inside, down * image[1] + right, image[0] * image[1])
-    return found.reshape(len(rows) * len(columns), -1).astype(np.int32)
+    indices = np.where(is_inside, down * image[1] + right, image[0] * image[1])
+    return indices.reshape(len(rows) * len(columns), -1).astype(np.int32)
 
 
 def _patches(image: str, known: _Sizes, under: np.ndarray, additions: Additions) -> str:
@@ -289,19 +289,19 @@ def find(graph: Any) -> tuple[Resampled, ...]:
     # Finds them in a traced graph, where shapes and users of tensors are known.
     # Gradients are found, too, and not derived: a step may ask for the larger image's
     # gradient.
-    found = (
+    candidates = (
         _FINDERS[operation.type](operation)
         for operation in graph.get_operations()
         if operation.type in _FINDERS and not operation.control_inputs
     )
-    return tuple(filter(None, found))
+    return tuple(filter(None, candidates))
 
 
-def fuse(graph_def: Any, found: Iterable[Resampled]) -> None:
+def fuse(graph_def: Any, rewrites: Iterable[Resampled]) -> None:
     """Computes nodes from the smaller image, in place."""
     nodes = {node.name: node for node in graph_def.node}
     additions = Additions(graph_def, "replicator_resampled")
-    for name, rewrite in found:
+    for name, rewrite in rewrites:
         additions.beside = nodes[name]
         rewrite(additions)
 
@@ -413,7 +413,7 @@ def _averaged(pool: Any) -> Resampled | None:
     return pool.name, rewrite
 
 
-def _of_repeated(convolution: Any) -> Resampled | None:
+def _repeated_rewrite(convolution: Any) -> Resampled | None:
     between = _between(convolution, is_repeated=True)
     source = None if between is None else _repeated(convolution.inputs[0])
     if between is None or source is None:
@@ -489,7 +489,7 @@ def _sum_of_pixels(operation: Any) -> Resampled | None:
 
 _FINDERS: Mapping[str, Callable[[Any], Resampled | None]] = {
     "AvgPool": _averaged,
-    "Conv2D": _of_repeated,
+    "Conv2D": _repeated_rewrite,
     "Conv2DBackpropInput": _image_gradient,
     "Conv2DBackpropFilter": _kernel_gradient,
     "BiasAddGrad": _sum_of_pixels,

@@ -83,7 +83,9 @@ class EffectTable:
 
     def of(self, node: Node) -> Effects:
         op, names = node.op, called_names(node.proto) if self._functions else ()
-        inner = [self._of_function(name) for name in names if name in self._functions]
+        inner = [
+            self._analyze_function(name) for name in names if name in self._functions
+        ]
         is_pure = all(effects.is_pure for effects in inner)
         if inner and takes_inputs(node.proto, self._functions):
             first = first_argument(node.proto)
@@ -98,7 +100,7 @@ class EffectTable:
         # known to the caller, so every position counts as written.
         return Effects(is_write, frozenset(range(len(node.inputs))))
 
-    def _of_function(self, name: str) -> Effects:
+    def _analyze_function(self, name: str) -> Effects:
         if name in self._known:
             return self._known[name]
         function = self._functions[name]
@@ -106,14 +108,14 @@ class EffectTable:
         # What a recursive function finds of itself.
         self._known[name] = Effects(False, frozenset(index for index, _ in arguments))
         nodes = {node.name: node for node in nodes_of(function)}
-        found = [(node, self.of(node)) for node in nodes.values()]
+        by_node = [(node, self.of(node)) for node in nodes.values()]
         written = {
             origin(node.inputs[position], nodes)
-            for node, effects in found
+            for node, effects in by_node
             for position in effects.writes
         }
         self._known[name] = Effects(
-            is_pure=all(effects.is_pure for _, effects in found),
+            is_pure=all(effects.is_pure for _, effects in by_node),
             writes=frozenset(
                 index
                 for index, arg in arguments
@@ -142,15 +144,15 @@ def written_variables(
     """By node, the handles of the variables that it may write."""
     nodes = {node.name: node for node in body.nodes}
     effects, known = EffectTable(body.library), frozenset(handles)
-    found = {}
+    targets_of = {}
     for node in body.nodes:
         origins = [origin(ref, nodes) for ref in node.inputs]
         if known.isdisjoint(origins) or node.op in READ_OPS:
             continue
         written = [origins[position] for position in sorted(effects.of(node).writes)]
         if targets := tuple(dict.fromkeys(h for h in written if h in known)):
-            found[node.name] = targets
-    return found
+            targets_of[node.name] = targets
+    return targets_of
 
 
 # Sources are inputs of a graph, each a bit of a mask; the mask of a tensor says which
@@ -188,12 +190,12 @@ class Masks:
         self.found: dict[str, int | dict[str, int]] = dict(sources)
 
     def of(self, ref: Ref) -> int:
-        found = self.found.get(ref.node, 0)
-        return found if isinstance(found, int) else found.get(ref.port, 0)
+        mask = self.found.get(ref.node, 0)
+        return mask if isinstance(mask, int) else mask.get(ref.port, 0)
 
-    def of_node(self, name: str) -> int:
-        found = self.found.get(name, 0)
-        return found if isinstance(found, int) else _union(found.values())
+    def node_mask(self, name: str) -> int:
+        mask = self.found.get(name, 0)
+        return mask if isinstance(mask, int) else _union(mask.values())
 
 
 def walk(
@@ -209,9 +211,9 @@ def walk(
     while has_grown:
         has_grown = False
         for node in nodes:
-            found = transfer(node, [masks.of(ref) for ref in node.inputs])
-            has_grown |= found != masks.found.get(node.name, 0)
-            masks.found[node.name] = found
+            produced = transfer(node, [masks.of(ref) for ref in node.inputs])
+            has_grown |= produced != masks.found.get(node.name, 0)
+            masks.found[node.name] = produced
         has_grown &= not is_ordered
     return masks
 
@@ -253,7 +255,7 @@ class Functions:
 
     def _loop(self, proto: Any, masks: list[int]) -> list[int]:
         body, condition = proto.attr["body"].func.name, proto.attr["cond"].func.name
-        carried = self._of_function(body)
+        carried = self._analyze_function(body)
         while True:
             (ends,) = self._results(condition, masks)
             new = [
@@ -270,10 +272,10 @@ class Functions:
     def _results(self, name: str, masks: Sequence[int]) -> list[int]:
         return [
             (way & VARIES) | _union(m for i, m in enumerate(masks) if way & _bit(i))
-            for way in self._of_function(name)
+            for way in self._analyze_function(name)
         ]
 
-    def _of_function(self, name: str) -> list[int]:
+    def _analyze_function(self, name: str) -> list[int]:
         if name not in self._known:
             function = self._functions[name]
             signature, nodes = function.signature, nodes_of(function)
@@ -292,10 +294,10 @@ def _bit(argument: int) -> int:
 
 
 def _union(masks: Iterable[int]) -> int:
-    found = 0
+    bits = 0
     for mask in masks:
-        found |= mask
-    return found
+        bits |= mask
+    return bits
 
 
 def _by_port(masks: Iterable[int]) -> dict[str, int]:
@@ -359,24 +361,24 @@ def find_invariance(
 
     masks = walk(body.nodes, dict.fromkeys(varying, VARIES) | bits, transfer)
     writes = written_variables(body, handles)
-    found = dict.fromkeys(local, "")
+    reasons = dict.fromkeys(local, "")
     # The least fixed point from below: all variables count as mirrored until a write
     # that varies is found, which may make other writes vary. Starting from above (all
     # local) would never find one mirrored that is updated from itself.
     while True:
-        differs = VARIES | _union(bits[handle] for handle in found)
-        count = len(found)
+        differs = VARIES | _union(bits[handle] for handle in reasons)
+        count = len(reasons)
         for name, written in writes.items():
-            if masks.of_node(name) & differs:
+            if masks.node_mask(name) & differs:
                 for handle in written:
-                    found.setdefault(handle, name)
-        if len(found) == count:
+                    reasons.setdefault(handle, name)
+        if len(reasons) == count:
             break
-    same = (n.name for n in body.nodes if not masks.of_node(n.name) & differs)
+    same = (n.name for n in body.nodes if not masks.node_mask(n.name) & differs)
     return Invariance(
         nodes=frozenset(same),
-        local=frozenset(found),
-        local_because={handle: name for handle, name in found.items() if name},
+        local=frozenset(reasons),
+        local_because={handle: name for handle, name in reasons.items() if name},
     )
 
 
@@ -419,7 +421,7 @@ class Origins:
     def of(self, tensor: Any) -> tuple[str, str, int | None] | None:
         """An operation, the place of its result, and its bytes."""
         # None for the value of a variable; bytes are None without a static shape.
-        operation, place = tensor.op, str(tensor.value_index)
+        operation, port = tensor.op, str(tensor.value_index)
         if operation.type in _PASSED_ON:
             return self.of(operation.inputs[0])
         if operation.type == "ReadVariableOp" or tensor.dtype == tf.resource:
@@ -427,15 +429,15 @@ class Origins:
         called = operation.get_attr("f").name if operation.type in _CALLS else None
         if called in self._places:
             arguments, places = self._places[called]
-            place = places[tensor.value_index]
-            if place in arguments:
-                return self.of(operation.inputs[arguments.index(place)])
-            if not place:
+            port = places[tensor.value_index]
+            if port in arguments:
+                return self.of(operation.inputs[arguments.index(port)])
+            if not port:
                 return None
         count = tensor.shape.num_elements()
         if count is None or tensor.dtype == tf.variant:
-            return operation.name, place, None
-        return operation.name, place, count * tensor.dtype.size
+            return operation.name, port, None
+        return operation.name, port, count * tensor.dtype.size
 
 
 def _places(function: Any) -> tuple[list[str], list[str]]:

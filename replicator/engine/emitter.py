@@ -253,7 +253,7 @@ def unpadded(joined: tf.Tensor, like: tf.Tensor, *, count: int) -> tf.Tensor:
 def in_order(parts: tf.Tensor, *, places: tuple[int, ...]) -> tf.Tensor:
     """Parts of workers, by the place of each."""
     pieces = tf.split(parts, len(places))
-    return tf.concat([pieces[place] for place in places], 0)
+    return tf.concat([pieces[index] for index in places], 0)
 
 
 def signed(value: tf.Tensor) -> tf.Tensor:

@@ -360,22 +360,22 @@ class Linker:
             on = emit(part, "Switch", inputs, devices[replica], T=dtypes[node])
             return Ref(node=on.node, port="output_true:0")
 
-        def ended(part: str, ref: Tensor, memory: int, place: int) -> Ref:
-            device, dtype = devices[memory], call.dtypes[place]
+        def ended(part: str, ref: Tensor, memory: int, index: int) -> Ref:
+            device, dtype = devices[memory], call.dtypes[index]
             both = [conditions[memory]] * 2
             off = emit(f"{part}/off", "Switch", both, device, T=tf.bool)
             # An edge has no side: what follows the identity follows this side only.
             side = emit(f"{part}/pivot", "Identity", [off], device, T=tf.bool)
             # Of the same rank, so that elementwise ops and reductions take it.
             nothing = np.zeros(
-                [0] * (call.shapes[place].rank or 0), dtype.as_numpy_dtype
+                [0] * (call.shapes[index].rank or 0), dtype.as_numpy_dtype
             )
             given = {"dtype": dtype, "value": nothing}
             other = emit(f"{part}/nothing", "Const", [], device, [side.node], **given)
             return emit(part, "Merge", [ref, other], device, N=2, T=dtype)
 
         results: list[tuple[Tensor, ...]] = []
-        for place, by_replica in zip(
+        for index, by_replica in zip(
             bucket.positions, self._link_bucket(plan, bucket, name, gated), strict=True
         ):
             # Per memory: a result that is merged elsewhere would be sent once more.
@@ -383,8 +383,8 @@ class Linker:
             merged: dict[tuple[Tensor, int], Ref] = {}
             for replica, (ref, memory) in enumerate(keys):
                 if (ref, memory) not in merged:
-                    part = f"{name}/gate/result_{place}_{replica}"
-                    merged[ref, memory] = ended(part, ref, memory, place)
+                    part = f"{name}/gate/result_{index}_{replica}"
+                    merged[ref, memory] = ended(part, ref, memory, index)
             results.append(tuple(merged[key] for key in keys))
         # What follows runs even where this does not.
         ends = {

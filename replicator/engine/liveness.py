@@ -123,14 +123,14 @@ def _earlier(
     # A step orders all uses of a variable around its writes, so the topological order
     # of the graph is their order.
     uses: dict[str, list[str]] = {handle: [] for handle in handles}
-    found = {}
+    earlier = {}
     for node in body.nodes:
         for handle in written.get(node.name, ()):
-            found[node.name, handle] = tuple(uses[handle])
+            earlier[node.name, handle] = tuple(uses[handle])
             uses[handle] = []
         for handle in {ref.node for ref in node.inputs} & uses.keys():
             uses[handle].append(node.name)
-    return found
+    return earlier
 
 
 # With ``sharded_update="parameters"`` (Rajbhandari et al. 2020, stage 3) a variable is
@@ -193,21 +193,21 @@ def schedule_gathers(
     made: list[tuple[_Read, int, list[str]]] = []
     last: dict[int, int] = {}
     layer, filled = -1, largest
-    for at, use, place in sorted(
-        (depth[use], use, place)
-        for place, read in enumerate(reads)
+    for at, use, position in sorted(
+        (depth[use], use, position)
+        for position, read in enumerate(reads)
         for use in read.uses
     ):
-        read, size = reads[place], sizes[reads[place].handle]
-        is_there = place in last and made[last[place]][1] >= layer - 1
+        read, size = reads[position], sizes[reads[position].handle]
+        is_there = position in last and made[last[position]][1] >= layer - 1
         # After a write the variable has another value: no gather may come so late.
-        if is_there or (place in last and at > read.latest):
-            made[last[place]][2].append(use)
+        if is_there or (position in last and at > read.latest):
+            made[last[position]][2].append(use)
             continue
         if filled + size > largest:
             layer, filled = layer + 1, 0
         filled += size
-        last[place] = len(made)
+        last[position] = len(made)
         made.append((read, layer, [use]))
     repeats: collections.Counter[str] = collections.Counter()
     gathers = []
@@ -252,7 +252,7 @@ class _ReadGraph:
         self.nodes = {node.name: node for node in body.nodes}
         self.added: dict[str, str] = {}  # New nodes, by the node that they repeat.
         self._depth = depth
-        self._place = {node.name: place for place, node in enumerate(body.nodes)}
+        self._place = {node.name: index for index, node in enumerate(body.nodes)}
         self._users = uses_of(body.nodes)
         self._written = written_variables(body, sizes)
         # By read, the least depth of what follows it, but for what passes it on.

@@ -66,18 +66,20 @@ class ReplicaDevices:
                 return requested  # a parameter server, which is not a replica's device
             if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
-                place = spec.device_index or 0
-                other = mine.replace(device_type=spec.device_type, device_index=place)
+                device_index = spec.device_index or 0
+                other = mine.replace(
+                    device_type=spec.device_type, device_index=device_index
+                )
                 return str(other.to_string())
         return self._topology.devices[replica][0]
 
     def device_type(self, requested: str) -> str | None:
         """The type of a device, or None where replicas have devices of several."""
-        found = {
+        types = {
             devices.device_type(self.device(requested, replica))
             for replica in range(self._topology.num_local_replicas)
         }
-        return found.pop() if len(found) == 1 else None
+        return types.pop() if len(types) == 1 else None
 
 
 # What the optimizer calls the host of a GPU when it moves small computations there.
@@ -173,11 +175,11 @@ class Stamps:
             for node in self._library[call[0]].node_def:
                 yield from called(node, self._in_function(node.device, call[1]))
 
-        found: dict[str, set[_Stamp | None]] = {}
+        stamps: dict[str, set[_Stamp | None]] = {}
         outer = (called(node, self._stamp(node.device)) for node in graph_def.node)
         for name, stamp in reachable(itertools.chain.from_iterable(outer), inner):
-            found.setdefault(name, set()).add(stamp)
-        return found
+            stamps.setdefault(name, set()).add(stamp)
+        return stamps
 
 
 # The optimizer sees each task as one call, so that a stage is optimized once for all of
@@ -259,9 +261,9 @@ def optimize(
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
     if has_cpu_rules and traced.resampled:
-        found = traced.resampled
+        resampled = traced.resampled
         graph_def = _rewritten(
-            RESAMPLED, notes, graph_def, lambda it: convolutions.fuse(it, found)
+            RESAMPLED, notes, graph_def, lambda it: convolutions.fuse(it, resampled)
         )
     optimized = _tf_dispatch.optimize_graph(
         graph_def,

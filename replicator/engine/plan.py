@@ -113,14 +113,16 @@ def make_plan(
         needed, kept = ({}, {}) if algorithm in FLAT else (needed_by or {}, owned or {})
         targets: list[tuple[int, int | None, Owner | None]] = []
         for operand, marker in zip(call.operands, call.markers, strict=True):
-            place = (logical_devices or {}).get(operand, 0)
+            logical_device = (logical_devices or {}).get(operand, 0)
             # One algorithm per call: what a replica has on its host goes through its
             # GPU.
-            if topology.at(place).has_own_gpus != topology.has_own_gpus:
-                place = 0
+            if topology.at(logical_device).has_own_gpus != topology.has_own_gpus:
+                logical_device = 0
             owner, replicas = kept.get(marker), needed.get(marker, ())
             only = replicas[0] if len(replicas) == 1 else None
-            targets.append((place, only if owner is None else owner.primary, owner))
+            targets.append(
+                (logical_device, only if owner is None else owner.primary, owner)
+            )
         order = list(range(len(call.markers)))
         if depths is not None and topology.orders_transfers:
             # Gradients of equal depth: a backward pass comes to later variables first.
@@ -134,25 +136,28 @@ def make_plan(
         filled = join(
             [(call.dtypes[p], targets[p]) for p in order], [sizes[p] for p in order]
         )
-        groups = [tuple(order[place] for place in bucket) for bucket in filled]
+        groups = [
+            tuple(order[logical_device] for logical_device in bucket)
+            for bucket in filled
+        ]
         totals = {group: sum(sizes[p] for p in group) for group in groups}
         buckets = {}
         # Each bucket, largest first, goes to its preferred or the least loaded owner.
         for group in sorted(groups, key=totals.__getitem__, reverse=True):
-            place, preferred, _ = targets[group[0]]
-            load = loads.setdefault(place, [0] * topology.num_local_replicas)
+            logical_device, preferred, _ = targets[group[0]]
+            load = loads.setdefault(logical_device, [0] * topology.num_local_replicas)
             combines = load.index(min(load)) if preferred is None else preferred
             load[combines] += max(totals[group], 1)
             buckets[group] = Bucket(
                 positions=group,
                 num_bytes=totals[group],
                 owner=combines,
-                logical_device=place,
+                logical_device=logical_device,
                 is_for_owner=preferred is not None,
             )
-        found = tuple(buckets[group] for group in groups)
+        of_algorithm = tuple(buckets[group] for group in groups)
         plans.append(
-            CollectivePlan(collective=call, algorithm=algorithm, buckets=found)
+            CollectivePlan(collective=call, algorithm=algorithm, buckets=of_algorithm)
         )
     return tuple(plans)
 
@@ -194,7 +199,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     lines += [
         f"owner {replica} ({topology.devices[replica][logical_device]}): "
         f"combines {load.get((logical_device, replica), 0)} bytes"
-        for logical_device in sorted({0, *(place for place, _ in load)})
+        for logical_device in sorted({0, *(device for device, _ in load)})
         for replica in range(topology.num_local_replicas)
     ]
     return "\n".join(lines)
@@ -281,30 +286,30 @@ def place(traced: TracedStep, topology: Topology) -> None:
     for name, index in by_user.items():
         for scope in _scopes(name):
             in_scope.setdefault(scope, set()).add(index)
-    found = dict(by_user)
+    assigned = dict(by_user)
     for node in nodes:  # in the order of their making
         names = [producer(text) for text in node.input if not text.startswith("^")]
         known = [handles[name] for name in names if name in handles][:1]
         if not known and node.name.startswith(GRADIENT_SCOPE):
             # What flows back comes from a later device; the values of the forward pass
             # tell where this op's own forward op ran.
-            known = _of_forward(node.name, found, in_scope)
+            known = _forward_devices(node.name, assigned, in_scope)
             known = known or [by_user[name] for name in names if name in by_user]
-        known = known or [found[name] for name in names if name in found]
+        known = known or [assigned[name] for name in names if name in assigned]
         if known and node.op != "Placeholder" and not node.device:
-            found[node.name] = max(known)
-    _follow_consumers(nodes, found)
+            assigned[node.name] = max(known)
+    _follow_consumers(nodes, assigned)
     for node in nodes:
-        if found.get(node.name) and not node.device:
-            node.device = context.logical_name(found[node.name])
+        if assigned.get(node.name) and not node.device:
+            node.device = context.logical_name(assigned[node.name])
 
 
-def _of_forward(
-    name: str, found: Mapping[str, int], in_scope: Mapping[str, set[int]]
+def _forward_devices(
+    name: str, assigned: Mapping[str, int], in_scope: Mapping[str, set[int]]
 ) -> list[int]:
     """Where the forward op of a gradient ran, if its scope tells."""
     for scope in _scopes(name.removeprefix(GRADIENT_SCOPE)):
-        places = {found[scope]} if scope in found else in_scope.get(scope, set())
+        places = {assigned[scope]} if scope in assigned else in_scope.get(scope, set())
         if len(places) == 1:
             return [*places]
     return []
@@ -328,7 +333,7 @@ def _scopes(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
+def operand_devices(traced: TracedStep, topology: Topology) -> dict[str, int]:
     """The logical device of each operand of a collective, unless it is the first."""
     if topology.num_logical_devices == 1:
         return {}
@@ -358,8 +363,8 @@ def _bypass_tuples(nodes: Any) -> None:
         return text
 
     for node in nodes:
-        for place, text in enumerate(node.input):
-            node.input[place] = source(text)
+        for index, text in enumerate(node.input):
+            node.input[index] = source(text)
 
 
 # With a sharded update over worker processes, one program updates a variable. The
@@ -405,11 +410,11 @@ def levels(body: Body, shares: Iterable[UpdatedVariable]) -> dict[str, int]:
     # Shares that are sent together must not wait for later ones, so only updates of one
     # level do.
     updates = {share.node for share in shares}
-    found: dict[str, int] = {}
+    level_of: dict[str, int] = {}
     for node in body.nodes:
-        level = max((found.get(name, 0) for name in before_of(node)), default=0)
-        found[node.name] = level + (node.name in updates)
-    return found
+        level = max((level_of.get(name, 0) for name in before_of(node)), default=0)
+        level_of[node.name] = level + (node.name in updates)
+    return level_of
 
 
 def group(
@@ -422,8 +427,8 @@ def group(
         [share.num_bytes for share in members],
         limit=WORKER_BUCKET_BYTES,
     )
-    found = [[members[place] for place in bucket] for bucket in filled]
-    return sorted(found, key=lambda bucket: level[bucket[0].node])
+    buckets = [[members[index] for index in bucket] for bucket in filled]
+    return sorted(buckets, key=lambda bucket: level[bucket[0].node])
 
 
 def check_shares(

@@ -129,7 +129,7 @@ def check_python(lines: Sequence[str], topology: Topology) -> None:
     """Rejects Python functions of a step that has replicas in other processes."""
     here = devices.process(tf.zeros([]).device)
     places = itertools.chain.from_iterable(topology.devices)
-    elsewhere = [place for place in places if devices.process(place) != here]
+    elsewhere = [device for device in places if devices.process(device) != here]
     if lines and elsewhere:
         raise CaptureError(
             f"the step calls Python{at_lines(lines[:1])} (tf.py_function or "
@@ -337,8 +337,8 @@ class TraceContext(context.ReplicaContext):
         self.activations = tuple(activations) or self.activations
 
     def logical_device(self, index: int) -> Any:
-        place = context.check_logical_index(index, self.num_logical_devices)
-        return tf.device(context.logical_name(place))
+        device_index = context.check_logical_index(index, self.num_logical_devices)
+        return tf.device(context.logical_name(device_index))
 
     def collective_of(self, marker: str) -> Collective | None:
         return next((c for c in self.collectives if marker in c.markers), None)
@@ -404,7 +404,7 @@ def trace(
     liveness.check_recomputed(graph, variables)
     notes = trace_context.notes
     attempt(PRODUCTS, notes, lambda: convolutions.mark(graph, graph_def))
-    found = attempt(RESAMPLED, notes, lambda: convolutions.find(graph), ())
+    resampled = attempt(RESAMPLED, notes, lambda: convolutions.find(graph), ())
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     python = _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
     traced = TracedStep(
@@ -433,7 +433,7 @@ def trace(
         required=trace_context.required,
         owned=trace_context.of_owners,
         notes=tuple(notes),
-        resampled=found,
+        resampled=resampled,
         activations=trace_context.activations,
     )
     trace_context.graph = trace_context.replica_id_tensor = None
@@ -447,7 +447,7 @@ def _lines_of_writes(
     """By handle placeholder, where in the user's code its variable may be written."""
     # As text, because a stack refers to memory of the graph, which is freed. Kernels of
     # optimizers are left out: they write what they are for.
-    found = {}
+    lines_of = {}
     for _, placeholder in graph.captures:
         if placeholder.op.name in variables:
             ops = [
@@ -458,8 +458,8 @@ def _lines_of_writes(
             # What has results may be a call of a function that only reads.
             writes = [op for op in ops if not op.outputs] or ops
             lines = (line_of(op.traceback) for op in writes)
-            found[placeholder.op.name] = tuple(dict.fromkeys(filter(None, lines)))
-    return found
+            lines_of[placeholder.op.name] = tuple(dict.fromkeys(filter(None, lines)))
+    return lines_of
 
 
 def _used(
@@ -470,6 +470,6 @@ def _used(
     # forward mode needs for their own gradients only.
     inputs = {node.name: node.input for node in graph_def.node}
     producers = map(producer, roots)
-    found = {*reachable(producers, lambda name: map(producer, inputs[name]))}
-    kept = [c for c in collectives if not found.isdisjoint(c.markers)]
+    reached = {*reachable(producers, lambda name: map(producer, inputs[name]))}
+    kept = [c for c in collectives if not reached.isdisjoint(c.markers)]
     return tuple(dataclasses.replace(c, index=i) for i, c in enumerate(kept))

@@ -115,8 +115,8 @@ def audit(
     fed: dict[Hashable, list[int]] = collections.defaultdict(list)
     rest: dict[Hashable, list[int]] = collections.defaultdict(list)
     for index, of_pipeline in enumerate(batches):
-        for place, keys in enumerate(of_pipeline):
-            seen = fed if place < num_steps * num_in_turn else rest
+        for position, keys in enumerate(of_pipeline):
+            seen = fed if position < num_steps * num_in_turn else rest
             for key in keys:
                 seen[key].append(index)
     unfed = {key: tuple(who) for key, who in rest.items() if key not in fed}
@@ -172,18 +172,18 @@ def _keys_of(
 
 def _explain(result: InputAudit, *, shuffle_apart: bool) -> str:
     """Says what is wrong with an epoch and how to fix it."""
-    found = [f"input audit: {result}"]
+    parts = [f"input audit: {result}"]
     if result.repeated:
         key, who = next(iter(result.repeated.items()))
         readers = ", ".join(map(str, sorted(set(who))))
-        found.append(
+        parts.append(
             f"{_some(result.repeated)} were fed more than once (example {key!r} from "
             f"pipelines {readers}): {_SHUFFLE_APART if shuffle_apart else _NO_SHARES}"
         )
     num_unread = result.num_missing - len(result.unfed)
     if result.unfed:
         counts = ", ".join(map(str, result.num_batches))
-        found.append(
+        parts.append(
             f"{_some(result.unfed)} were read, but not every replica had a batch for "
             f"step {result.num_steps + 1} (pipelines yielded {counts} batches), so "
             "run() ends the epoch before it: leave out drop_remainder=True, or build "
@@ -191,14 +191,14 @@ def _explain(result: InputAudit, *, shuffle_apart: bool) -> str:
             "global_batch_size)"
         )
     if num_unread > 0:
-        found.append(
+        parts.append(
             f"no pipeline read {num_unread}" + ("" if shuffle_apart else _CHECK_SHARES)
         )
     if result.num_missing < 0:
-        found.append(
+        parts.append(
             f"num_examples={result.num_examples!r} is less than the pipelines yielded"
         )
-    return "; ".join(found)
+    return "; ".join(parts)
 
 
 def _some(examples: dict[Hashable, tuple[int, ...]]) -> str:

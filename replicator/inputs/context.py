@@ -255,8 +255,8 @@ def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
     """
     if leaf.spec is not None:
         return leaf.spec
-    values = [as_value(value) for value in leaf]
-    specs = [tf.type_spec_from_value(value) for value in values]
+    values = list(map(as_value, leaf))
+    specs = list(map(tf.type_spec_from_value, values))
     common = specs[0]
     if is_composite(values[0]):
         common = specs[0].most_specific_common_supertype(specs[1:])

@@ -80,16 +80,16 @@ class Source(NamedTuple):
     counters: tuple[Any, ...]  # The handle of each one's counter.
 
     def read(
-        self, place: int, read: Callable[[Any], Any], after: Sequence[Any] = ()
+        self, index: int, read: Callable[[Any], Any], after: Sequence[Any] = ()
     ) -> Any:
         """Emits a read of one iterator, and its count."""
         leaves = tf.nest.flatten(list(after), expand_composites=True)[:1]
         with tf.control_dependencies(leaves):
             count = tf.raw_ops.AssignAddVariableOp(
-                resource=self.counters[place], value=tf.constant(1, tf.int64)
+                resource=self.counters[index], value=tf.constant(1, tf.int64)
             )
         with tf.control_dependencies([count]):
-            return read(self.iterators[place])
+            return read(self.iterators[index])
 
     def read_each(
         self, num_replicas: int, read: Callable[[Any], Any] = next
@@ -118,15 +118,15 @@ class Reads:
         self._num_eager = [0] * len(iterators)
         self._num_settled = [0] * len(iterators)
 
-    def next(self, place: int) -> Any:
+    def next(self, index: int) -> Any:
         """Reads one element eagerly."""
-        self._num_eager[place] += 1
-        return next(self.source.iterators[place])
+        self._num_eager[index] += 1
+        return next(self.source.iterators[index])
 
     def settle(self, num_steps: int) -> None:
         """Takes note of steps that have read all their batches."""
-        for place in range(len(self._num_settled)):
-            self._num_settled[place] += num_steps * self._per_step
+        for index in range(len(self._num_settled)):
+            self._num_settled[index] += num_steps * self._per_step
 
     def recount(self, *, drops_rest: bool) -> int:
         """Notes what was read since the last steps that are noted."""
@@ -138,16 +138,16 @@ class Reads:
         num_steps = -(-max(news) // self._per_step)
         self._num_settled = begun
         if drops_rest:
-            for place, read in enumerate(news):
+            for index, read in enumerate(news):
                 for _ in range(num_steps * self._per_step - read):
-                    self._drop(place)
+                    self._drop(index)
         return num_steps
 
-    def _drop(self, place: int) -> None:
+    def _drop(self, index: int) -> None:
         # An element that raises is consumed as well; the end comes again.
         with contextlib.suppress(StopIteration, tf.errors.OpError):
-            self.next(place)
-        self._num_settled[place] += 1
+            self.next(index)
+        self._num_settled[index] += 1
 
 
 def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
@@ -493,19 +493,19 @@ class DevicePrefetch:
         """Iterates over pipelines, ahead of the reader."""
         share = len(self.devices) // len(pipelines)
         sources = self._sources(len(pipelines))
-        found: list[Any] = []
+        iterators: list[Any] = []
         for index, (pipeline, source) in enumerate(
             zip(pipelines, sources, strict=True)
         ):
             if not self.copies:
                 with tf.device(source):
-                    found.append(iter(pipeline.prefetch(self.num_batches * share)))
+                    iterators.append(iter(pipeline.prefetch(self.num_batches * share)))
                 continue
             targets = self.devices[index * share : (index + 1) * share]
-            found += _tf_data.device_iterators(
+            iterators += _tf_data.device_iterators(
                 pipeline, targets, source, self.num_batches
             )
-        return tuple(found)
+        return tuple(iterators)
 
     def _sources(self, num_pipelines: int) -> tuple[str, ...]:
         by_default = (devices_lib.first_cpu(self.devices[0]),) * num_pipelines

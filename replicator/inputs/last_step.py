@@ -90,8 +90,8 @@ def divide(elements: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
             parts += [part_of_batch(joined, index, share) for index in range(share)]
         return parts
 
-    found = tf.cond(tf.reduce_all(is_fed), lambda: batches, divided)
-    return list(found), is_any
+    divided_batches = tf.cond(tf.reduce_all(is_fed), lambda: batches, divided)
+    return list(divided_batches), is_any
 
 
 def end_unless(is_fed: tf.Tensor) -> tf.Tensor:

@@ -139,8 +139,8 @@ class StrategyOptimizer(ReplicatedOptimizer):
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
         # Replicas are traced in threads that take turns at collectives. This is read
         # before the first one, because _apply of another thread unsets the options.
-        found = {name: getattr(self.wrapped, name, None) for name in CLIPS}
-        clips = {name: value for name, value in found.items() if value}
+        options = {name: getattr(self.wrapped, name, None) for name in CLIPS}
+        clips = {name: value for name, value in options.items() if value}
         with context.holding("clips", clips):
             super()._update(grads, variables)
 

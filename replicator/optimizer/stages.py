@@ -153,10 +153,10 @@ class Accumulation:
         sums = self._sums_of(variables)
 
         def add(places: Sequence[int]) -> None:
-            for place in places:
-                is_sparse = isinstance(grads[place], tf.IndexedSlices)
-                total = sums[place]
-                (total.scatter_add if is_sparse else total.assign_add)(grads[place])
+            for index in places:
+                is_sparse = isinstance(grads[index], tf.IndexedSlices)
+                total = sums[index]
+                (total.scatter_add if is_sparse else total.assign_add)(grads[index])
 
         for group in groups:
             when(is_counted, functools.partial(add, group))
@@ -181,8 +181,8 @@ class Accumulation:
         sums = self._sums_of(variables)
 
         def start_over(places: Sequence[int]) -> None:
-            for place in places:
-                sums[place].assign(tf.zeros_like(sums[place]))
+            for index in places:
+                sums[index].assign(tf.zeros_like(sums[index]))
 
         for group in groups:
             when(is_due, functools.partial(start_over, group))
@@ -224,7 +224,7 @@ def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
 
 def placed(
     optimizer: Any,
-    place: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
+    scope_of: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
     made: Callable[[Any, Any], None] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Places slots that are made inside: Keras has no hook but the method itself."""
@@ -232,7 +232,7 @@ def placed(
 
     def make_placed(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         variable = _tf_compat.unwrap(reference_variable)
-        scope = place(variable)
+        scope = scope_of(variable)
         if scope is None:
             return make(reference_variable, *args, **kwargs)
         with scope:
@@ -264,9 +264,9 @@ _COUNTERS = (
 @contextlib.contextmanager
 def noted_scales() -> Iterator[list[Any]]:
     """Notes what scales a loss inside, each a function of a loss."""
-    found: list[Any] = []
-    with context_lib.holding("scales", found):
-        yield found
+    scales: list[Any] = []
+    with context_lib.holding("scales", scales):
+        yield scales
 
 
 class LossScale:
@@ -364,9 +364,9 @@ def check_not_clipped(grads: list[Any]) -> None:
     context = context_lib.require("apply_gradients")
     for grad in map(values_of, grads):
         is_computed = tf.is_symbolic_tensor(grad)
-        found = _CLIP.search(grad.op.name) if is_computed else None
-        if found is not None:
-            how = found.group(1)
+        match = _CLIP.search(grad.op.name) if is_computed else None
+        if match is not None:
+            how = match.group(1)
             context.require_same(
                 grad,
                 f"gradients were clipped by tf.clip_by_{how}"

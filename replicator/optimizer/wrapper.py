@@ -438,10 +438,10 @@ class ReplicatedOptimizer(OptimizerProxy):
     def _groups(self, variables: list[Any]) -> list[list[int]]:
         """Positions of variables that one branch may change: those of one owner."""
         groups: dict[Any, list[int]] = {}
-        for place, variable in enumerate(map(_tf_compat.unwrap, variables)):
+        for index, variable in enumerate(map(_tf_compat.unwrap, variables)):
             ownership = self._ownership if self._shards_gradients else None
             owner = None if ownership is None else ownership.owner(variable)
-            groups.setdefault(owner, []).append(place)
+            groups.setdefault(owner, []).append(index)
         return list(groups.values())
 
     def _accumulate(

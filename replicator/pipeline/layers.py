@@ -83,7 +83,7 @@ def _flops_of(operation: Any) -> int:
     """The operations of a product or convolution whose shapes are known, or 0."""
     kind = operation.type
     if kind == "Einsum":
-        return 2 * _of_labels(operation)
+        return 2 * _label_product(operation)
     if kind in _PRODUCTS:
         inner = -2 if operation.get_attr(_PRODUCTS[kind]) else -1
         num_terms = operation.inputs[0].shape[inner]
@@ -95,7 +95,7 @@ def _flops_of(operation: Any) -> int:
     return 2 * (operation.outputs[0].shape.num_elements() or 0) * (num_terms or 0)
 
 
-def _of_labels(operation: Any) -> int:
+def _label_product(operation: Any) -> int:
     """The product of the sizes of all labels of an equation such as ``abc,cd->abd``."""
     terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
     sizes: dict[str, int] = {}
@@ -190,12 +190,12 @@ def make_stages(
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
     way = "flops" if counts is None else "hand"
     by_stage = [sum(costs[i] for i in part) for part in parts]
-    found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
+    by_cost = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
     layers = ", ".join(
         f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
         for part in parts
     )
-    stages.balance = f"balance by {way}: layers {layers}; {found}"
+    stages.balance = f"balance by {way}: layers {layers}; {by_cost}"
     # A list of functools.partial(stage, training=True) has none of its own.
     stages[0].balance_of_stages = stages.balance
     return stages

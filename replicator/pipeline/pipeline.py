@@ -255,18 +255,20 @@ class Pipeline:
         for tensor in flat:
             size = tensor.shape[0] if tensor.shape.rank else None
             if size is None or size % count:
-                found = "of unknown size" if tensor.shape.rank else "without examples"
-                what = f"of {size} examples" if size else found
+                what_else = (
+                    "of unknown size" if tensor.shape.rank else "without examples"
+                )
+                what = f"of {size} examples" if size else what_else
                 raise PipelineError(
                     f"a batch {what} cannot be cut into {count} micro-batches of one "
                     "size; use a per-replica batch size that num_microbatches divides, "
                     "and drop_remainder=True"
                 )
         pieces = [tf.split(tensor, count) for tensor in flat]
-        for place, mask in stage_lib.with_masks(flat)[1].items():
-            is_of_rows = mask.shape[:1] == flat[place].shape[:1]
+        for index, mask in stage_lib.with_masks(flat)[1].items():
+            is_of_rows = mask.shape[:1] == flat[index].shape[:1]
             masks = tf.split(mask, count) if is_of_rows else [mask] * count
-            stage_lib.masked((pieces[place], dict(enumerate(masks))))
+            stage_lib.masked((pieces[index], dict(enumerate(masks))))
         return [
             tf.nest.pack_sequence_as(batch, [piece[m] for piece in pieces])
             for m in range(count)
@@ -290,15 +292,15 @@ class Pipeline:
         for stage in emitted.stages:
             with logical_device(stage.index):
                 gradients = zip(stage.variables, emitted.mean(stage), strict=True)
-                found = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
+                by_id = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
             held = stage.held()
             unused = [
                 (stage.penalties.get(id(_tf_compat.unwrap(v))), v)
                 for v in held
-                if id(v) not in found
+                if id(v) not in by_id
             ]
-            in_order = [found.pop(id(v)) for v in held if id(v) in found]
-            pairs += [*in_order, *found.values(), *unused]
+            in_order = [by_id.pop(id(v)) for v in held if id(v) in by_id]
+            pairs += [*in_order, *by_id.values(), *unused]
         return pairs
 
 
@@ -392,13 +394,13 @@ class _Emitted:
         trained = {
             id(v): v for v in [*map(stage.named, stage.variables), *stage.held()]
         }
-        found = [v for v in trained.values() if getattr(v, "regularizer", None)]
-        if not found:
+        regularized = [v for v in trained.values() if getattr(v, "regularizer", None)]
+        if not regularized:
             return
-        inner = [_tf_compat.unwrap(v) for v in found]
+        inner = [_tf_compat.unwrap(v) for v in regularized]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inner)
-            penalty = tf.add_n([v.regularizer(v) for v in found])
+            penalty = tf.add_n([v.regularizer(v) for v in regularized])
             for scale in self.stages[-1].scales[-1:]:  # as loss_fn has scaled its loss
                 penalty = scale(penalty)
         gradients = tape.gradient(penalty, inner)
@@ -411,13 +413,13 @@ class _Emitted:
         """The gradients of a stage's variables, means over micro-batches."""
         sums = stage.sums or []
         count = len(stage.variables)
-        found = {id(v): one for v, one in zip(stage.variables, sums, strict=False)}
+        mean_of = {id(v): one for v, one in zip(stage.variables, sums, strict=False)}
         for variable, one in zip(stage.casts.values(), sums[count:], strict=True):
-            of = id(_tf_compat.unwrap(variable))
-            if of in found:
-                found[of] = _sum(found[of], one)
+            key = id(_tf_compat.unwrap(variable))
+            if key in mean_of:
+                mean_of[key] = _sum(mean_of[key], one)
         means = []
-        for variable, one in zip(stage.variables, found.values(), strict=True):
+        for variable, one in zip(stage.variables, mean_of.values(), strict=True):
             mean = None if one is None else self._mean(one)
             mean = _sum(mean, _widened(stage.penalties.get(id(variable))))
             means.append(None if mean is None else tf.cast(mean, variable.dtype))

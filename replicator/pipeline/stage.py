@@ -179,13 +179,15 @@ class Stage:
             ]
             if self._backward is None:
                 self._backward = self._trace_backward(given)
-            found = self._backward(
+            gradients_of_sources = self._backward(
                 list(made.arguments), list(made.seeds), self._weights, given
             )
         else:
             sources = [*made.sources, *self.variables, *self._weights]
-            found = _gradients(made.tape, outputs, sources, gradients)
-        return found[: len(made.sources)], found[len(made.sources) :]
+            gradients_of_sources = _gradients(made.tape, outputs, sources, gradients)
+        return gradients_of_sources[: len(made.sources)], gradients_of_sources[
+            len(made.sources) :
+        ]
 
     def _trace(self, seeds: Any) -> Any:
         """Traces the forward pass; draws are recorded, or given as arguments."""
@@ -297,14 +299,14 @@ class Stage:
             given: list[Any],
         ) -> Any:
             read = Updates(dict(zip(self.casts, weights, strict=True)))
-            of = [*floating(arguments), *self.variables, *weights]
+            watched = [*floating(arguments), *self.variables, *weights]
             with tf.device(None), tf.GradientTape() as tape:
-                tape.watch(of)
+                tape.watch(watched)
                 with StageSeeds(seeds).installed(), read:
                     outputs = floating(self._outputs(arguments))
             with tf.device(None):
-                found = _gradients(tape, outputs, of, given)
-                return list(map(dense, found))
+                results = _gradients(tape, outputs, watched, given)
+                return list(map(dense, results))
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
         seeds = list(map(keras_parts.generator_spec, self.generators))
@@ -354,17 +356,17 @@ def _gradients(tape: Any, outputs: Any, sources: Any, given: Any) -> list[Any]:
     if given is not None:
         pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
         outputs, given = [o for o, _ in pairs], [g for _, g in pairs]
-    found = tape.gradient(outputs, sources, output_gradients=given)
-    return list(found)
+    gradients = tape.gradient(outputs, sources, output_gradients=given)
+    return list(gradients)
 
 
 def operations(tensors: Any) -> list[Any]:
-    found = {}
+    by_name = {}
     for tensor in tf.nest.flatten(tensors):
         if tensor is not None:
             values = getattr(tensor, "values", tensor)
-            found[values.op.name] = values.op
-    return list(found.values())
+            by_name[values.op.name] = values.op
+    return list(by_name.values())
 
 
 def layer_of(stage: Any) -> Any:
@@ -472,8 +474,8 @@ def joined(variable: Any, values: list[Any]) -> Any:
 def with_masks(nest: Any) -> tuple[Any, dict[int, Any]]:
     """A nest, and the masks of its tensors by their places."""
     masks = {
-        place: getattr(tensor, _MASK, None)
-        for place, tensor in enumerate(tf.nest.flatten(nest))
+        index: getattr(tensor, _MASK, None)
+        for index, tensor in enumerate(tf.nest.flatten(nest))
     }
     return nest, {p: mask for p, mask in masks.items() if mask is not None}
 
@@ -482,8 +484,8 @@ def masked(pair: tuple[Any, Mapping[int, Any]]) -> Any:
     """The nest of a pair as of ``with_masks``, its tensors with their masks."""
     nest, masks = pair
     flat = tf.nest.flatten(nest)
-    for place, mask in masks.items():
-        setattr(flat[place], _MASK, mask)
+    for index, mask in masks.items():
+        setattr(flat[index], _MASK, mask)
     return nest
 
 

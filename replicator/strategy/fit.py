@@ -60,7 +60,9 @@ def step(
             stack.enter_context(replaced(owner, name, part.quotient))
         optimizers = optimizers_of(model)
         if not any(isinstance(one, ReplicatedOptimizer) for one in optimizers):
-            stack.enter_context(replaced(*_tf_keras_parts.GRADIENT, gradients.of_tape))
+            stack.enter_context(
+                replaced(*_tf_keras_parts.GRADIENT, gradients.tape_gradients)
+            )
         for metric in metrics:
             for held in _plain(metric).values():  # sums, as those of ``add_variable``
                 is_declared = held.synchronization != tf.VariableSynchronization.AUTO
@@ -81,21 +83,21 @@ def step(
             )
     leaves = [_value(leaf) for leaf in tf.nest.flatten(result)]
     places = [
-        place
-        for place, leaf in enumerate(leaves)
+        index
+        for index, leaf in enumerate(leaves)
         if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
         if leaf.ref() not in joined.values
     ]
-    means = gradients.mean([leaves[place] for place in places]) if places else []
-    for place, mean in zip(places, means, strict=True):
-        leaves[place] = mean
+    means = gradients.mean([leaves[index] for index in places]) if places else []
+    for index, mean in zip(places, means, strict=True):
+        leaves[index] = mean
     return tf.nest.pack_sequence_as(result, leaves)
 
 
 def optimizers_of(model: Any) -> list[Any]:
     """The optimizers that a model of Keras holds, each once."""
-    found = filter(_tf_compat.is_optimizer, _leaves(list(vars(model).values())))
-    return list({id(one): one for one in found}.values())
+    optimizers = filter(_tf_compat.is_optimizer, _leaves(list(vars(model).values())))
+    return list({id(one): one for one in optimizers}.values())
 
 
 class _Part:
@@ -136,13 +138,13 @@ class _Part:
         is_scalar = isinstance(y, tf.Tensor) and y.shape.rank == 0
         is_scalar = is_scalar and not self._is_reduced
         if is_scalar and y.dtype.is_floating and _is_sum(x):
-            whole = self._of_all(y)
+            whole = self._whole_batch(y)
             if whole is not None:
                 share = self._gradients.share(y.dtype)
                 y = tf.where(share > 0, whole * share, whole)
         return divide(x, y, name=name)
 
-    def _of_all(self, tensor: tf.Tensor) -> tf.Tensor | None:
+    def _whole_batch(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """A sum over the examples of all replicas; None if it is no such sum."""
         op = tensor.op
         if op.graph is not _tf_compat.current_graph():
@@ -153,12 +155,12 @@ class _Part:
             )
             return reductions.all_sum(tensor) if is_own else None
         if op.type in _PASSED_ON:
-            found = self._of_all(op.inputs[0])
-            return None if found is None else tf.cast(found, tensor.dtype)
+            whole = self._whole_batch(op.inputs[0])
+            return None if whole is None else tf.cast(whole, tensor.dtype)
         for one, other in zip(op.inputs, reversed(op.inputs), strict=True):
             if op.type in _WITH_CONSTANT and _tf_compat.constant_of(other) is not None:
-                found = self._of_all(one)
-                return None if found is None else _WITH_CONSTANT[op.type](found, other)
+                whole = self._whole_batch(one)
+                return None if whole is None else _WITH_CONSTANT[op.type](whole, other)
         return None
 
 
@@ -211,13 +213,13 @@ class _Joined:
             vars(metric).update(zip(plain, of_plain, strict=True))
             try:
                 with keras.StatelessScope(zip(of_keras, totals, strict=True)):
-                    found = tf.nest.map_structure(_value, ask(*args, **options))
+                    results = tf.nest.map_structure(_value, ask(*args, **options))
             finally:
                 vars(metric).update(plain)
                 self._is_joining = False
-            leaves = tf.nest.flatten(found)
+            leaves = tf.nest.flatten(results)
             self.values |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
-            return found
+            return results
 
         return _tf_compat.altered(metric, result=result)
 
@@ -305,13 +307,13 @@ def check_callbacks(strategy: Any, replicator: Any) -> None:
     values = np.zeros([_NUM_NAMES], np.int64)
     values[: len(digests)] = list(digests)[:_NUM_NAMES]
 
-    def of_replica(context: Any) -> tf.Tensor:
+    def replica_loss(context: Any) -> tf.Tensor:
         is_first = context.replica_id_in_sync_group == replicator.first_replica_id
         return tf.constant(values if is_first else np.zeros_like(values))
 
-    mine = strategy.experimental_distribute_values_from_function(of_replica)
-    found, counts = np.unique(strategy.gather(mine, axis=0), return_counts=True)
-    for digest, count in zip(found, counts, strict=True):
+    mine = strategy.experimental_distribute_values_from_function(replica_loss)
+    unique, counts = np.unique(strategy.gather(mine, axis=0), return_counts=True)
+    for digest, count in zip(unique, counts, strict=True):
         if digest and count > 1:
             kind, path = digests.get(int(digest), ("a callback", "a file"))
             raise StrategyError(_message(kind, path, int(count)))

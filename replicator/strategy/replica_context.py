@@ -88,11 +88,11 @@ class GradientSum:
         _check(optimizer, may_clip=self._is_of_model)
         self.has_updated = True
         if self._is_of_model:
-            leaves = self._of_model(tf.nest.flatten(grads))
+            leaves = self._model_gradients(tf.nest.flatten(grads))
             return tf.nest.pack_sequence_as(grads, leaves)
         return reductions.all_sum(grads)
 
-    def of_tape(
+    def tape_gradients(
         self, gradient: Any, tape: Any, target: Any, sources: Any, *args: Any, **kw: Any
     ) -> Any:
         """Gradients as ``tape.gradient`` returns them, of variables averaged."""
@@ -102,14 +102,14 @@ class GradientSum:
             return grads  # of these, the step takes gradients again, or updates apart
         leaves = tf.nest.flatten(grads)
         places = [
-            place
-            for place, source in enumerate(tf.nest.flatten(sources))
+            index
+            for index, source in enumerate(tf.nest.flatten(sources))
             if isinstance(_tf_compat.unwrap(source), tf.Variable)
-            and leaves[place] is not None
+            and leaves[index] is not None
         ]
-        means = self._averaged([leaves[place] for place in places]) if places else []
-        for place, mean in zip(places, means, strict=True):
-            leaves[place] = mean
+        means = self._averaged([leaves[index] for index in places]) if places else []
+        for index, mean in zip(places, means, strict=True):
+            leaves[index] = mean
         return tf.nest.pack_sequence_as(grads, leaves)
 
     def _averaged(self, grads: Sequence[Any]) -> list[Any]:
@@ -118,7 +118,7 @@ class GradientSum:
         self._means |= {values_of(mean).op for mean in means}
         return means
 
-    def _of_model(self, grads: Sequence[Any]) -> list[Any]:
+    def _model_gradients(self, grads: Sequence[Any]) -> list[Any]:
         """Gradients of the whole batch: those that no tape returned are averaged."""
         before = self._means
         own = [
@@ -140,7 +140,7 @@ class GradientSum:
         """The means over all examples of what are some over those of each replica."""
         return list(reductions.all_mean(self._weighted(values)))
 
-    def of_scaler(self, grads: Any, scaler: Any) -> Any:
+    def scaled_gradients(self, grads: Any, scaler: Any) -> Any:
         """Sums gradients before ``LossScaleOptimizer`` asks whether they are finite."""
         inner = scaler.inner_optimizer
         if isinstance(inner, ReplicatedOptimizer):
@@ -160,7 +160,7 @@ class GradientSum:
         grads, factor = self._weighted(grads), self.divisor
         return [scaled_gradient(x, factor) for x in grads] if factor != 1 else grads
 
-    def of_merge(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    def merge_reduction(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
         """How a function that ``merge_call`` runs sums over replicas."""
         owner = getattr(merge_fn, "__self__", None)
         library = str(getattr(merge_fn, "__module__", "")).partition(".")[0]
@@ -267,14 +267,16 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         scaler = _tf_distribute.loss_scaler_of(merge_fn)
         if scaler is not None:
             # All replicas have to skip the same updates: by sums, not own gradients.
-            args = (self.gradient_sum.of_scaler(args[0], scaler), *args[1:])
+            args = (self.gradient_sum.scaled_gradients(args[0], scaler), *args[1:])
         averaged = (
             contextlib.nullcontext()
             if scaler is None
             else context.gradients_divided(None)
         )
         # By whom, and how values are summed in it.
-        merge = context.holding("merge", (self, self.gradient_sum.of_merge(merge_fn)))
+        merge = context.holding(
+            "merge", (self, self.gradient_sum.merge_reduction(merge_fn))
+        )
         with averaged, merge, _tf_distribute.cross_replica_mode(self._strategy):
             return merge_fn(self._strategy, *args, **(kwargs or {}))
 
@@ -475,7 +477,7 @@ class StepStrategy(tf.distribute.Strategy):
 
 def entered() -> Any:
     """Makes the replica of a step of ``repl.run`` the one of ``tf.distribute``."""
-    return _tf_distribute.replica_mode(StepReplicaContext(_of_steps()))
+    return _tf_distribute.replica_mode(StepReplicaContext(_step_strategy()))
 
 
 @contextlib.contextmanager
@@ -492,5 +494,5 @@ def entered_by(
 
 
 @functools.cache
-def _of_steps() -> StepStrategy:
+def _step_strategy() -> StepStrategy:
     return StepStrategy()

@@ -64,8 +64,8 @@ class Arguments:
 
     def packed(self, tensors: Sequence[Any]) -> tuple[Any, Any]:
         leaves = list(self.fixed)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
+        for index, tensor in zip(self.places, tensors, strict=True):
+            leaves[index] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves)
         return args, kwargs
 
@@ -105,12 +105,12 @@ def arguments_of(
     places: list[int] = []
     values: list[tuple[Any, ...]] = []
     specs: list[tf.TypeSpec] = []
-    for place, leaf in enumerate(tf.nest.flatten(structure)):
+    for index, leaf in enumerate(tf.nest.flatten(structure)):
         is_tensor = isinstance(leaf, _TENSORS) or is_per_replica(leaf)
         fixed.append(None if is_tensor else leaf)
         if not is_tensor:
             continue
-        places.append(place)
+        places.append(index)
         own = local_values(leaf, num_local)
         if len(own) != num_local:
             raise StrategyError(
@@ -162,14 +162,14 @@ class Outputs:
         """Takes the nest of a replica apart into dense tensors."""
         self._structure = tf.nest.map_structure(lambda _: 0, outputs)
         self._specs, tensors = [], []
-        for place, leaf in enumerate(tf.nest.flatten(outputs)):
+        for index, leaf in enumerate(tf.nest.flatten(outputs)):
             if leaf is None or isinstance(leaf, tf.Operation):
                 continue
             is_composite = isinstance(leaf, _TENSORS) and not isinstance(
                 leaf, tf.Tensor
             )
             value = leaf if is_composite else check_outputs(leaf, step_fn)
-            self._specs.append((place, tf.type_spec_from_value(value)))
+            self._specs.append((index, tf.type_spec_from_value(value)))
             tensors += tf.nest.flatten(value, expand_composites=True)
         return tensors
 
@@ -177,9 +177,9 @@ class Outputs:
         """The nest of all replicas, from the tensors of each."""
         leaves = [None] * len(tf.nest.flatten(self._structure))
         rest = [iter(tensors) for tensors in (flat[:1] if self.are_whole else flat)]
-        for place, spec in self._specs:
+        for index, spec in self._specs:
             size = len(tf.nest.flatten(spec, expand_composites=True))
-            leaves[place] = grouped(
+            leaves[index] = grouped(
                 [
                     tf.nest.pack_sequence_as(
                         spec, [next(r) for _ in range(size)], expand_composites=True

@@ -46,8 +46,8 @@ class ReplicatorExtended(StepExtended):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        found = getattr(self.replicator, "devices", None)
-        return tuple(found or StepExtended.worker_devices)
+        devices = getattr(self.replicator, "devices", None)
+        return tuple(devices or StepExtended.worker_devices)
 
     @property
     def should_checkpoint(self) -> bool:

@@ -148,10 +148,13 @@ def verify_fit(
         return comparison.rows(tf.nest.pack_sequence_as(batch, parts), tolerance)
 
     try:
-        found = rows(even - 1 if is_uneven else even)
-        is_different = any(row.equal is False for row in found)
+        rows_of_check = rows(even - 1 if is_uneven else even)
+        is_different = any(row.equal is False for row in rows_of_check)
         if is_uneven and is_different and all(row.equal for row in rows(even)):
-            found = [row if row.equal else _with(row, reason=_UNEVEN) for row in found]
+            rows_of_check = [
+                row if row.equal else _with(row, reason=_UNEVEN)
+                for row in rows_of_check
+            ]
     except ReplicatorError:
         raise
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
@@ -162,7 +165,7 @@ def verify_fit(
         ) from error
     finally:
         comparison.state.restore()
-    return FitCheck(name, num_replicas, tolerance, tuple(found))
+    return FitCheck(name, num_replicas, tolerance, tuple(rows_of_check))
 
 
 def before_training(strategy: Any) -> None:
@@ -182,11 +185,11 @@ def before_training(strategy: Any) -> None:
             batch = tf.nest.map_structure(whole, elements[0])
             leaves = tf.nest.flatten(iterator.element_spec, expand_composites=True)
             is_any_size = any(leaf.shape[:1] == [None] for leaf in leaves)
-            found = verify_fit(strategy, model, batch, is_any_size=is_any_size)
-            if not found.equal:
-                raise StrategyError(str(found))
-            if not all(row.equal for row in found.rows):
-                warnings.warn(str(found), stacklevel=2)
+            check = verify_fit(strategy, model, batch, is_any_size=is_any_size)
+            if not check.equal:
+                raise StrategyError(str(check))
+            if not all(row.equal for row in check.rows):
+                warnings.warn(str(check), stacklevel=2)
             # What was read, for the first call.
             datasets = map(tf.data.Dataset.from_tensors, elements)
             iterator = iter(functools.reduce(tf.data.Dataset.concatenate, datasets))
@@ -225,12 +228,12 @@ class _Restored:
         self.add(v for optimizer in self.optimizers for v in optimizer.variables)
         self._draws = _tf_keras_parts.eager_state()
 
-        def of_all(values: Any) -> tuple[Any, ...]:
+        def gathered(values: Any) -> tuple[Any, ...]:
             parts = grouped([tf.constant(value)[tf.newaxis] for value in values])
             return tuple(strategy.gather(parts, axis=0).numpy())
 
         self._local = [
-            _with(one, values=of_all(one.values)) for one in self._repl.local_state()
+            _with(one, values=gathered(one.values)) for one in self._repl.local_state()
         ]
 
     def add(self, variables: Iterable[Any]) -> None:
@@ -278,17 +281,17 @@ class _Comparison:
 
     def rows(self, batch: Any, tolerance: float) -> list[FitRow]:
         """One by value: of weights as they are, or moved, what differs more."""
-        found: dict[tuple[str, str], FitRow] = {}
+        by_name: dict[tuple[str, str], FitRow] = {}
         for is_moved in (False, True):
             both, one = (
                 self._made(strategy, batch, is_moved=is_moved)
                 for strategy in self._strategies
             )
             for row in self._compared(both, one, tolerance):
-                old = found.setdefault((row.kind, row.name), row)
+                old = by_name.setdefault((row.kind, row.name), row)
                 if old.difference < row.difference:
-                    found[row.kind, row.name] = row
-        return list(found.values())
+                    by_name[row.kind, row.name] = row
+        return list(by_name.values())
 
     def _made(self, strategy: Any, batch: Any, *, is_moved: bool) -> Values:
         """What a step makes, by kind and name."""
@@ -395,10 +398,10 @@ def _is_share(pairs: list[tuple[Any, Any]], num_replicas: int) -> bool:
 
 def _leaves(batch: Any) -> list[Any] | None:
     """The parts of a batch, as Keras gives them to a step; None if not arrays."""
-    found: list[Any] = []
+    values: list[Any] = []
     for leaf in tf.nest.flatten(batch):
         if leaf is None or isinstance(leaf, tf.Tensor):
-            found.append(leaf if leaf is None else leaf.numpy())
+            values.append(leaf if leaf is None else leaf.numpy())
             continue
         try:
             array = np.asarray(leaf)
@@ -407,8 +410,8 @@ def _leaves(batch: Any) -> list[Any] | None:
         if not (_is_number(array) or array.dtype.kind in "cSU"):
             return None
         is_cast = array.dtype.kind == "f"
-        found.append(array.astype(keras.config.floatx()) if is_cast else array)
-    return found
+        values.append(array.astype(keras.config.floatx()) if is_cast else array)
+    return values
 
 
 def _is_number(array: Any) -> bool:

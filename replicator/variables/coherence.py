@@ -72,14 +72,17 @@ def is_changed(entries: Iterable[Entry]) -> tf.Tensor:
     """Whether any of some entries that have a ``last_synced`` was written."""
     groups = _by_device(entries).items()
     return _any(
-        [_on(device, functools.partial(_differ, of, device)) for device, of in groups]
+        [
+            _on(device, functools.partial(_differ, group, device))
+            for device, group in groups
+        ]
     )
 
 
 def record(entries: Iterable[Entry], known: Mapping[int, tf.Tensor]) -> None:
     """Records the states of entries, of which some have a known value, by id."""
-    for device, of in _by_device(entries).items():
-        _on(device, functools.partial(_record, of, device, known))
+    for device, group in _by_device(entries).items():
+        _on(device, functools.partial(_record, group, device, known))
 
 
 def _by_device(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
@@ -101,13 +104,13 @@ def _on(device: str | None, function: Callable[[], Any]) -> Any:
 
 def _differ(entries: Sequence[Entry], device: str | None) -> tf.Tensor:
     """Compares each type as one vector, which is one op instead of one per variable."""
-    found = []
+    differences = []
     for places in positions_by_dtype(entry.last_synced for entry in entries).values():
-        of_type = [entries[place] for place in places]
+        of_type = [entries[index] for index in places]
         now = bits(pack([_now(entry, device) for entry in of_type]))
         seen = bits(pack([entry.last_synced.value() for entry in of_type]))
-        found.append(tf.reduce_any(now != seen))
-    return _any(found)
+        differences.append(tf.reduce_any(now != seen))
+    return _any(differences)
 
 
 def _record(
@@ -389,7 +392,7 @@ class Coherence:
             tf.cond(condition, traced, lambda: None)
             return
         captured = traced.captured_inputs
-        branch = Branch(traced, [of.dtype for of in captured], device)
+        branch = Branch(traced, [tensor.dtype for tensor in captured], device)
         branch.call(condition, captured)
         self._branches.append(branch)
 

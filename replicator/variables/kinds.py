@@ -111,9 +111,9 @@ def replica_value(
 
 def check_foreign(variable: Any) -> None:
     """Rejects a variable of whose copies a step of this library uses only the first."""
-    found = _tf_compat.strategy_copies(variable)
-    if found is not None:
-        raise _foreign_error(variable.name, *found)
+    copies = _tf_compat.strategy_copies(variable)
+    if copies is not None:
+        raise _foreign_error(variable.name, *copies)
 
 
 @contextlib.contextmanager
@@ -122,10 +122,10 @@ def foreign_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = _tf_distribute.mixed_variable(error)
-        if found is None:
+        mixed = _tf_distribute.mixed_variable(error)
+        if mixed is None:
             raise
-        raise _foreign_error(*found) from error
+        raise _foreign_error(*mixed) from error
 
 
 def _foreign_error(name: str, strategy: str, num_copies: int) -> OtherReplicatorError:

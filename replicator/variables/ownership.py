@@ -52,8 +52,10 @@ class Ownership:
         # to the first owner, among variables of one size in the order that was given.
         loads: dict[int, dict[Owner, int]] = {}
         for variable in sorted(variables, key=num_bytes, reverse=True):
-            place = self._topology.logical_device_of(variable.device)
-            load = loads.setdefault(place, dict.fromkeys(self._all_owners(), 0))
+            logical_device = self._topology.logical_device_of(variable.device)
+            load = loads.setdefault(
+                logical_device, dict.fromkeys(self._all_owners(), 0)
+            )
             owner = _find(self._owners, variable)
             if owner is None:
                 owner = min(load, key=lambda candidate: (load[candidate], candidate))
@@ -89,9 +91,9 @@ class Ownership:
         """The device for state of a variable, if its owner is in this program."""
         owner = _find(self._owners, variable)
         assert owner is not None
-        place = self._topology.logical_device_of(variable.device)
+        logical_device = self._topology.logical_device_of(variable.device)
         is_here = owner.program_id == self._topology.program_id
-        return self._topology.devices[owner.primary if is_here else 0][place]
+        return self._topology.devices[owner.primary if is_here else 0][logical_device]
 
     def owner(self, variable: Any) -> Owner | None:
         """The replica that writes a variable; None if every replica writes its copy."""
@@ -124,23 +126,23 @@ class Ownership:
     def held(self) -> list[tuple[int, int, int]]:
         """By owner and logical device: bytes of variables and of state, the device."""
         places = {
-            device: place
+            device: logical_device
             for devices in self._topology.devices
-            for place, device in enumerate(devices)
+            for logical_device, device in enumerate(devices)
         }
 
-        def on(variables: Iterable[Any], place: int) -> int:
-            mine = (v for v in variables if places.get(v.device, 0) == place)
+        def on(variables: Iterable[Any], logical_device: int) -> int:
+            mine = (v for v in variables if places.get(v.device, 0) == logical_device)
             return sum(map(num_bytes, mine))
 
         return [
             (
-                on(_alive(self._owners, one), place),
-                on(_alive(self._slots, one), place),
-                place,
+                on(_alive(self._owners, one), logical_device),
+                on(_alive(self._slots, one), logical_device),
+                logical_device,
             )
             for one in self._all_owners()
-            for place in range(self._topology.num_logical_devices)
+            for logical_device in range(self._topology.num_logical_devices)
         ]
 
     def explain(self) -> str:
@@ -201,5 +203,5 @@ def _find(owners: Mapping[int, tuple[Any, Owner]], variable: Any) -> Owner | Non
 
 
 def _alive(owners: Mapping[int, tuple[Any, Owner]], one: Owner) -> list[Any]:
-    found = (reference() for reference, owner in owners.values() if owner == one)
-    return [variable for variable in found if variable is not None]
+    variables = (reference() for reference, owner in owners.values() if owner == one)
+    return [variable for variable in variables if variable is not None]

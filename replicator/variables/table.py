@@ -179,8 +179,8 @@ class VariableTable:
         if not copied or not self.detects_writes:
             return None
         if self._switch is None:
-            place = devices_lib.cpu_of(self._topology.replica_devices[0])
-            with tf.init_scope(), tf.device(place), context.allowed():
+            cpu = devices_lib.cpu_of(self._topology.replica_devices[0])
+            with tf.init_scope(), tf.device(cpu), context.allowed():
                 self._switch = context.own_variable(False)
         self._in_graphs.update({id(entry): entry for entry in copied})
         return self._switch
@@ -190,8 +190,8 @@ class VariableTable:
 
     def entries_of(self, variables: Sequence[Any]) -> list[Entry]:
         """The entries of those variables that have one, in their order."""
-        found = (self._entries.get(id(variable)) for variable in variables)
-        return [entry for entry in found if entry is not None]
+        entries = (self._entries.get(id(variable)) for variable in variables)
+        return [entry for entry in entries if entry is not None]
 
     def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
         """Bytes of variables of static shape on each device, including all copies."""
@@ -280,8 +280,8 @@ class VariableTable:
             if replica == 0 and not kind.is_per_replica:
                 copies.append(variable)
                 continue
-            place = topology.logical_device_of(variable.device)
-            with tf.device(devices[place]):
+            logical_device = topology.logical_device_of(variable.device)
+            with tf.device(devices[logical_device]):
                 copies.append(
                     context.own_variable(
                         tf.identity(variable) if is_mirrored else initial[replica],

@@ -34,7 +34,7 @@ def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor
     """Combines the copies of all replicas: sum, mean, or that of replica 0."""
     if not _is_from_all(variable, kind):
         return copies[0]
-    return _of_total(variable, tf.add_n(list(map(to_number, copies))), len(copies))
+    return _from_total(variable, tf.add_n(list(map(to_number, copies))), len(copies))
 
 
 class OutsideValues:
@@ -48,15 +48,15 @@ class OutsideValues:
         self._group = group
         # Places of those that are reduced over workers.
         self._sent = [
-            place
-            for place, entry in enumerate(self._entries)
+            index
+            for index, entry in enumerate(self._entries)
             if group is not None
             and entry.kind is Kind.LOCAL
             and entry.variable.dtype != tf.string
         ]
         self._keys: dict[tf.DType, int] = {}
-        for place in self._sent:
-            number = _number(self._entries[place].variable.dtype)
+        for index in self._sent:
+            number = _number(self._entries[index].variable.dtype)
             wire = wire_over_workers(number, "all_reduce").dtype
             # Drawn once: a function that is traced again uses the same.
             self._keys.setdefault(wire, next(group.keys))  # type: ignore[union-attr]
@@ -68,25 +68,27 @@ class OutsideValues:
 
     def read(self) -> list[tf.Tensor]:
         # Here sums, where they are sent to be added to those of other workers.
-        found: dict[int, tf.Tensor] = {}
+        values_by_place: dict[int, tf.Tensor] = {}
         for places in _alike(self._entries):
-            alike = [self._entries[place] for place in places]
+            alike = [self._entries[index] for index in places]
             values = _combine_alike(alike, is_sent=self._group is not None)
-            found.update(zip(places, values, strict=True))
+            values_by_place.update(zip(places, values, strict=True))
         if self._group is not None:
-            found |= self._over_workers(found, self._group)
+            values_by_place |= self._over_workers(values_by_place, self._group)
         return [
-            found[place] if place in found else self._of_first(entry)
-            for place, entry in enumerate(self._entries)
+            values_by_place[index]
+            if index in values_by_place
+            else self._first_value(entry)
+            for index, entry in enumerate(self._entries)
         ]
 
     def _over_workers(
         self, totals: dict[int, tf.Tensor], group: Group
     ) -> dict[int, tf.Tensor]:
         shares = []
-        sent = [self._entries[place] for place in self._sent]
-        for place, entry in zip(self._sent, sent, strict=True):
-            share = totals.get(place)
+        sent = [self._entries[index] for index in self._sent]
+        for index, entry in zip(self._sent, sent, strict=True):
+            share = totals.get(index)
             if share is None:  # only the value of replica 0 of the job counts
                 share = entry.copies[0].value()
                 is_first = self._topology.program_id == 0
@@ -98,16 +100,16 @@ class OutsideValues:
             key = self._keys[value.dtype]
             return reduce(value, self._topology, group, key, device=device)
 
-        values = map(self._of_job, sent, _packed(shares, transfer, "all_reduce"))
+        values = map(self._job_value, sent, _packed(shares, transfer, "all_reduce"))
         return dict(zip(self._sent, values, strict=True))
 
-    def _of_job(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
+    def _job_value(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
         if not _is_from_all(entry.variable, entry.kind):
             return tf.cast(received, entry.variable.dtype)
         with tf.device(_kernel_device(entry)):
-            return _of_total(entry.variable, received, self._topology.num_replicas)
+            return _from_total(entry.variable, received, self._topology.num_replicas)
 
-    def _of_first(self, entry: Entry) -> tf.Tensor:
+    def _first_value(self, entry: Entry) -> tf.Tensor:
         value = entry.copies[0].value()
         if entry.kind is not Kind.RANDOM:
             return value
@@ -133,7 +135,7 @@ def _is_from_all(variable: Any, kind: Kind) -> bool:
     return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
 
-def _of_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
+def _from_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """The sum over replicas, or their mean."""
     if not is_summed(variable):
         total = total / tf.constant(num_replicas, total.dtype)
@@ -153,13 +155,13 @@ def to_number(value: tf.Tensor) -> tf.Tensor:
 def _alike(entries: Sequence[Entry]) -> list[list[int]]:
     """Which variables are combined as one vector."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if _is_from_all(entry.variable, entry.kind):
-            alone = -1 if entry.variable.shape.is_fully_defined() else place
+            alone = -1 if entry.variable.shape.is_fully_defined() else index
             devices = tuple(copy.device for copy in entry.copies)
             what = entry.variable.dtype, is_summed(entry.variable)
             key = what, _kernel_device(entry), devices, alone
-            groups.setdefault(key, []).append(place)
+            groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
@@ -196,7 +198,7 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
     with tf.device(_kernel_device(first)):
         total = tf.add_n(added)
         if not is_sent:
-            total = _of_total(first.variable, total, len(first.copies))
+            total = _from_total(first.variable, total, len(first.copies))
         return [total] if len(entries) == 1 else unpack(total, shapes)
 
 
@@ -272,9 +274,9 @@ def reduce(
     device: str | None = None,
 ) -> tf.Tensor:
     """Emits the sum of one tensor over all workers."""
-    place = cpu(topology) if device is None else device
-    is_gpu = devices_lib.is_gpu(place)
-    with tf.device(place):
+    target = cpu(topology) if device is None else device
+    is_gpu = devices_lib.is_gpu(target)
+    with tf.device(target):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
             group_size=group.num_workers,
@@ -297,15 +299,15 @@ def _packed(
     wide = [wire.convert(value) for wire, value in zip(wires, values, strict=True)]
     results: dict[int, tf.Tensor] = {}
     for places in positions_by_dtype(wide).values():
-        flat = [tf.reshape(wide[place], [-1]) for place in places]
+        flat = [tf.reshape(wide[index], [-1]) for index in places]
         # One element more: TensorFlow may crash on vectors without elements.
         flat.append(tf.zeros([1], flat[0].dtype))
         received = transfer(tf.concat(flat, axis=0))
         parts = tf.split(received, [tf.size(part) for part in flat])[:-1]
-        for place, part in zip(places, parts, strict=True):
-            shaped = tf.reshape(part, tf.shape(wide[place]))
-            results[place] = wires[place].convert(shaped, values[place].dtype)
-    return [results[place] for place in range(len(values))]
+        for index, part in zip(places, parts, strict=True):
+            shaped = tf.reshape(part, tf.shape(wide[index]))
+            results[index] = wires[index].convert(shaped, values[index].dtype)
+    return [results[index] for index in range(len(values))]
 
 
 def cpu(topology: Topology) -> str:

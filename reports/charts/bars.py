@@ -79,7 +79,10 @@ def between(
         return 4 + (WIDTH - 8) * min(max((number - low) / (high - low), 0.0), 1.0)
 
     color = "var(--accent)" if is_marked else "var(--muted)"
-    parts = [_line(at(reference), is_dashed=False), *(_line(at(of)) for of in lines)]
+    parts = [
+        _line(at(reference), is_dashed=False),
+        *(_line(at(line)) for line in lines),
+    ]
     first, last = ends
     if first is not None and last is not None:
         span = f"M{at(first):.1f} {HEIGHT / 2}H{at(last):.1f}"
@@ -90,12 +93,14 @@ def between(
 
 def reach(estimates: Iterable[Estimate]) -> float:
     """Returns the ratio at the right end of an axis that shows all values."""
-    furthest = max((abs(math.log(of.value)) for of in estimates), default=0.0)
+    furthest = max(
+        (abs(math.log(estimate.value)) for estimate in estimates), default=0.0
+    )
     fitting = [ratio for ratio in REACHES if math.log(ratio) >= 1.2 * furthest]
     return fitting[0] if fitting else REACHES[-1]
 
 
-def of_ratio(ratio: Estimate, right: float, *, is_marked: bool) -> Markup:
+def ratio_bar(ratio: Estimate, right: float, *, is_marked: bool) -> Markup:
     def log(value: float | None) -> float | None:
         # The end of a very long interval can be too small for a number.
         return None if value is None else math.log(max(value, 1e-300))
@@ -111,8 +116,8 @@ def of_ratio(ratio: Estimate, right: float, *, is_marked: bool) -> Markup:
 
 def sparkline(values: Sequence[tuple[float, Ends, int]]) -> Markup:
     """Draws values, each in a colour, at equal distances; not from zero."""
-    every = [of for value, ends, _ in values for of in (value, *ends)]
-    numbers = [of for of in every if of is not None]
+    every = [number for value, ends, _ in values for number in (value, *ends)]
+    numbers = [number for number in every if number is not None]
     low, high = min(numbers), max(numbers)
     span = high - low or 1.0
     last = max(len(values) - 1, 1)
@@ -121,9 +126,9 @@ def sparkline(values: Sequence[tuple[float, Ends, int]]) -> Markup:
         return HEIGHT - 2 - (HEIGHT - 4) * (value - low) / span
 
     parts = []
-    for place, (value, (first, end), series) in enumerate(values):
+    for index, (value, (first, end), series) in enumerate(values):
         color = f"var(--series-{series})"
-        x = 4 + (WIDTH - 8) * place / last
+        x = 4 + (WIDTH - 8) * index / last
         if first is not None and end is not None:
             line = f"M{x:.1f} {up(first):.1f}V{up(end):.1f}"
             parts.append(f'<path d="{line}" stroke="{color}"/>')

@@ -71,7 +71,7 @@ class Curve(NamedTuple):
     dash: str = "-"  # As matplotlib names it.
     label: str = ""  # Written at its end, with its last value; empty for none.
 
-    def of_kind(self, kind: str) -> Iterator[Any]:
+    def points_of_kind(self, kind: str) -> Iterator[Any]:
         return (row for row in self.rows if row.kind == kind)
 
 
@@ -85,14 +85,18 @@ class Panel:
 
     @property
     def sizes(self) -> list[int]:
-        return sorted({int(row.num_replicas) for of in self.curves for row in of.rows})
+        return sorted(
+            {int(row.num_replicas) for curve in self.curves for row in curve.rows}
+        )
 
     @property
     def has_doublings(self) -> bool:
         return self.is_log or self.quantity is EFFICIENCY
 
-    def of_kind(self, kind: str) -> Iterator[tuple[Curve, Any]]:
-        return ((curve, row) for curve in self.curves for row in curve.of_kind(kind))
+    def points_of_kind(self, kind: str) -> Iterator[tuple[Curve, Any]]:
+        return (
+            (curve, row) for curve in self.curves for row in curve.points_of_kind(kind)
+        )
 
     def across(self, num_replicas: float, share: float = 0.0) -> float:
         """Returns the place of a number of replicas, shifted by a share of the axis."""
@@ -163,14 +167,14 @@ def _described(panel: Panel) -> str:
     for curve in panel.curves:
         values = [
             value_at(row) + " (oversubscribed)" * bool(row.is_oversubscribed)
-            for row in curve.of_kind("estimate")
+            for row in curve.points_of_kind("estimate")
         ]
         values += [
             f"no figure at {_replicas(row)}: it {row.method}"
-            for row in curve.of_kind("crossed_out")
+            for row in curve.points_of_kind("crossed_out")
         ]
         parts.append(f"{curve.name}: {', '.join(values)}")
-    for curve, row in panel.of_kind("ceiling"):
+    for curve, row in panel.points_of_kind("ceiling"):
         name = f"ceiling of {curve.name}, programs that never communicate"
         parts.append(f"{name}: {value_at(row)}")
     return f"{'; '.join(dict.fromkeys(parts))}."
@@ -192,7 +196,7 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
     _hatch_oversubscribed(axes, panel, look)
     _draw_ideals(axes, panel, look)
     labels = []
-    for curve, row in panel.of_kind("ceiling"):
+    for curve, row in panel.points_of_kind("ceiling"):
         # Throughput together does not depend on a baseline, so on no backend.
         is_own = quantity is not THROUGHPUT
         axes.plot(
@@ -228,7 +232,10 @@ def _draw_curve(
 ) -> float | None:
     """Draws line, intervals, repetitions and markers; returns the last value."""
     color, quantity, across = look.series[curve.series], panel.quantity, panel.across
-    crosses = [across(of.num_replicas, shift) for of in curve.of_kind("crossed_out")]
+    crosses = [
+        across(point.num_replicas, shift)
+        for point in curve.points_of_kind("crossed_out")
+    ]
     axes.plot(
         crosses,
         [0.06] * len(crosses),
@@ -243,7 +250,7 @@ def _draw_curve(
     # The axis begins at the baselines: all of 100 % are one point.
     spots = [
         (across(row.num_replicas, 0.0 if row.is_baseline else shift), row)
-        for row in curve.of_kind("estimate")
+        for row in curve.points_of_kind("estimate")
     ]
     if not spots:
         return None
@@ -255,7 +262,7 @@ def _draw_curve(
         linestyle=curve.dash,
         zorder=2,
     )
-    singles = [*curve.of_kind("repetition")]
+    singles = [*curve.points_of_kind("repetition")]
     if len(singles) <= MOST_DOTS:
         places = [across(row.num_replicas, shift + DOT_SHIFT) for row in singles]
         style.draw_dots(axes, places, [row.value for row in singles], color)
@@ -265,7 +272,7 @@ def _draw_curve(
         spot, is_hollow = (x, row.value, curve.series), bool(row.is_oversubscribed)
         marker = style.draw_marker(axes, *spot, look, is_hollow=is_hollow)
         name = f"{row.backend}, {row.mode} scaling, {_replicas(row)}: {quantity.slug}"
-        svg.attach(marker, svg.of_row(name, row, quantity.write))
+        svg.attach(marker, svg.row_tip(name, row, quantity.write))
     return float(spots[-1][1].value)
 
 
@@ -278,7 +285,7 @@ def _draw_ideals(axes: Axes, panel: Panel, look: Look) -> None:
         tuple(quantity.ideal(n, int(row.num_replicas), row.value) for n in places):
         # The first of equal lines gives the colour.
         curve.series
-        for curve, row in reversed([*panel.of_kind("estimate")])
+        for curve, row in reversed([*panel.points_of_kind("estimate")])
         if row.is_baseline
     }
     for ideal, series in reversed(ideals.items()):
@@ -308,7 +315,7 @@ def curves_of_first_screen(view: View) -> list[Curve]:
     rows = view.frame[view.frame["figure"] == "scaling"]
     rows = rows[rows["quantity"] == "efficiency"]
     has_several = len(view.study.backends) > 1
-    found = []
+    curves = []
     for backend in view.study.backends:
         for mode in (mode.value for mode in view.study.modes):
             part = rows[(rows["backend"] == backend) & (rows["mode"] == mode)]
@@ -316,8 +323,8 @@ def curves_of_first_screen(view: View) -> list[Curve]:
                 dash = style.DASHES.get(mode, "-")
                 label = f"{backend}\n{mode}" if has_several else mode
                 name = f"{backend}, {mode}"
-                found.append(_curve(part, backend, name, dash=dash, label=label))
-    return found
+                curves.append(_curve(part, backend, name, dash=dash, label=label))
+    return curves
 
 
 def draw_first_screen(view: View) -> Markup | None:

@@ -61,14 +61,14 @@ class Row:
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
-    found = frame[frame["figure"] == figure]
-    if found.empty:
+    selected = frame[frame["figure"] == figure]
+    if selected.empty:
         present = ", ".join(dict.fromkeys(frame["figure"])) or "nothing"
         raise ValueError(
             f"the frame has no rows of figure {figure!r}, only of {present}: pass "
             "results.figures.frame.points_frame(study) of a study that measured it"
         )
-    return found
+    return selected
 
 
 def case_label(num_replicas: int, per_replica_batch_size: int) -> str:
@@ -84,10 +84,10 @@ def most_replicas(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratios(frame: pd.DataFrame) -> list[Row]:
-    found = select(frame, "forest").sort_values("num_replicas", kind="stable")
+    selected = select(frame, "forest").sort_values("num_replicas", kind="stable")
     rows = []
     drawn: Any
-    for _, drawn in found.groupby(["backend", "other_backend"], sort=False):
+    for _, drawn in selected.groupby(["backend", "other_backend"], sort=False):
         for row in drawn.itertuples():
             modes = "" if " and " in row.mode else f", {row.mode}"
             rows.append(
@@ -108,10 +108,10 @@ def ratios(frame: pd.DataFrame) -> list[Row]:
 
 def splits(frame: pd.DataFrame, tip: Callable[[Any], str] = lambda _: "") -> list[Row]:
     """Returns a row per case whose step is split, in ms; ``tip`` is of a part."""
-    found = select(frame, "waterfall")
+    selected = select(frame, "waterfall")
     rows = []
     part: Any
-    for _, part in found.groupby("case", sort=False):
+    for _, part in selected.groupby("case", sort=False):
         *drawn, whole = part.itertuples()
         rows.append(
             Row(
@@ -121,7 +121,9 @@ def splits(frame: pd.DataFrame, tip: Callable[[Any], str] = lambda _: "") -> lis
                 is_hollow=bool(whole.is_oversubscribed),
                 text=f"{formats.significant(1000 * whole.value)} ms",
                 size=int(whole.num_replicas),
-                parts=tuple((of.quantity, 1000 * of.value, tip(of)) for of in drawn),
+                parts=tuple(
+                    (row.quantity, 1000 * row.value, tip(row)) for row in drawn
+                ),
             )
         )
     return rows

@@ -50,12 +50,12 @@ def curves_of(
     metric: str,
     failed: Mapping[str, tuple[float, ...]] | None = None,
 ) -> list[Curve]:
-    found = rows.select(frame, "learning")
-    found = found[found["quantity"] == metric]
-    is_one = len(set(found["backend"])) == 1
+    selected = rows.select(frame, "learning")
+    selected = selected[selected["quantity"] == metric]
+    is_one = len(set(selected["backend"])) == 1
     curves = []
     part: Any
-    for case, part in found.groupby("case", sort=False):
+    for case, part in selected.groupby("case", sort=False):
         first = part.iloc[0]
         label = f"N = {first.num_replicas}"
         if not is_one:
@@ -149,11 +149,11 @@ ALPHAS: Final = (0.08, 0.25, 0.45, 0.7, 1.0)
 
 def cases_of(frame: pd.DataFrame, phase: str) -> list[Row]:
     """Returns the step times of each case in ms, a group per backend."""
-    found = rows.select(frame, "steps")
-    found = found[found["phase"] == phase]
-    backends = list(dict.fromkeys(found["backend"]))
+    selected = rows.select(frame, "steps")
+    selected = selected[selected["phase"] == phase]
+    backends = list(dict.fromkeys(selected["backend"]))
     keys = ["backend", "num_replicas", "per_replica_batch_size"]
-    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby(keys, sort=False)))
+    groups: dict[Any, pd.DataFrame] = dict(iter(selected.groupby(keys, sort=False)))
     return rows.most_replicas(
         [
             rows.Row(
@@ -203,7 +203,7 @@ def draw_boxes(
             ax=axes,
         )
     for at, row in zip(places, items, strict=True) if is_few else ():
-        lines = [at + 0.3 + 0.05 * (place % 3) for place in range(len(row.dots))]
+        lines = [at + 0.3 + 0.05 * (index % 3) for index in range(len(row.dots))]
         style.draw_dots(axes, row.dots, lines, look.color(row.backend))
     axes.set_xlabel(axis_label)
     rows.write_columns(axes, items, look)
@@ -228,7 +228,7 @@ def draw_shares(axes: Axes, items: Sequence[Row], look: Look) -> None:
 def binned(times_sec: Sequence[Sequence[float]]) -> np.ndarray:
     """Means over equal numbers of steps, relative to the median of all cells."""
     number = min(map(len, times_sec))
-    table = np.array([of[:number] for of in times_sec], dtype=np.float64)
+    table = np.array([times[:number] for times in times_sec], dtype=np.float64)
     per_column = -(-number // MOST_COLUMNS)
     starts = range(0, number, per_column)
     means = np.stack([table[:, k : k + per_column].mean(axis=1) for k in starts], 1)

@@ -141,7 +141,7 @@ def short(text: str) -> str:
 
 def widths(backends: Sequence[str]) -> list[float]:
     """Returns the width of each line: those of one colour differ."""
-    before = [backends[:place].count(name) for place, name in enumerate(backends)]
+    before = [backends[:index].count(name) for index, name in enumerate(backends)]
     return [WIDTHS[number % len(WIDTHS)] for number in before]
 
 
@@ -183,12 +183,12 @@ def panels(
     """Returns heading and lines of each panel: all, or parts of those of a backend."""
     if len(items) <= MOST_LINES:
         return [("", items)]
-    found: list[tuple[str, Sequence[_Item]]] = []
+    parts: list[tuple[str, Sequence[_Item]]] = []
     for backend in dict.fromkeys(map(backend_of, items)):
         own = [item for item in items if backend_of(item) == backend]
         starts = range(0, len(own), MOST_LINES)
-        found += [(backend, own[i : i + MOST_LINES]) for i in starts]
-    return found
+        parts += [(backend, own[i : i + MOST_LINES]) for i in starts]
+    return parts
 
 
 def hatch(axes: Axes, left: float, right: float, look: Look) -> None:
@@ -237,7 +237,7 @@ def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, floa
 
 def symmetric(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
     """Returns logarithmic limits equally far below and above 1."""
-    within = [min(max(of, 1 / WIDEST_RATIO), WIDEST_RATIO) for of in anchors]
+    within = [min(max(anchor, 1 / WIDEST_RATIO), WIDEST_RATIO) for anchor in anchors]
     low, high = logarithmic([*within, 1.0], ends)
     reach = max(high, 1 / low, NARROWEST_RATIO)
     return 1 / reach, reach
@@ -330,11 +330,11 @@ def write_labels(
         LINE_HEIGHT * (1 + label.text.count("\n")) * per_point for label in labels
     ]
     places = spread([label.value for label in labels], heights, low, high)
-    for label, place in zip(labels, places, strict=True):
+    for label, level in zip(labels, places, strict=True):
         if has_lines:
             axes.plot(
                 [1.0, 1.035],
-                [label.value, place],
+                [label.value, level],
                 transform=axes.get_yaxis_transform(),
                 color=label.color,
                 linewidth=0.9,
@@ -348,7 +348,7 @@ def write_labels(
         axes.annotate(
             "\n".join(lines),
             middle,
-            xytext=(1.05, place),
+            xytext=(1.05, level),
             textcoords=axes.get_yaxis_transform(),
             va="center",
             ha="left",

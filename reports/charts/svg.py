@@ -55,17 +55,17 @@ def attach(artist: Artist, text: str) -> None:
         artist.set_gid(f"{_TIP}{text}")
 
 
-def of_row(name: str, row: Any, write: Callable[[float], str], unit: str = "") -> str:
+def row_tip(name: str, row: Any, write: Callable[[float], str], unit: str = "") -> str:
     """Returns the tip of a row of the tidy frame, whose unit ``write`` may replace."""
     unit = unit or row.unit
     low, high = (None, None) if pd.isna(row.low) else (row.low, row.high)
     n = 0 if pd.isna(row.n) else int(row.n)
-    found = Estimate(value=row.value, low=low, high=high, n=n, unit=unit, method="")
-    shown = formats.telling(found, write)
+    estimate = Estimate(value=row.value, low=low, high=high, n=n, unit=unit, method="")
+    shown = formats.telling(estimate, write)
     text = f"{name}: {shown(row.value)}{f' {unit}' if unit else ''}"
     if not n:
         return f"{text}, by definition"
-    if not found.has_interval:
+    if not estimate.has_interval:
         return f"{text}, no interval, n = {n}"
     return f"{text}, 95 % interval {formats.interval(low, high, shown)}, n = {n}"
 

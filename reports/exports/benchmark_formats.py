@@ -30,7 +30,7 @@ def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
     study = load_study(stores[0])
     rows = []
     for case in _measured(study):
-        estimate = scaling.of_trials(case, metric.name).estimate
+        estimate = scaling.case_cell(case, metric.name).estimate
         if estimate is None:  # a metric of which nothing was recorded
             continue
         row: dict[str, Any] = {
@@ -91,13 +91,13 @@ def pytest_benchmark(stores: Sequence[Store], _metric: Metric) -> str:
 
 
 def _measured(study: Study) -> list[Case]:
-    found = [case for case in study.cases if case.ok_entries]
-    if not found:
+    cases = [case for case in study.cases if case.ok_entries]
+    if not cases:
         raise ResultsError(
             f"study {study.plan.study!r} has no trial that is ok, so there is nothing"
             " to export; see 'status'"
         )
-    return found
+    return cases
 
 
 def _name(case: Case) -> str:
@@ -105,7 +105,7 @@ def _name(case: Case) -> str:
 
 
 def _benchmark(case: Case) -> dict[str, Any]:
-    rates = scaling.of_trials(case, "throughput").values
+    rates = scaling.case_cell(case, "throughput").values
     times = [case.spec.global_batch_size / rate for rate in rates]
     # By the definitions of pytest-benchmark; one round has no spread.
     mean = statistics.fmean(times)
@@ -114,8 +114,10 @@ def _benchmark(case: Case) -> dict[str, Any]:
     if len(times) > 1:
         first, _, third = statistics.quantiles(times, n=4, method="inclusive")
     spread = third - first
-    inner = [of for of in times if first - 1.5 * spread <= of <= third + 1.5 * spread]
-    near = sum(not mean - deviation <= of <= mean + deviation for of in times)
+    inner = [
+        time for time in times if first - 1.5 * spread <= time <= third + 1.5 * spread
+    ]
+    near = sum(not mean - deviation <= time <= mean + deviation for time in times)
     far = len(times) - len(inner)
     return {
         "group": case.spec.workload,
@@ -198,13 +200,13 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
     assert trial is not None
     assert trial.status is not None
     begin = _since_epoch(trial.status.started_at)
-    first_step = scaling.of_trial(entry, "time_to_first_step") or 0.0
+    first_step = scaling.trial_value(entry, "time_to_first_step") or 0.0
     ready = begin + round(_PER_SEC * first_step)
     end = max(ready, begin + round(_PER_SEC * trial.status.duration_sec))
     # The examples that it has trained on, as far as they are recorded.
     num_steps = spec.num_warmup_steps + result.num_measured_steps
     num_steps = max(num_steps, *(point.num_steps for point in result.curve), 0)
-    evaluated = [of.num_examples for point in result.curve for of in point.quality]
+    evaluated = [each.num_examples for point in result.curve for each in point.quality]
     facts: dict[str, Any] = {
         "submission_benchmark": _NAMES.get(spec.workload, spec.workload),
         "submission_division": "open",
@@ -239,7 +241,7 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
             yield _line(at, _POINT, "tracked_stats", value, samples)
         yield _line(at, _END, "eval_stop", metadata=samples)
     throughput = {
-        "throughput": scaling.of_trial(entry, "throughput"),
+        "throughput": scaling.trial_value(entry, "throughput"),
         "unit": f"{study.example_unit}/s",
     }
     case = {"num_replicas": spec.num_replicas, "backend": spec.backend}
@@ -260,8 +262,8 @@ def _platform(entry: Entry) -> str:
 def _since_epoch(date: str) -> int:
     """Returns a date of a record in thousandths of a second; 0 for other strings."""
     try:
-        found = dt.datetime.fromisoformat(date.replace("Z", "+00:00"))
-        return max(round(_PER_SEC * found.timestamp()), 0)
+        time = dt.datetime.fromisoformat(date.replace("Z", "+00:00"))
+        return max(round(_PER_SEC * time.timestamp()), 0)
     except (ValueError, OverflowError, OSError):
         return 0
 

@@ -42,10 +42,10 @@ class ExportFormat:
 
     def export(self, stores: Sequence[Store], metric: Metric) -> Content:
         module, _, function = self.writer.partition(":")
-        found: Content = getattr(importlib.import_module(module), function)(
+        content: Content = getattr(importlib.import_module(module), function)(
             stores, metric
         )
-        return found
+        return content
 
 
 def find(name: str) -> ExportFormat | None:
@@ -53,12 +53,12 @@ def find(name: str) -> ExportFormat | None:
     return plugins.find("formats", FORMATS, name, complain)
 
 
-def complain(found: object) -> str:
+def complain(plugin: object) -> str:
     """Says what is wrong with what a plugin adds, or nothing."""
-    wrong = plugins.complaint_of(ExportFormat, "an")(found)
-    if wrong or not isinstance(found, ExportFormat):
+    wrong = plugins.complaint_of(ExportFormat, "an")(plugin)
+    if wrong or not isinstance(plugin, ExportFormat):
         return wrong
-    return "" if found.writer else "has no writer: name MODULE:FUNCTION"
+    return "" if plugin.writer else "has no writer: name MODULE:FUNCTION"
 
 
 _ONE, _SEVERAL = True, False

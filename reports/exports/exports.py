@@ -52,7 +52,8 @@ def verdict_data(view: View) -> dict[str, Any]:
         "level": shown.level.value,
         "next_step": shown.next_step,
         "caveats": [
-            of._asdict() | {"level": of.level.value} for of in caveats.of_view(view)
+            caveat._asdict() | {"level": caveat.level.value}
+            for caveat in caveats.collect(view)
         ],
         "limits": list(caveats.limits(view)),
     }
@@ -105,9 +106,9 @@ def as_markdown(store: Store) -> str:
 def _caveats(view: View) -> list[str]:
     """Returns the grade of the evidence, and the caveats that limit trust."""
     return [
-        f"{of.name}, {of.level.value}: {of.reason}"
-        for of in caveats.of_view(view)
-        if of.level is not caveats.Level.OK or of.name == "Evidence"
+        f"{caveat.name}, {caveat.level.value}: {caveat.reason}"
+        for caveat in caveats.collect(view)
+        if caveat.level is not caveats.Level.OK or caveat.name == "Evidence"
     ]
 
 
@@ -152,15 +153,15 @@ def _terminal_table(
 def _columns_that_fit(
     view: View, rows: Sequence[brief.Row], console: rich.console.Console
 ) -> list[int]:
-    found = [number for number, name in enumerate(brief.columns(view)) if name]
+    fitting = [number for number, name in enumerate(brief.columns(view)) if name]
     options = console.options.update(max_width=_WIDEST)
     for number in DROPPED_FIRST:
-        wide = console.measure(_terminal_table(view, rows, found), options=options)
+        wide = console.measure(_terminal_table(view, rows, fitting), options=options)
         if wide.maximum <= console.width:
             break
-        if number in found:
-            found.remove(number)
-    return found
+        if number in fitting:
+            fitting.remove(number)
+    return fitting
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:
@@ -200,12 +201,12 @@ def records_of_studies(
     stores: Iterable[Store], data_url: str
 ) -> tuple[dict[Path, bytes | str], list[str]]:
     """Returns the records that pages link, and why studies have none, a line each."""
-    found: dict[Path, bytes | str] = {}
+    records: dict[Path, bytes | str] = {}
     missing = []
     for store in stores:
         name = store.root.name
         if data_url:
-            found[store.root] = data_url.replace("{study}", name)
+            records[store.root] = data_url.replace("{study}", name)
             continue
         try:
             content = records_of(store)
@@ -213,14 +214,14 @@ def records_of_studies(
             missing.append(str(error))
             continue
         if len(content) <= MOST_BYTES:
-            found[store.root] = content
+            records[store.root] = content
             continue
         missing.append(
             f"the records of {name!r} are {len(content) / _MEGABYTE:.1f} MB as a zip,"
             f" at most {MOST_BYTES / _MEGABYTE:.0f} MB go beside a page; put them"
             " elsewhere, and give their address as --data-url"
         )
-    return found, missing
+    return records, missing
 
 
 def export_records(stores: Sequence[Store], _metric: object = None) -> bytes:

@@ -38,7 +38,7 @@ def build_report(store: Store) -> str:
         {"slug": section.SLUG, "title": section.TITLE, "body": section.render(view)}
         for section in SECTIONS
     ]
-    sections += _of_plugins(view, [section.SLUG for section in SECTIONS])
+    sections += _plugin_metrics(view, [section.SLUG for section in SECTIONS])
     commits = sorted(next_step.commits_of(view.study.cases))
     document = page.render(
         "page",
@@ -59,22 +59,22 @@ def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path
     return path
 
 
-def complain(found: object) -> str:
+def complain(plugin: object) -> str:
     """Says what is wrong with what a plugin adds, or nothing."""
     for part in _PARTS:
-        if not hasattr(found, part):
+        if not hasattr(plugin, part):
             listed = ", ".join(_PARTS)
             return f"has no {part}, and has to be a module or an object with {listed}"
     return ""
 
 
-def _of_plugins(view: View, slugs: Collection[str]) -> list[dict[str, Any]]:
+def _plugin_metrics(view: View, slugs: Collection[str]) -> list[dict[str, Any]]:
     """Returns figures, then sections, of all installed packages, in order of names."""
     try:
-        found = plugins.installed(PLUGINS, slugs)
+        installed = plugins.installed(PLUGINS, slugs)
     except plugins.PluginError as error:
         return [_failed(PLUGINS, "Sections of plugins", "plugins", str(error))]
-    sections = [_section(plugin, view, slugs) for plugin in found.values()]
+    sections = [_section(plugin, view, slugs) for plugin in installed.values()]
     return [*_figures(view), *sections]
 
 
@@ -100,7 +100,7 @@ def _figures(view: View) -> Iterator[dict[str, Any]]:
 
 
 def _row(view: View, metric: TrialMetric) -> dict[str, Any]:
-    cells = [scaling.of_trials(case, metric.name) for case in view.measured_cases]
+    cells = [scaling.case_cell(case, metric.name) for case in view.measured_cases]
     shown = [
         (*formats.measured(cell.estimate, metric.unit), f"n = {cell.estimate.n}")
         if cell.estimate

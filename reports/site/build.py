@@ -73,8 +73,8 @@ def pages(
 ) -> Iterator[tuple[str, str]]:
     """Yields the path of every page below the site's folder, and its HTML."""
     roots = [store.root.resolve() for store in stores]
-    for place, store in enumerate(stores):
-        if roots[place] in roots[:place]:
+    for index, store in enumerate(stores):
+        if roots[index] in roots[:index]:
             raise errors.ResultsError(
                 f"study {str(store.root)!r} is given twice; name each study once"
             )
@@ -109,7 +109,8 @@ def write_site(
     """Writes the site and returns the path of its index."""
     records = records or {}
     data = {
-        root: RECORDS if isinstance(of, bytes) else of for root, of in records.items()
+        root: RECORDS if isinstance(link, bytes) else link
+        for root, link in records.items()
     }
     written: dict[str, bytes | str] = dict(
         pages(stores, metric, data, source_url=source_url)
@@ -183,18 +184,18 @@ def _compare(
     first, second = studies[later], studies[earlier]
     names = first.plan.study, second.plan.study
     try:
-        found = comparison.compare_studies(first, second, metric)
+        compared = comparison.compare_studies(first, second, metric)
     except errors.ResultsError as error:
         return Pair(*names, str(error)), ""
-    if found.reasons:
-        return Pair(*names, "; ".join(found.reasons)), ""
+    if compared.reasons:
+        return Pair(*names, "; ".join(compared.reasons)), ""
     links = [("All studies", f"../{INDEX}")]
     for letter, slug in (("A", later), ("B", earlier)):
         name = studies[slug].plan.study
         links.append((f"{letter}: {name}", f"../studies/{slug}/{INDEX}"))
     address = f"compare/{later}-and-{earlier}.html"
-    pair = Pair(*names, comparison.headline(found, *names), address)
-    return pair, comparison.build(found, links=links)
+    pair = Pair(*names, comparison.headline(compared, *names), address)
+    return pair, comparison.build(compared, links=links)
 
 
 def _index(
@@ -207,7 +208,7 @@ def _index(
         formats.count(len(workloads), "workload"),
         formats.count(len(machines), "kind of machine", "kinds of machines"),
     )
-    found = page.render(
+    html = page.render(
         "site",
         title="Scaling studies",
         site_style=page.asset("site.css", "site"),
@@ -216,12 +217,16 @@ def _index(
         facts=", ".join(counts),
         pairs=pairs,
         addresses=json.dumps(
-            {f"{of.first}\n{of.second}": of.address for of in pairs if of.address}
+            {
+                f"{pair.first}\n{pair.second}": pair.address
+                for pair in pairs
+                if pair.address
+            }
         ),
         history=histories(studies),
         links=(),
     )
-    return f"{found}\n"
+    return f"{html}\n"
 
 
 # A case of a history is all of a spec but these, on a class of machines.
@@ -274,21 +279,21 @@ def machine_class(env: Environment) -> str:
 
 def history(studies: Iterable[Study]) -> tuple[list[Observation], list[str]]:
     """Returns the cases of some studies, and why others have no place, a line each."""
-    found, left_out = [], []
+    observations, left_out = [], []
     for study in studies:
         for case in study.cases:
             machines = {machine_class(env) for env in case.environments}
             if case.ok_entries and len(machines) == 1:
-                found.append(_observe(study, case, *machines))
+                observations.append(_observe(study, case, *machines))
                 continue
             reason = f"its trials ran on {len(machines)} machine classes"
             reason = reason if case.ok_entries else "no trial is ok"
             left_out.append(f"{study.plan.study}, {case.label}: {reason}")
-    return sorted(found, key=lambda of: of[:7]), left_out
+    return sorted(observations, key=lambda each: each[:7]), left_out
 
 
 def _observe(study: Study, case: Case, machine: str) -> Observation:
-    throughput = scaling.of_trials(case, "throughput").estimate
+    throughput = scaling.case_cell(case, "throughput").estimate
     assert throughput is not None
     starts = [
         entry.trial.status.started_at
@@ -314,9 +319,9 @@ def _observe(study: Study, case: Case, machine: str) -> Observation:
 
 
 def histories(studies: Iterable[Study]) -> dict[str, Any]:
-    found, left_out = history(studies)
-    by_case = formats.grouped((of.case_key, of) for of in found)
-    several = [of for of in by_case.values() if len(of) >= _FEWEST]
+    observations, left_out = history(studies)
+    by_case = formats.grouped((each.case_key, each) for each in observations)
+    several = [each for each in by_case.values() if len(each) >= _FEWEST]
     several.sort(key=len, reverse=True)
     return {
         "cases": [*map(_case, several[:MOST_CHARTS])],
@@ -327,15 +332,15 @@ def histories(studies: Iterable[Study]) -> dict[str, Any]:
 
 
 def _case(seen: Sequence[Observation]) -> dict[str, Any]:
-    names = {of.machine: of.machine_name for of in seen}
-    places = {machine: place for place, machine in enumerate(names)}
+    names = {each.machine: each.machine_name for each in seen}
+    places = {machine: index for index, machine in enumerate(names)}
     return {
         "title": f"{seen[0].workload} {seen[0].preset}, {seen[0].label}",
         "drawing": bars.sparkline(
             [
-                (of.value, (of.low, of.high), places[one.machine] % _NUM_COLORS)
+                (each.value, (each.low, each.high), places[one.machine] % _NUM_COLORS)
                 for one in seen
-                for of in (one.throughput,)
+                for each in (one.throughput,)
             ]
         ),
         "last": _figure(seen[-1].throughput),
@@ -344,12 +349,12 @@ def _case(seen: Sequence[Observation]) -> dict[str, Any]:
                 formats.minute(one.date),
                 one.study,
                 one.commit or formats.ABSENT,
-                _figure(of),
-                formats.interval(of.low, of.high, formats.significant),
+                _figure(each),
+                formats.interval(each.low, each.high, formats.significant),
                 f"M{places[one.machine] + 1}",
             )
             for one in seen
-            for of in (one.throughput,)
+            for each in (one.throughput,)
         ],
         "machines": [
             (f"M{places[machine] + 1}", f"{name} ({machine[:8]})")
@@ -358,8 +363,8 @@ def _case(seen: Sequence[Observation]) -> dict[str, Any]:
     }
 
 
-def _figure(found: Estimate) -> str:
-    return f"{formats.significant(found.value)} {found.unit}"
+def _figure(estimate: Estimate) -> str:
+    return f"{formats.significant(estimate.value)} {estimate.unit}"
 
 
 # A parameter sweep has a study per value, so ratios stand within a study only.
@@ -378,7 +383,7 @@ class ValueRow(NamedTuple):
 
     def bar(self, rows: Sequence[ValueRow]) -> Markup:
         """Draws the median and its ends beside those of the same backend and figure."""
-        tops = [of.high or of.median for of in rows if of.what == self.what]
+        tops = [row.high or row.median for row in rows if row.what == self.what]
         return bars.from_zero(
             max(self.median, 0.0),
             (self.low, self.high),
@@ -402,15 +407,15 @@ class ValueRow(NamedTuple):
 
 def build_varied(root: pathlib.Path) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
-    found = studies_lib.read(root)
-    if found is None:
+    varied = studies_lib.read(root)
+    if varied is None:
         raise errors.ResultsError(f"{str(root)!r} is no parameter sweep")
     facts = []
     links = []
     quality: list[ValueRow] = []
     speed: list[ValueRow] = []
     values = []
-    for store in studies_lib.stores(root, found):
+    for store in studies_lib.stores(root, varied):
         study, name = load_study(store.public), store.root.name
         if study.problems:
             first = study.problems[0]
@@ -418,15 +423,15 @@ def build_varied(root: pathlib.Path) -> str:
                 f"study {name!r} has a damaged record, {str(first.path)!r}:"
                 f" {first.reason}; see 'status {store.root}'"
             )
-        value = studies_lib.value_of(study.plan, found.key)
+        value = studies_lib.value_of(study.plan, varied.key)
         values.append(value)
-        links.append((f"{found.key} {value}", f"../{name}/report/index.html"))
+        links.append((f"{varied.key} {value}", f"../{name}/report/index.html"))
         frame = frame_lib.points_frame(study)
         quality += _quality(study, frame, value, name)
         speed += _speed(frame, value, name)
         if bad := sum(not entry.is_ok for entry in study.entries):
             facts.append(f"{value}: {formats.count(bad, 'trial')} not ok")
-    if missing := len(found.studies) - len(values):
+    if missing := len(varied.studies) - len(values):
         facts.insert(0, f"{missing} not begun")
     facts.insert(0, formats.count(len(values), "study", "studies"))
     tables = [
@@ -435,10 +440,10 @@ def build_varied(root: pathlib.Path) -> str:
     ]
     html = page.render(
         "varied",
-        title=f"{root.name}: {found.key} varied",
+        title=f"{root.name}: {varied.key} varied",
         site_style=page.asset("site.css", "site"),
         links=links,
-        key=found.key,
+        key=varied.key,
         facts="; ".join(facts),
         tables=tables,
     )

@@ -71,7 +71,7 @@ class Card:
 
 def slugs(names: Sequence[str]) -> list[str]:
     """Returns a folder name for each study, unique also without letter case."""
-    found: list[str] = []
+    unique: list[str] = []
     taken: set[str] = set()
     for name in names:
         base = _UNUSUAL.sub("-", name).strip("-")[:80] or "study"
@@ -80,8 +80,8 @@ def slugs(names: Sequence[str]) -> list[str]:
             number += 1
             slug = f"{base}-{number}"
         taken.add(slug.casefold())
-        found.append(slug)
-    return found
+        unique.append(slug)
+    return unique
 
 
 def make_card(view: View, slug: str) -> Card:
@@ -93,7 +93,7 @@ def make_card(view: View, slug: str) -> Card:
     by_processor = formats.grouped((env.cpu_model, env) for env in view.environments)
     machines = map(names.machine, by_processor.values())
     brief = brief_lib.judge(view)
-    points, compared = brief_lib.of_leader(view)
+    points, compared = brief_lib.leader_points(view)
     shares = {point.mode.value: _share(view, point) for point in points}
     return Card(
         slug=slug,
@@ -136,7 +136,9 @@ def _against(points: Sequence[Point], compared: Sequence[Comparison]) -> str:
     if not points:
         return ""
     pairs = [
-        of.over(points[0].backend) for of in compared if points[0].mode in of.modes
+        comparison.over(points[0].backend)
+        for comparison in compared
+        if points[0].mode in comparison.modes
     ]
     ratios = {name: ratio for name, ratio in pairs if ratio is not None}
     for name in (*STOCK, *ratios):

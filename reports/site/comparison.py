@@ -125,7 +125,8 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
     sides = {FIRST: compared.first, SECOND: compared.second}
     html = page.render(
         "comparison",
-        title=" and ".join(of.plan.study for of in sides.values()) + ": what changed?",
+        title=" and ".join(each.plan.study for each in sides.values())
+        + ": what changed?",
         site_style=page.asset("site.css", "site"),
         compared=compared,
         headline=headline(compared),
@@ -151,13 +152,13 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
 
 def _machine(study: Study) -> str:
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
-    found = [trial.env for trial in trials if trial.env is not None]
-    return names.machine(found) if found else NO_MACHINE
+    machines = [trial.env for trial in trials if trial.env is not None]
+    return names.machine(machines) if machines else NO_MACHINE
 
 
 def _rate(case: Case) -> str:
-    found = scaling.of_trials(case, "throughput").estimate
-    return formats.ABSENT if found is None else formats.significant(found.value)
+    estimate = scaling.case_cell(case, "throughput").estimate
+    return formats.ABSENT if estimate is None else formats.significant(estimate.value)
 
 
 def _row(row: Ratio, reach: float) -> dict[str, object]:
@@ -170,7 +171,7 @@ def _row(row: Ratio, reach: float) -> dict[str, object]:
         "name": row.first.label,
         "ratio": estimate,
         "rates": [_rate(row.first), _rate(row.second)],
-        "bar": bars.of_ratio(estimate, reach, is_marked=is_apart),
+        "bar": bars.ratio_bar(estimate, reach, is_marked=is_apart),
         "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
         "p_value": p_value,
         "text": text,
@@ -211,7 +212,10 @@ def _only(compared: Compared) -> list[str]:
 def as_text(compared: Compared) -> str:
     lines = [f"A: {compared.first.plan.study}", f"B: {compared.second.plan.study}", ""]
     lines += [headline(compared), "", "what differs (A / B)"]
-    lines += [f"  {found.group}: {found.text}" for found in compared.differences]
+    lines += [
+        f"  {difference.group}: {difference.text}"
+        for difference in compared.differences
+    ]
     if not compared.differences:
         lines.append("  nothing that is recorded")
     rows = [*map(_cells, compared.rows)]
@@ -221,7 +225,7 @@ def as_text(compared: Compared) -> str:
 
 def as_markdown(compared: Compared) -> str:
     first, second = (
-        formats.escaped(of.plan.study) for of in (compared.first, compared.second)
+        formats.escaped(each.plan.study) for each in (compared.first, compared.second)
     )
     lines = [
         f"### A {first}, B {second}",
@@ -231,7 +235,7 @@ def as_markdown(compared: Compared) -> str:
     ]
     shown = compared.differences[:MOST_DIFFERENCES]
     if shown:
-        facts = [(of.group, of.name, of.first, of.second) for of in shown]
+        facts = [(each.group, each.name, each.first, each.second) for each in shown]
         lines += [*formats.markdown_table(("differs", "what", "A", "B"), facts), ""]
     num_more = len(compared.differences) - len(shown)
     if num_more:
@@ -249,7 +253,9 @@ def as_json(compared: Compared) -> str:
             "headline": headline(compared),
             "is_comparable": not compared.reasons,
             "reasons": list(compared.reasons),
-            "differs": [dataclasses.asdict(of) for of in compared.differences],
+            "differs": [
+                dataclasses.asdict(difference) for difference in compared.differences
+            ],
             "only_first": list(compared.only_first),
             "only_second": list(compared.only_second),
             "comparison": {

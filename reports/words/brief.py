@@ -74,7 +74,7 @@ class Brief:
 
 
 def judge(view: View) -> Brief:
-    gate = judgement.of_view(view)
+    gate = judgement.gate_view(view)
     if gate is not None:
         return Brief(
             verdict=gate.verdict.upper(),
@@ -88,9 +88,9 @@ def judge(view: View) -> Brief:
             sentences=(_nothing_measured(view),),
             following=next_step.after_failures(view),
         )
-    found = caveats.of_view(view)
-    level = caveats.worst(found)
-    points, compared = of_leader(view)
+    all_caveats = caveats.collect(view)
+    level = caveats.worst(all_caveats)
+    points, compared = leader_points(view)
     doubts = [
         caveats.busy(view),
         evidence.caveat(view.study),
@@ -106,7 +106,7 @@ def judge(view: View) -> Brief:
         ]
         note = f"{_note(view, points)} {note}"
         following = next_step.choose(view, level, points, compared)
-        trusted = _trust_words(found, level)
+        trusted = _trust_words(all_caveats, level)
     else:
         alone = "Throughput was measured, of one case: there is no ratio."
         sentences = [alone, *doubts]
@@ -174,7 +174,7 @@ def _ratio(view: View, point: Point) -> str:
     """Writes the rate of the leader over a point in the same mode and size."""
     name = leader(view)
     for item in view.comparisons if point.backend != name else ():
-        pair = {of.case_id: of.spec.backend for of in (item.first, item.second)}
+        pair = {case.case_id: case.spec.backend for case in (item.first, item.second)}
         pair.pop(point.case.case_id, None)
         if point.mode in item.modes and [*pair.values()] == [name]:
             _, ratio = item.over(name)
@@ -214,11 +214,13 @@ def _when(view: View) -> str:
     return f"Rates are this machine's from {begin} to {end} UTC."
 
 
-def _trust_words(found: Sequence[Caveat], level: Level) -> str:
+def _trust_words(all_caveats: Sequence[Caveat], level: Level) -> str:
     if level is Level.OK:
         return "Reliable"
     words = "Not reliable" if level is Level.BAD else "Caution"
-    names = ", ".join(of.name.lower() for of in found if of.level is level)
+    names = ", ".join(
+        caveat.name.lower() for caveat in all_caveats if caveat.level is level
+    )
     return f"{words}: {names}"
 
 
@@ -307,16 +309,16 @@ def _against(view: View, point: Point, compared: Sequence[Comparison]) -> str:
 
 def _scaled(view: View) -> list[Point]:
     """Returns each backend and mode at its most replicas that have a core each."""
-    found: list[Point] = []
+    points: list[Point] = []
     for mode in view.study.modes:
         for backend in view.study.backends:
             curve = view.points_of(mode, backend)
             fit = [p for p in curve if p.speedup and not p.is_oversubscribed]
-            found += fit[-1:]
-    return found
+            points += fit[-1:]
+    return points
 
 
-def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
+def leader_points(view: View) -> tuple[list[Point], list[Comparison]]:
     """Returns how the fastest backend of the first mode scales, and its ratios."""
     scaled = [] if caveats.is_unfit(view) else _scaled(view)
     if not scaled:
@@ -339,5 +341,5 @@ def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
 
 def leader(view: View) -> str:
     """Returns the backend that others are compared with; empty without others."""
-    points, _ = of_leader(view)
+    points, _ = leader_points(view)
     return points[0].backend if points and len(view.study.backends) > 1 else ""

@@ -50,7 +50,7 @@ class Caveat(NamedTuple):
     reason: str  # Why, in a few words.
 
 
-def of_view(view: View) -> tuple[Caveat, ...]:
+def collect(view: View) -> tuple[Caveat, ...]:
     looks: dict[str, Callable[[View], tuple[Level, str] | None]] = {
         "Evidence": _evidence,
         "Design": _design,
@@ -63,15 +63,15 @@ def of_view(view: View) -> tuple[Caveat, ...]:
         "Cores": _cores,
     }
     return tuple(
-        Caveat(name, *found)
+        Caveat(name, *judged)
         for name, look in looks.items()
-        if (found := look(view)) is not None
+        if (judged := look(view)) is not None
     )
 
 
-def worst(found: Sequence[Caveat]) -> Level:
+def worst(caveats: Sequence[Caveat]) -> Level:
     levels = list(Level)
-    return max((of.level for of in found), key=levels.index)
+    return max((caveat.level for caveat in caveats), key=levels.index)
 
 
 def _level(*, is_caution: bool, is_bad: bool = False) -> Level:
@@ -82,11 +82,11 @@ def _level(*, is_caution: bool, is_bad: bool = False) -> Level:
 
 def _evidence(view: View) -> tuple[Level, str] | None:
     """How good the evidence is; of a program, by what it prints and the clock."""
-    found = evidence.grade(view.study)
-    if found is None:
+    grade = evidence.grade(view.study)
+    if grade is None:
         return None
-    is_caution = found.evidence not in (None, Evidence.WINDOW)
-    return _level(is_caution=is_caution), found.text
+    is_caution = grade.evidence not in (None, Evidence.WINDOW)
+    return _level(is_caution=is_caution), grade.text
 
 
 def _design(view: View) -> tuple[Level, str]:
@@ -117,8 +117,8 @@ def _design(view: View) -> tuple[Level, str]:
     )
 
 
-def _steps(found: equivalence.Agreements) -> str:
-    return "step" if found.num_steps == 1 else f"{found.num_steps} steps"
+def _steps(agreements: equivalence.Agreements) -> str:
+    return "step" if agreements.num_steps == 1 else f"{agreements.num_steps} steps"
 
 
 def _sample(view: View) -> tuple[Level, str]:
@@ -149,9 +149,9 @@ def _resolution(view: View) -> tuple[Level, str] | None:
     """How finely efficiencies are known, and how far equal programs are apart."""
     shown = [p.efficiency for p in view.most_replicas if p.efficiency]
     halves = [
-        (found.high - found.low) / 2 / found.value
-        for found in shown
-        if found.low is not None and found.high is not None
+        (estimate.high - estimate.low) / 2 / estimate.value
+        for estimate in shown
+        if estimate.low is not None and estimate.high is not None
     ]
     if not halves:
         return None
@@ -223,19 +223,19 @@ def _quiet(view: View) -> tuple[Level, str]:
     return _level(is_caution=bool(counts.busy)), reason
 
 
-def load_text(found: conditions.Load) -> str:
+def load_text(load: conditions.Load) -> str:
     unknown = "load was not recorded"
-    if found.num_all:
-        unknown += f" in {found.num_unknown} of {found.num_all} {found.unit}s"
-    if found.most is None:
+    if load.num_all:
+        unknown += f" in {load.num_unknown} of {load.num_all} {load.unit}s"
+    if load.most is None:
         return unknown
-    said = f"others used at most {formats.percent(found.most)} of CPU time"
-    if found.num_busy:
+    said = f"others used at most {formats.percent(load.most)} of CPU time"
+    if load.num_busy:
         said = (
-            f"others used up to {formats.percent(found.most)} of CPU time in"
-            f" {found.num_busy} of {found.num_all - found.num_unknown} {found.unit}s"
+            f"others used up to {formats.percent(load.most)} of CPU time in"
+            f" {load.num_busy} of {load.num_all - load.num_unknown} {load.unit}s"
         )
-    return f"{said}; {unknown}" if found.num_unknown else said
+    return f"{said}; {unknown}" if load.num_unknown else said
 
 
 def busy(view: View) -> str:
@@ -277,18 +277,20 @@ class Drift(NamedTuple):
 
 def drift_of(view: View, entries: Iterable[Entry]) -> Drift | None:
     """Returns the drift over some trials of a study; None where it was not recorded."""
-    found: dict[str | int, list[float]] = collections.defaultdict(list)
+    seconds_of: dict[str | int, list[float]] = collections.defaultdict(list)
     for entry in entries:
         env = None if entry.trial is None else entry.trial.env
         if env is not None:
             is_of_repetition = view.is_interleaved and entry.spec.budget is None
             key = entry.spec.repetition_index if is_of_repetition else entry.trial_id
             canaries = (env.canary_before_sec, env.canary_after_sec)
-            found[key] += [seconds for seconds in canaries if seconds]
-    medians = [statistics.median(readings) for readings in found.values() if readings]
+            seconds_of[key] += [seconds for seconds in canaries if seconds]
+    medians = [
+        statistics.median(readings) for readings in seconds_of.values() if readings
+    ]
     if not medians:
         return None
-    readings = [seconds for group in found.values() for seconds in group]
+    readings = [seconds for group in seconds_of.values() for seconds in group]
     return Drift(max(medians) / min(medians) - 1, max(readings) / min(readings) - 1)
 
 
@@ -296,10 +298,10 @@ def _drift(view: View) -> tuple[Level, str]:
     fingerprints = {env.fingerprint for env in view.environments}
     if len(fingerprints) > 1:
         return Level.BAD, f"{len(fingerprints)} different environments"
-    found = drift_of(view, view.study.planned)
-    if found is None:
+    drift = drift_of(view, view.study.planned)
+    if drift is None:
         return Level.CAUTION, "speed was not recorded"
-    moved = found.of_medians
+    moved = drift.of_medians
     reason = f"speed of the machine moved by {formats.percent(moved)}"
     if moved <= SMALL_DRIFT:
         return Level.OK, reason
@@ -310,11 +312,11 @@ def _drift(view: View) -> tuple[Level, str]:
 
 def _failures(view: View) -> tuple[Level, str]:
     planned = view.study.planned
-    states = collections.Counter(of.label for of in planned if not of.is_measured)
+    states = collections.Counter(each.label for each in planned if not each.is_measured)
     trials = formats.count(len(planned), "trial")
     if states:
         number = sum(states.values())
-        listed = ", ".join(f"{of} {state}" for state, of in sorted(states.items()))
+        listed = ", ".join(f"{each} {state}" for state, each in sorted(states.items()))
         level = _level(is_caution=True, is_bad=number > MANY * len(planned))
         return level, f"{number} of {trials} gave no number ({listed})"
     num_disturbed = sum(entry.is_disturbed for entry in planned)
@@ -369,33 +371,38 @@ def limits(view: View) -> Iterator[str]:
 def first_steps(view: View) -> Iterator[str]:
     """Yields what blocks cost, since the first step of each is slower."""
     known = [conditions.first_step_of(case) for case in view.measured_cases]
-    found = [of for of in known if of is not None]
+    cases = [each for each in known if each is not None]
     # Cases that were chosen before anything was measured: no largest of several.
     primary = view.study.plan.measuring.primary
     planned = () if primary is None else (primary.first_case_id, primary.second_case_id)
-    several = [of for of in found if of.ratio is not None and of.ratio.has_interval]
-    chosen = [of for of in several if of.case.case_id in planned] or several[:1]
-    for of in chosen:
-        assert of.ratio is not None
-        steps = formats.span((of.fewest, of.most))
+    several = [
+        each for each in cases if each.ratio is not None and each.ratio.has_interval
+    ]
+    chosen = [each for each in several if each.case.case_id in planned] or several[:1]
+    for each in chosen:
+        assert each.ratio is not None
+        steps = formats.span((each.fewest, each.most))
         yield (
-            f"{of.case.label}: the first step of a block is "
-            f"{formats.longer(of.ratio)} than its others (n = {of.ratio.n}), "
-            f"{formats.signed_percent(of.part)} of a block of {steps} steps."
+            f"{each.case.label}: the first step of a block is "
+            f"{formats.longer(each.ratio)} than its others (n = {each.ratio.n}), "
+            f"{formats.signed_percent(each.part)} of a block of {steps} steps."
         )
-    single = [of for of in found if of.fewest == 1]
-    if single and (several or len(single) < len(found)):
-        some = "some " * any(of.most > 1 for of in single)
+    single = [each for each in cases if each.fewest == 1]
+    if single and (several or len(single) < len(cases)):
+        some = "some " * any(each.most > 1 for each in single)
         yield (
-            f"{len(single)} of {len(found)} cases have {some}one-step blocks: such a "
+            f"{len(single)} of {len(cases)} cases have {some}one-step blocks: such a "
             "step is a first one, which is slower, so efficiencies that compare them "
             "with longer blocks are a little off."
         )
-    unlike = [of for of in found if of.fewest < of.most]
+    unlike = [each for each in cases if each.fewest < each.most]
     if unlike:
-        fewest, most = min(of.fewest for of in unlike), max(of.most for of in unlike)
+        fewest, most = (
+            min(each.fewest for each in unlike),
+            max(each.most for each in unlike),
+        )
         yield (
-            f"In {len(unlike)} of {len(found)} cases the number of steps per block "
+            f"In {len(unlike)} of {len(cases)} cases the number of steps per block "
             f"differs between runs ({fewest} to {most}): this study was "
             "measured before it was one for each case."
         )
@@ -427,48 +434,50 @@ def matches(view: View) -> Iterator[str]:
     for match in by_outcome.get(Outcome.DIFFERS, ()):
         yield f"{match.label} failed the equivalence check: it {match.reason}."
     unknown = by_outcome.get(Outcome.NOT_CHECKED, ())
-    for reason, labels in grouped((of.reason, of.label) for of in unknown).items():
+    for reason, labels in grouped(
+        (each.reason, each.label) for each in unknown
+    ).items():
         yield f"Not checked against one replica: {', '.join(labels)}: {reason}."
 
 
 def same_work(view: View) -> Iterator[str]:
     """Yields whether backends compute the same on their first steps."""
-    found = equivalence.agreements_of(view.study)
+    agreements = equivalence.agreements_of(view.study)
     matched = view.study.plan.equivalence
     # What shows that backends do the same work, where losses do not.
     else_shown = "nor does anything else: there was no equivalence check"
     if matched is not None and matched.trials:
         else_shown = "the equivalence check, on equal numbers, shows it"
-    if not found.repeats_itself:
+    if not agreements.repeats_itself:
         yield (
             "Equal programs do not repeat themselves here: the losses of their first "
             "steps differ, so losses cannot show whether backends do the same work."
         )
-    if found.is_drawn:
+    if agreements.is_drawn:
         yield (
             "Steps draw random numbers, and each backend its own, so losses of the "
             "measured runs do not show whether backends do the same work; "
             f"{else_shown}."
         )
     is_amplified = view.study.plan.amplifies_rounding
-    if found.pairs and not found.broken:
-        largest = max(pair.difference for pair in found.pairs)
+    if agreements.pairs and not agreements.broken:
+        largest = max(pair.difference for pair in agreements.pairs)
         differ = f"differ by at most {largest:.1g}, relatively"
-        number = sum(pair.num_pairs for pair in found.pairs)
+        number = sum(pair.num_pairs for pair in agreements.pairs)
         yield (
             f"Backends {'begin alike' if is_amplified else 'compute the same'}: with "
             "the same replicas, batch and seed their losses of the first "
-            f"{_steps(found)} {differ if largest else 'are equal'} "
+            f"{_steps(agreements)} {differ if largest else 'are equal'} "
             f"(n = {number} pairs of trials)."
         )
-    if found.pairs and is_amplified:
+    if agreements.pairs and is_amplified:
         yield (
             "The model amplifies rounding from its first update on, so later losses "
             f"do not show whether backends do the same work; {else_shown}."
         )
-    if found.by_check:
+    if agreements.by_check:
         yield (
-            f"First losses of {', '.join(found.by_check)} are compared in each of"
+            f"First losses of {', '.join(agreements.by_check)} are compared in each of"
             " their trials, from weights and batches that were exported; trials where "
             "they differ have failed."
         )

@@ -61,15 +61,15 @@ def grade(study: Study) -> Grade | None:
     if program is None or program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
         return Grade(None, "A", "the harness has the clock") if is_measured else None
-    found = {
+    grades = {
         entry.result.readings.evidence
         for entry in study.planned
         if entry.is_ok and entry.result.readings is not None
     }
-    if not found:
+    if not grades:
         return None
     ranked = list(Evidence)
-    worst = max(found, key=ranked.index)
+    worst = max(grades, key=ranked.index)
     letter, words = _GRADES[worst]
     if program is not None and program.is_wall:
         return Grade(worst, letter, "whole commands, timed by the harness")
@@ -184,7 +184,7 @@ def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
     factor = case.spec.num_replicas / before_count
     replicas = formats.count(case.spec.num_replicas, "replica")
     before = formats.count(before_count, "replica")
-    busy, busy_before = (_median(of, "busy_cores") for of in (case, fewest))
+    busy, busy_before = (_median(of_case, "busy_cores") for of_case in (case, fewest))
     is_pinned = case.is_oversubscribed or case.spec.device != "cpu"
     is_busy = min(busy, busy_before) > _BUSY * before_count
     if is_busy and not is_pinned and busy < (1 + _LIKE) * busy_before:
@@ -197,7 +197,7 @@ def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
         return
     ratio = spacing_before / spacing
     times = f"{factor:g}"
-    numbers = [_median(of, "num_readings") for of in (case, fewest)]
+    numbers = [_median(of_case, "num_readings") for of_case in (case, fewest)]
     if _is_like(ratio, factor) and _is_like(numbers[0], factor * numbers[1]):
         yield (
             f"With {replicas} the program printed {times} times as many numbers as with"
@@ -225,18 +225,18 @@ def _is_like(value: float, other: float) -> bool:
 
 def _median(case: Case, name: str) -> float:
     """Returns a figure of what a program's trials printed; 0 if it is not known."""
-    found = [getattr(entry.result.readings, name, None) for entry in case.ok_entries]
-    known = [value for value in found if value is not None]
+    medians = [getattr(entry.result.readings, name, None) for entry in case.ok_entries]
+    known = [value for value in medians if value is not None]
     return float(statistics.median(known)) if known else 0.0
 
 
 def _spacing(case: Case) -> float | None:
     """Returns the time between numbers over that of a global batch; None if unknown."""
-    found = []
+    spacings = []
     for entry in case.ok_entries:
         readings, (rank, *_) = entry.result.readings, entry.result.ranks
         if readings is None or readings.evidence is not Evidence.WINDOW:
             return None
         window_ns = rank.window_end_ns - rank.window_start_ns
-        found.append(window_ns / 1e9 / entry.result.window_sec)
-    return statistics.median(found) if found else None
+        spacings.append(window_ns / 1e9 / entry.result.window_sec)
+    return statistics.median(spacings) if spacings else None

@@ -87,19 +87,26 @@ def gibibytes(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     return f"{significant(value / GIBIBYTE, digits)}{THIN_SPACE}GiB"
 
 
-def longer(found: Estimate) -> str:
+def longer(change: Estimate) -> str:
     """Writes how much longer or shorter something is: 31.5 % [29.0, 34.1] shorter."""
-    sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
-    ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
+    sign, word = (1, "longer") if change.value >= 1 else (-1, "shorter")
+    ends = [
+        None if end is None else sign * (end - 1) for end in (change.low, change.high)
+    ]
     write = functools.partial(percent, decimals=1)
     low, high = ends[::sign]
-    figures = with_interval(sign * (found.value - 1), low, high, write)
+    figures = with_interval(sign * (change.value - 1), low, high, write)
     return f"{figures} {word}"
 
 
-def estimate(found: Estimate, write: Write) -> str:
+def estimate(interval_estimate: Estimate, write: Write) -> str:
     """Writes a figure as it is written everywhere: 90 % [88, 92]."""
-    return with_interval(found.value, found.low, found.high, telling(found, write))
+    return with_interval(
+        interval_estimate.value,
+        interval_estimate.low,
+        interval_estimate.high,
+        telling(interval_estimate, write),
+    )
 
 
 _OF_DECIMALS: tuple[Write, ...] = (percent, times, ratio)
@@ -128,9 +135,11 @@ def interval(low: float | None, high: float | None, write: Write) -> str:
         return ABSENT
     ends = [write(low), write(high)]
     numbers = [_NUMBER.match(end) for end in ends]
-    units = {end[of.end() :] for end, of in zip(ends, numbers, strict=True) if of}
+    units = {
+        end[match.end() :] for end, match in zip(ends, numbers, strict=True) if match
+    }
     if len(units) == 1 and all(numbers):
-        ends = [of.group() for of in numbers if of]
+        ends = [match.group() for match in numbers if match]
     return f"[{ends[0]},{HARD_SPACE}{ends[1]}]"
 
 
@@ -154,17 +163,17 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
     return text if unit == "1" else f"{text} {unit}"
 
 
-def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
+def measured(metric: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
     """Writes a quality figure, and its interval with enough digits to differ."""
-    low, high, digits = found.low, found.high, SIGNIFICANT_DIGITS
+    low, high, digits = metric.low, metric.high, SIGNIFICANT_DIGITS
     if low is None or high is None:
-        return quality(found.value, unit), ""
+        return quality(metric.value, unit), ""
     if low < high:
         largest = math.floor(math.log10(max(abs(low), abs(high))))
         needed = largest - math.floor(math.log10(high - low)) + 1
         digits = min(max(needed, digits), MOST_DIGITS)
     write = functools.partial(quality, unit=unit, digits=digits)
-    return write(found.value), interval(low, high, write)
+    return write(metric.value), interval(low, high, write)
 
 
 def time_to_target(time: TimeToTarget) -> str:
@@ -215,10 +224,10 @@ def span(numbers: Sequence[Any]) -> str:
 
 def grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     """Returns the values of each key, both in their order."""
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 # Brackets stay readable as those of intervals; a link also needs what follows them.

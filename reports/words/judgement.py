@@ -54,9 +54,9 @@ def estimate_data(estimate: Estimate) -> dict[str, Any]:
     return {name: getattr(estimate, name) for name in names}
 
 
-def _change(found: Estimate) -> str:
+def _change(slowdown: Estimate) -> str:
     """Writes a ratio of costs as a change with its interval: +3.0 % [+1.0, +5.0]."""
-    return formats.estimate(found, lambda ratio: formats.signed_percent(ratio - 1))
+    return formats.estimate(slowdown, lambda ratio: formats.signed_percent(ratio - 1))
 
 
 def _rule(gate: Gate) -> str:
@@ -88,8 +88,8 @@ def headline(gate: Gate) -> str:
         return f"UNFIT: {what}: no verdict, because {gate.why_unfit}"
     if not gate.num_ok and not gate.has_risen:
         return f"NO VERDICT: {what}: nothing was measured"
-    found = formats.grouped((case.verdict, case) for case in gate.case_records)
-    counts = ", ".join(f"{len(cases)} {word}" for word, cases in found.items())
+    by_verdict = formats.grouped((case.verdict, case) for case in gate.case_records)
+    counts = ", ".join(f"{len(cases)} {word}" for word, cases in by_verdict.items())
     rule = _rule(gate)
     if gate.why_unfit:
         rule += f"; the machine gave no verdict: {gate.why_unfit}"
@@ -226,7 +226,7 @@ def _table(record: GateRecord) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def _remarks(record: GateRecord) -> Iterator[str]:
-    yield from (f"{of.name}: {of.reason}" for of in record.cases if of.reason)
+    yield from (f"{case.name}: {case.reason}" for case in record.cases if case.reason)
     yield from record.notes
     yield from (f"failed: {failure}" for failure in record.failures)
 
@@ -253,15 +253,15 @@ _FINE: Final = ("pass", "improve", gate_metrics.ROSE, gate_metrics.FELL)
 
 def gate_github(record: GateRecord) -> str:
     """Writes annotations of GitHub's workflow commands."""
-    found = [
+    messages = [
         (case.verdict, f"{record.metric}: {_sentence(record, case)}")
         for case in record.cases
     ]
-    found += [("", failure) for failure in record.failures]
+    messages += [("", failure) for failure in record.failures]
     is_open = record.exit_code != 1 and (record.failures or record.is_advice)
-    found.append(("" if is_open else record.verdict, record.headline))
+    messages.append(("" if is_open else record.verdict, record.headline))
     lines = []
-    for verdict, text in found:
+    for verdict, text in messages:
         level = "notice" if verdict in _FINE else "warning"
         level = "error" if verdict == Verdict.REGRESS.value else level
         escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
@@ -417,7 +417,7 @@ def _counted(counts: Sequence[GateCase]) -> str:
     return said + f" So did {formats.count(num_more, 'more count')}." * (num_more > 0)
 
 
-def of_view(view: View) -> GateView | None:
+def gate_view(view: View) -> GateView | None:
     """Returns what the gate of a study concluded; None of a study without one."""
     study = view.study
     is_verb = gate_lib.VERB in study.plan.command[:5]
@@ -445,8 +445,8 @@ def of_view(view: View) -> GateView | None:
 
 def derived(study: Study) -> GateRecord | None:
     """Returns what the trials of a gate of two revisions say; None of other studies."""
-    found = gate_lib.of_plan(study)
-    return None if found is None else record_of(found)
+    gate = gate_lib.planned_gate(study)
+    return None if gate is None else record_of(gate)
 
 
 def power_text(

@@ -74,12 +74,12 @@ def _replicas(plan: Plan) -> dict[str, str]:
     """Returns the numbers of replicas, whose default depends on the machine."""
     if any(word.partition("=")[0] == "--replicas" for word in plan.command):
         return {}
-    found = {
+    sizes = {
         trial.spec.num_replicas
         for trial in plan.trials
         if trial.spec.budget is None and trial.spec.control is Control.NONE
     }
-    return {"--replicas": sizes_of(*found)} if found else {}
+    return {"--replicas": sizes_of(*sizes)} if sizes else {}
 
 
 def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> str:
@@ -177,17 +177,17 @@ def choose(
     """Says what would settle what is open; what is typed is in backticks."""
     plan = view.study.plan
     known = [p.efficiency for p in points if p.efficiency is not None]
-    is_known = any(of.is_conclusive and of.has_interval for of in known)
-    found = {of.name: of.level for of in caveats.of_view(view)}
-    quiet, drift = found.get("Quiet machine"), found.get("Drift")
+    is_known = any(each.is_conclusive and each.has_interval for each in known)
+    level_of = {each.name: each.level for each in caveats.collect(view)}
+    quiet, drift = level_of.get("Quiet machine"), level_of.get("Drift")
     is_loud = level is Level.BAD and Level.BAD in (quiet, drift)
-    is_coarse = Level.CAUTION is quiet is found.get("Resolution")
+    is_coarse = Level.CAUTION is quiet is level_of.get("Resolution")
     repeated = with_repetitions(plan, caveats.ENOUGH_REPETITIONS)
     # The figures that tell neither backends nor an efficiency apart.
     target = plan.measuring.efficiency_target
     open_figures = [item.ratio for item in compared if item.ratio and not item.holds]
     if target is not None:
-        open_figures += [of for of in known if not of.excludes(target)]
+        open_figures += [each for each in known if not each.excludes(target)]
     point, lost = _worst_loss(view, points)
     is_lost = _is_lost(point.efficiency)
     candidates = [
@@ -213,12 +213,12 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
     is what was measured, and of equal backends it was kept in 0.09 to 0.67.
     """
     numbers = [
-        of.n
-        for of in open_figures
-        if of.low is not None
-        and of.high is not None
-        and of.low > 0
-        and of.high / of.low > _NARROW
+        figure.n
+        for figure in open_figures
+        if figure.low is not None
+        and figure.high is not None
+        and figure.low > 0
+        and figure.high / figure.low > _NARROW
     ]
     n = min(numbers, default=0)
     if n < estimates.FEWEST_FOR_INTERVAL:

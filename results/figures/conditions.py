@@ -158,7 +158,9 @@ class Load:
 def load_of_study(study: Study) -> Load:
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
     results = [trial.result for trial in trials if trial.result is not None]
-    shares = [block.foreign_cpu_fraction for of in results for block in of.blocks]
+    shares = [
+        block.foreign_cpu_fraction for result in results for block in result.blocks
+    ]
     is_interleaved = bool(shares)
     if not is_interleaved:
         environments = [trial.env for trial in trials if trial.env is not None]
@@ -207,13 +209,13 @@ def first_step_of(case: Case) -> FirstStep | None:
             for of_processes in entry.result.steps_of_blocks().values()
         ]
         numbers.update(map(len, blocks))
-        of = [
+        excesses = [
             math.log(first / (math.fsum(others) / len(others)))
             for first, *others in blocks
             if len(others) + 1 >= _LEAST_STEPS
         ]
-        if of:
-            logs.append(estimates.mean(of))
+        if excesses:
+            logs.append(estimates.mean(excesses))
     if not numbers:
         return None
     ratio = estimates.over_repetitions(logs) if logs else None

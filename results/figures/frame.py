@@ -157,15 +157,17 @@ def _figure(
     figure: str,
     quantity: str,
     case: Case,
-    found: Estimate | None,
+    estimate: Estimate | None,
     why: str = "",
     **more: Any,
 ) -> Row:
     """Returns the row of an estimate; where there is none, why it is missing."""
-    if found is None:
+    if estimate is None:
         return new_row("missing", quantity, "missing", case, **{"method": why} | more)
     names = "value", "low", "high", "n", "unit", "method"
-    row = {name: getattr(found, name) for name in names} | {"caveats": found.caveat}
+    row = {name: getattr(estimate, name) for name in names} | {
+        "caveats": estimate.caveat
+    }
     return new_row(figure, quantity, "estimate", case) | row | more
 
 
@@ -174,18 +176,18 @@ def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
         case, why = point.case, point.missing_reason
         more: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
         for quantity in scaling.RATIOS:
-            found, fixed = getattr(point, quantity), point.fixed(quantity)
+            estimate, fixed = getattr(point, quantity), point.fixed(quantity)
             if point.is_crossed_out:
                 yield new_row(
                     "scaling", quantity, "crossed_out", case, method=why, **more
                 )
-            elif found is None and fixed is not None:
+            elif estimate is None and fixed is not None:
                 by = {"value": fixed, "method": "1 by definition"}
                 yield new_row("scaling", quantity, "estimate", case, **more, **by)
             else:
-                caveats = "; ".join(point.caveats(found))
+                caveats = "; ".join(point.caveats(estimate))
                 own = more | {"caveats": caveats}
-                yield _figure("scaling", quantity, case, found, why, **own)
+                yield _figure("scaling", quantity, case, estimate, why, **own)
             unit = ""
             if point.throughput is not None and quantity == "throughput":
                 unit = point.throughput.unit
@@ -225,21 +227,21 @@ def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     for case in study.controls:
         if case.spec.control is not Control.INDEPENDENT:
             continue
-        found = scaling.estimate(case, scaling.throughput_of, unit="")
-        if found is None:
+        rate = scaling.estimate(case, scaling.throughput_of, unit="")
+        if rate is None:
             continue
         size = case.spec.num_replicas
         for mode in case.modes:
-            common = {"mode": mode.value, "n": found.n}
+            common = {"mode": mode.value, "n": rate.n}
             yield new_row(
-                "scaling", "throughput", "ceiling", case, value=found.value, **common
+                "scaling", "throughput", "ceiling", case, value=rate.value, **common
             )
             for point in points:
                 if not point.is_baseline or point.mode is not mode:
                     continue
                 if point.throughput is None or point.num_replicas == size:
                     continue
-                speedup = point.num_replicas * found.value / point.throughput.value
+                speedup = point.num_replicas * rate.value / point.throughput.value
                 for quantity, value in (
                     ("speedup", speedup),
                     ("efficiency", speedup / size),
@@ -271,11 +273,11 @@ def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
     for case in {point.case.case_id: point.case for point in points}.values():
         for name in (*scaling.OF_CASES, *plugins):
             try:
-                found = scaling.of_trials(case, name)
+                cell = scaling.case_cell(case, name)
             except PluginError as error:  # the study is as good as without it
-                found = scaling.Cell(estimate=None, why_not=str(error))
-            if found.estimate is not None or name in plugins:
-                yield _figure("cases", name, case, found.estimate, found.why_not)
+                cell = scaling.Cell(estimate=None, why_not=str(error))
+            if cell.estimate is not None or name in plugins:
+                yield _figure("cases", name, case, cell.estimate, cell.why_not)
 
 
 def _part_rows(losses: Sequence[Explained]) -> Iterator[Row]:
@@ -320,7 +322,7 @@ def _learning_rows(study: Study) -> Iterator[Row]:
 
 
 def _gain_rows(study: Study) -> Iterator[Row]:
-    for gains in learning_gains.of_study(study):
+    for gains in learning_gains.study_gains(study):
         least = "at least" if gains.is_higher_better else "at most"
         metric = gains.metric
         target = f"{metric} of {least} {gains.target:g}"
@@ -344,23 +346,23 @@ def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:
 
 def _steps(study: Study) -> list[pd.DataFrame]:
     """Returns the recorded steps of all timed trials that are ok, in one frame."""
-    rows, found = [], []
+    rows, times_of_entries = [], []
     for case in study.cases:
         for entry in case.ok_entries:
             row = new_row("steps", "step_time", "step", case, unit="s", **_trial(entry))
             for rank, phase, times in _times(entry.result):
                 if times.size:
                     rows.append(row | {"phase": phase, "rank": rank})
-                    found.append(times)
+                    times_of_entries.append(times)
     if not rows:
         return []
     # A study has many steps, and a row of Python objects for each would be slow.
-    lengths = [times.size for times in found]
+    lengths = [times.size for times in times_of_entries]
     frame = pd.DataFrame(rows, columns=list(POINT_COLUMNS))
     repeated = frame.loc[np.repeat(np.arange(len(frame)), lengths)].reset_index(
         drop=True
     )
-    repeated["value"] = np.concatenate(found)
+    repeated["value"] = np.concatenate(times_of_entries)
     repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
     return [repeated.astype(_TYPES)]
 
@@ -414,8 +416,8 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
             "step_time_median_sec": plain_statistics.median(
                 step for rank in entry.result.ranks for step in rank.step_time_sec
             ),
-            "time_to_first_step_sec": scaling.of_trial(entry, "time_to_first_step"),
-            "peak_memory_bytes": scaling.of_trial(entry, "peak_memory"),
+            "time_to_first_step_sec": scaling.trial_value(entry, "time_to_first_step"),
+            "peak_memory_bytes": scaling.trial_value(entry, "peak_memory"),
         }
         if env is not None:
             row["joules_per_example"] = joules_per_example(env.gpu_uses, throughput)
@@ -453,7 +455,10 @@ def trials_frame(store: Store) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *quality])
     numbers = [name for name in frame if str(name).endswith(("_sec", "_replica"))]
     numbers += [name for name in frame if str(name).startswith(("quality_", "window_"))]
-    numbers += ["joules_per_example", *(of.name for of in own if of.name in frame)]
+    numbers += [
+        "joules_per_example",
+        *(metric.name for metric in own if metric.name in frame),
+    ]
     return frame.astype(
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}
@@ -504,15 +509,17 @@ REPORT_VERSION: Final = 3
 
 def _pick(source: object, *names: str) -> dict[str, Any]:
     """Returns attributes by name; JSON has no infinity."""
-    found = {name: getattr(source, name) for name in names}
-    return {name: None if of == math.inf else of for name, of in found.items()}
-
-
-def _agreements(found: equivalence.Agreements) -> dict[str, Any]:
+    fields = {name: getattr(source, name) for name in names}
     return {
-        "num_steps": found.num_steps,
+        name: None if value == math.inf else value for name, value in fields.items()
+    }
+
+
+def _agreements(agreements: equivalence.Agreements) -> dict[str, Any]:
+    return {
+        "num_steps": agreements.num_steps,
         "tolerance": equivalence.TOLERANCE,
-        "repeats_itself": found.repeats_itself,
+        "repeats_itself": agreements.repeats_itself,
         "pairs": [
             {
                 "first": pair.first.spec.backend,
@@ -522,7 +529,7 @@ def _agreements(found: equivalence.Agreements) -> dict[str, Any]:
                 "n": pair.num_pairs,
                 "holds": pair.holds,
             }
-            for pair in found.pairs
+            for pair in agreements.pairs
         ],
     }
 

@@ -67,14 +67,14 @@ class Gains:
     cases: tuple[Gain, ...]  # One per number of replicas, ascending.
 
 
-def of_study(study: Study) -> tuple[Gains, ...]:
+def study_gains(study: Study) -> tuple[Gains, ...]:
     names = dict.fromkeys(
         metric.name for case in study.quality_runs for metric in _metrics(case)
     )
-    return tuple(gains for name in names for gains in of_metric(name, study))
+    return tuple(gains for name in names for gains in metric_gains(name, study))
 
 
-def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
+def metric_gains(name: str, study: Study) -> tuple[Gains, ...]:
     """Returns what more replicas change, by backend; empty where nothing compares."""
     facts = study.metrics.get(name)
     is_higher_better = None if facts is None else facts.is_higher_better
@@ -100,7 +100,7 @@ def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
         if case.ok_entries and num_ended >= run_scores.FEWEST_RUNS and is_everywhere:
             by_backend.setdefault(case.spec.backend, []).append(case)
     return tuple(
-        _of_backend(
+        _backend_gains(
             name,
             sorted(own, key=lambda case: case.spec.num_replicas),
             is_higher_better=is_higher_better,
@@ -118,7 +118,9 @@ def _metrics(case: Case) -> list[QualityMetric]:
     ]
 
 
-def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -> Gains:
+def _backend_gains(
+    metric: str, cases: Sequence[Case], *, is_higher_better: bool
+) -> Gains:
     fewest = cases[0]
     results = {
         case.case_id: outcomes(case, metric, is_higher_better=is_higher_better)

@@ -175,7 +175,7 @@ def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
     for name, values in parts.items():
         if name == UNEXPLAINED or not _is_above_zero(values - _MOST * lost):
             continue
-        others = (of for other, of in parts.items() if other != name)
+        others = (names for other, names in parts.items() if other != name)
         is_largest = all(_is_above_zero(values - other) for other in others)
         contradicts = _is_above_zero(values - _CONTRADICTS * lost)
         return name if is_largest and not contradicts else ""
@@ -188,22 +188,29 @@ def decompose(**measured: StepTimes) -> LostTime:
     Given are seconds per step by repetition, of ``case``, ``baseline`` (one replica),
     controls by name, and ``imbalance``: slowest less fastest process of ``nosync``.
     """
-    for name, of in measured.items():
+    for name, times_of in measured.items():
         least = "at least 0" if name == "imbalance" else "positive"
-        for repetition, value in of.items():
+        for repetition, value in times_of.items():
             is_right = value >= 0 if name == "imbalance" else value > 0
             if not (math.isfinite(value) and is_right):
                 raise errors.ResultsError(
                     f"{name} has {value!r} seconds per step in run {repetition!r}, "
                     f"must be finite and {least}; leave out trials that are not ok"
                 )
-    common = [g for g in measured["case"] if all(g in of for of in measured.values())]
+    common = [
+        g
+        for g in measured["case"]
+        if all(g in times_of for times_of in measured.values())
+    ]
     if not common:
         raise errors.ResultsError(
             f"no run has all of {', '.join(measured)}; a part is the difference of "
             "two step times of one run: measure the case and its controls together"
         )
-    times = {name: np.array([of[g] for g in common]) for name, of in measured.items()}
+    times = {
+        name: np.array([times_of[g] for g in common])
+        for name, times_of in measured.items()
+    }
     values, reasons = _differences(times)
     if reasons:
         reasons[UNEXPLAINED] = f"includes {', '.join(reasons)}: not measured"
@@ -239,8 +246,8 @@ def _differences(
         else:
             of_case, *of_alone = (times[name] for name in controls)
             values[part] = case - of_case
-            for found in of_alone:
-                values[part] = values[part] - (alone - found)
+            for seconds in of_alone:
+                values[part] = values[part] - (alone - seconds)
     return values, reasons
 
 
@@ -252,14 +259,19 @@ def _split(
 ) -> LostTime:
     """Splits a step into its measured parts, and what is left as unexplained."""
     values = {**values, UNEXPLAINED: step - sum(values.values())}
-    losses = {name: of for name, of in values.items() if name not in NO_LOSS}
+    losses = {
+        name: losses_of for name, losses_of in values.items() if name not in NO_LOSS
+    }
     lost = step - values[names[0]]
 
-    def part(name: str, of: np.ndarray | None) -> Part:
+    def part(name: str, losses_of: np.ndarray | None) -> Part:
         reason = reasons.get(name, "")
-        if of is None:
+        if losses_of is None:
             return Part(name=name, time=None, reason=reason)
-        time, share = over_repetitions(of, "s"), over_repetitions(of / step)
+        time, share = (
+            over_repetitions(losses_of, "s"),
+            over_repetitions(losses_of / step),
+        )
         if time.low is not None and name in NO_LOSS:
             time = dataclasses.replace(time, low=max(time.low, 0.0))
         return Part(name=name, time=time, reason=reason, share=share)
@@ -291,7 +303,7 @@ def explain(study: Study) -> tuple[Explained, ...]:
     """Returns where the time of every case with a control went, in planned order."""
     controls = [case for case in study.controls if case.ok_entries]
     ok = [case for case in study.cases if case.ok_entries]
-    found = []
+    explained = []
     for case in ok:
         if not (case.is_interleaved and case.spec.num_replicas > 1):
             continue
@@ -303,8 +315,8 @@ def explain(study: Study) -> tuple[Explained, ...]:
         if alone := next(same, None):
             own = _controls_of(case, alone, controls)
             if own:
-                found.append(_explain({"case": case, "baseline": alone, **own}))
-    return tuple(found)
+                explained.append(_explain({"case": case, "baseline": alone, **own}))
+    return tuple(explained)
 
 
 def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str, Case]:
@@ -318,26 +330,26 @@ def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str,
         ("without_update", Control.NO_UPDATE, case, _OF_CONTROL),
         ("baseline_without_update", Control.NO_UPDATE, alone, _OF_CONTROL),
     )
-    found = {
+    by_name = {
         name: control
-        for name, kind, of, differs in kinds
+        for name, kind, subject, differs in kinds
         for control in controls
         if control.spec.control is kind
-        and control.spec_without(differs) == of.spec_without(differs)
+        and control.spec_without(differs) == subject.spec_without(differs)
     }
     # One replica without its input or update explains nothing on its own.
-    return {} if all(name.startswith("baseline_") for name in found) else found
+    return {} if all(name.startswith("baseline_") for name in by_name) else by_name
 
 
 def _explain(cases: Mapping[str, Case]) -> Explained:
     entries = {
-        name: {entry.key: entry for entry in of.ok_entries}
-        for name, of in cases.items()
+        name: {entry.key: entry for entry in by_key.ok_entries}
+        for name, by_key in cases.items()
     }
     times: dict[str, dict[Hashable, float]] = {name: {} for name in cases}
     imbalance: dict[Hashable, float] = {}
     for key in entries["case"]:
-        there = {name: of[key] for name, of in entries.items() if key in of}
+        there = {name: by_key[key] for name, by_key in entries.items() if key in by_key}
         means = _means(there) if len(there) == len(cases) else {}
         for name, of_processes in means.items():
             times[name][key] = max(of_processes)
@@ -357,15 +369,17 @@ def _explain(cases: Mapping[str, Case]) -> Explained:
 def _means(entries: Mapping[str, Entry]) -> dict[str, tuple[float, ...]]:
     """Mean seconds per step of each process, over the rounds that all have."""
     rounds = {name: rounds_of(entry.result) for name, entry in entries.items()}
-    common = set.intersection(*(set(of) for of in rounds.values()))
+    common = set.intersection(*(set(columns) for columns in rounds.values()))
     if not common:
         return {}
     return {
         name: tuple(
             math.fsum(column) / len(common)
-            for column in zip(*(of[index] for index in sorted(common)), strict=True)
+            for column in zip(
+                *(columns[index] for index in sorted(common)), strict=True
+            )
         )
-        for name, of in rounds.items()
+        for name, columns in rounds.items()
     }
 
 
@@ -397,17 +411,17 @@ def recorded_losses(
 def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
     there = {entry.key: entry for entry in baseline.ok_entries}
     pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
-    steps = [found for pair in pairs if (found := _recorded(*pair))]
+    steps = [recorded for pair in pairs if (recorded := _recorded(*pair))]
     reason, lost = "" if steps else NO_COMMON_BLOCK, None
-    sides = [of for both in steps for of in both]
-    if any(of["time"] <= 0 or of["computing"] <= 0 for of in sides):
+    sides = [side for both in steps for side in both]
+    if any(side["time"] <= 0 or side["computing"] <= 0 for side in sides):
         reason = NO_CPU_TIME
     if not reason:
         scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
         values = {"ideal": np.array([alone["time"] * scale for _, alone in steps])}
         reasons = {}
         for name in ("computing", "run_queue_delay", "idle"):
-            if all(name in of for of in sides):
+            if all(name in side for side in sides):
                 of_steps = [here[name] - alone[name] * scale for here, alone in steps]
                 values[name] = np.array(of_steps)
             else:
@@ -424,26 +438,26 @@ def _recorded(*pair: Entry) -> list[dict[str, float]]:
     means = []
     for entry, of_rounds in zip(pair, rounds, strict=True):
         cores = entry.spec.num_replicas * entry.spec.cores_per_replica
-        found: dict[str, list[float]] = collections.defaultdict(list)
+        seconds: dict[str, list[float]] = collections.defaultdict(list)
         blocks = entry.result.blocks
         valid = {t.round_index: t for t in blocks if t.is_valid and not t.is_sustained}
         for block, time in ((valid[index], max(of_rounds[index])) for index in common):
             computing = (block.user_sec + block.system_sec) / block.num_steps / cores
-            found["time"].append(time)
-            found["computing"].append(computing)
+            seconds["time"].append(time)
+            seconds["computing"].append(computing)
             if block.foreign_cpu_fraction is None:
                 continue
             # Counted in ticks, others and the trial can exceed the block.
             others = min(block.others * time, max(time - computing, 0.0))
-            found["idle"].append(max(time - computing - others, 0.0))
+            seconds["idle"].append(max(time - computing - others, 0.0))
             if block.run_delay_sec is not None:
                 wait = block.run_delay_sec / block.num_steps / cores
-                found["run_queue_delay"].append(min(wait, others))
+                seconds["run_queue_delay"].append(min(wait, others))
         means.append(
             {
-                name: math.fsum(of) / len(of)
-                for name, of in found.items()
-                if len(of) == len(common)
+                name: math.fsum(times_of) / len(times_of)
+                for name, times_of in seconds.items()
+                if len(times_of) == len(common)
             }
         )
     return means if common else []

@@ -85,11 +85,11 @@ class Point:
             return 1.0 if self.best_baseline is self.case else None
         return {"speedup": float(self.num_replicas), "efficiency": 1.0}.get(quantity)
 
-    def caveats(self, found: Estimate | None) -> list[str]:
+    def caveats(self, interval: Estimate | None) -> list[str]:
         """What one of its figures is worth, in words; nothing if it is evidence."""
         plausible = "not plausible" * is_implausible(self.efficiency)
         beyond = "oversubscribed" * self.is_oversubscribed
-        texts = (plausible, found.caveat if found else "", beyond)
+        texts = (plausible, interval.caveat if interval else "", beyond)
         return [text for text in texts if text]
 
 
@@ -132,19 +132,19 @@ def estimate(
     is_disturbed = is_rate and not entries[0].is_ok
     if metric is throughput_of and case.is_interleaved:
         results = [entry.result for entry in entries]
-        rates = [of.rates or of.rates_beside_load for of in results]
-        logs = [[math.log(rate) for rate in of.values()] for of in rates]
-        found = _from_repetitions(case, logs, unit=unit)
+        rates = [result.rates or result.rates_beside_load for result in results]
+        logs = [[math.log(rate) for rate in result.values()] for result in rates]
+        mean = _from_repetitions(case, logs, unit=unit)
     else:
-        found = estimates.geometric_mean([*map(metric, entries)], unit=unit)
-    return _beside_load(found) if is_disturbed else found
+        mean = estimates.geometric_mean([*map(metric, entries)], unit=unit)
+    return _beside_load(mean) if is_disturbed else mean
 
 
-def _beside_load(found: Estimate) -> Estimate:
+def _beside_load(mean: Estimate) -> Estimate:
     """Returns an estimate from blocks of which each was disturbed: it shows nothing."""
     return dataclasses.replace(
-        found,
-        method=f"{found.method}; every block was disturbed",
+        mean,
+        method=f"{mean.method}; every block was disturbed",
         is_conclusive=False,
         is_disturbed=True,
     )
@@ -171,15 +171,15 @@ def block_logs(
         for case in (first, second)
     )
     logs = [estimates.log_ratios(here[key], there[key]) for key in here if key in there]
-    return [of for of in logs if of]
+    return [logs_of for logs_of in logs if logs_of]
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     """Estimates X(first) / X(second), or None if one side has no ok trial."""
     if first.is_interleaved and second.is_interleaved:
         if logs := block_logs(first, second):
-            found = _from_repetitions(first, logs)
-            return _with_load_left(found, first, second)
+            ratio = _from_repetitions(first, logs)
+            return _with_load_left(ratio, first, second)
         logs = block_logs(first, second, is_beside_load=True)
         return _beside_load(_from_repetitions(first, logs)) if logs else None
     numerator = values(first, throughput_of)
@@ -189,7 +189,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     return estimates.ratio(dict(numerator), dict(denominator))
 
 
-def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
+def _with_load_left(ratio: Estimate, first: Case, second: Case) -> Estimate:
     """Returns a ratio whose interval holds what load below the limit may have done.
 
     Where many blocks are discarded, load is just below the limit in many that are left.
@@ -198,17 +198,17 @@ def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
     the lower one further down for the second (``tests/validation``).
     """
     blocks = [
-        t for of in (first, second) for e in of.measured_entries for t in _rounds(e)
+        t for case in (first, second) for e in case.measured_entries for t in _rounds(e)
     ]
     num_discarded = sum(not block.is_valid for block in blocks)
-    if num_discarded <= MOST_DISCARDED * len(blocks) or found.low is None:
-        return found
-    assert found.high is not None
+    if num_discarded <= MOST_DISCARDED * len(blocks) or ratio.low is None:
+        return ratio
+    assert ratio.high is not None
     return dataclasses.replace(
-        found,
-        low=found.low / _load_left(second, first),
-        high=found.high * _load_left(first, second),
-        method=f"{found.method}; with the load that is left",
+        ratio,
+        low=ratio.low / _load_left(second, first),
+        high=ratio.high * _load_left(first, second),
+        method=f"{ratio.method}; with the load that is left",
     )
 
 
@@ -220,7 +220,7 @@ def _load_left(case: Case, other: Case) -> float:
         num_cores = entry.spec.num_replicas * entry.spec.cores_per_replica
         if entry.env is not None:
             cpusets = entry.env.placement.cpusets
-            num_cores = len({core for of in cpusets for core in of})
+            num_cores = len({core for cpuset in cpusets for core in cpuset})
         lost = [
             -math.log1p(-min(block.others * num_cores, MOST_OF_A_CORE))
             for block in _rounds(entry)
@@ -240,17 +240,18 @@ def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
     if not (first.is_interleaved and second.is_interleaved):
         return None
     there = {entry.key: entry.result.rates for entry in second.ok_entries}
-    found = []
+    hidden = []
     for entry in first.ok_entries:
         here, other = entry.result.rates, there.get(entry.key, {})
         rounds = here.keys() & other.keys()
         if rounds:
             times = [
-                math.fsum(1 / of[index] for index in rounds) for of in (here, other)
+                math.fsum(1 / rates[index] for index in rounds)
+                for rates in (here, other)
             ]
             logs = estimates.log_ratios(here, other)
-            found.append(estimates.mean(logs) + math.log(times[0] / times[1]))
-    return -math.expm1(-estimates.mean(found)) if found else None
+            hidden.append(estimates.mean(logs) + math.log(times[0] / times[1]))
+    return -math.expm1(-estimates.mean(hidden)) if hidden else None
 
 
 def points(study: Study) -> tuple[Point, ...]:
@@ -261,7 +262,7 @@ def points(study: Study) -> tuple[Point, ...]:
     for (_, mode, size), case in index.items():
         if size == baseline_n and case.ok_entries:
             baselines.setdefault(mode, []).append(case)
-    best = {mode: max(of, key=_rate) for mode, of in baselines.items()}
+    best = {mode: max(cases, key=_rate) for mode, cases in baselines.items()}
     modes, backends = study.modes, study.backends
     keys = sorted(
         index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
@@ -274,8 +275,8 @@ def points(study: Study) -> tuple[Point, ...]:
 
 
 def _rate(case: Case) -> float:
-    found = estimate(case, throughput_of, unit="")
-    return 0.0 if found is None else found.value
+    rate = estimate(case, throughput_of, unit="")
+    return 0.0 if rate is None else rate.value
 
 
 def _point(
@@ -350,15 +351,15 @@ class Cell:
     values: tuple[float, ...] = ()  # What each trial that is ok has, in order.
 
 
-def of_trial(entry: Entry, quantity: str) -> float | None:
+def trial_value(entry: Entry, quantity: str) -> float | None:
     """Returns what a trial that is ok has; None where that could not be read."""
     read, _ = _read(quantity)
     return read(entry) or None  # zero stands for "could not be read"
 
 
-def of_trials(case: Case, quantity: str) -> Cell:
+def case_cell(case: Case, quantity: str) -> Cell:
     read, unit = _read(quantity)
-    values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.shown_entries)
+    values = tuple(trial_value(entry, quantity) or 0.0 for entry in case.shown_entries)
     if not values or min(values) <= 0:
         is_plugins = quantity not in _OF_TRIALS
         why_not = _NOT_POSITIVE if is_plugins else _NOT_READ
@@ -366,14 +367,14 @@ def of_trials(case: Case, quantity: str) -> Cell:
         return Cell(estimate=None, why_not=why_not)
     if quantity == "throughput":
         unit = f"{case.shown_entries[0].result.example_unit}/s"
-    found = estimate(case, read, unit=unit)
-    return Cell(estimate=found, values=values)
+    mean = estimate(case, read, unit=unit)
+    return Cell(estimate=mean, values=values)
 
 
 def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
-    found = _OF_TRIALS.get(quantity)
-    if found is not None:
-        return found
+    reader = _OF_TRIALS.get(quantity)
+    if reader is not None:
+        return reader
     own = trial_metrics.find(quantity, _OF_TRIALS)
     assert own is not None, quantity
     return functools.partial(trial_metrics.positive_value_of, own), own.unit
@@ -408,16 +409,18 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
     cases = {case.case_id: case for case in study.cases}
     modes_of: dict[tuple[str, str], list[ScalingMode]] = {}
     index = cases_lib.by_mode_and_size(study)
-    for size, mode in itertools.product(sorted({of[2] for of in index}), study.modes):
+    for size, mode in itertools.product(
+        sorted({each[2] for each in index}), study.modes
+    ):
         keys = [(backend, mode, size) for backend in study.backends]
         present = [index[key].case_id for key in keys if key in index]
         for pair in itertools.combinations(present, 2):
             modes_of.setdefault(pair, []).append(mode)
-    found = []
+    comparisons = []
     for pair, modes in modes_of.items():
         if pair not in broken:
             first, second = (cases[case_id] for case_id in pair)
-            found.append(
+            comparisons.append(
                 Comparison(
                     first=first,
                     second=second,
@@ -430,7 +433,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
     adjusted = estimates.holm(
         {
             index: _p_value(item)
-            for index, item in enumerate(found)
+            for index, item in enumerate(comparisons)
             if not item.is_oversubscribed
         }
     )
@@ -443,7 +446,7 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
             and item.ratio is not None
             and item.ratio.excludes(1.0),
         )
-        for index, item in enumerate(found)
+        for index, item in enumerate(comparisons)
     )
 
 

@@ -46,15 +46,17 @@ class TrialMetric:
     tolerance: float = 0.05
 
 
-def complain(found: object) -> str:
+def complain(metric: object) -> str:
     """Says what is wrong with what a plugin adds, or nothing."""
-    wrong = plugins.complaint_of(TrialMetric)(found)
-    if wrong or not isinstance(found, TrialMetric):
+    wrong = plugins.complaint_of(TrialMetric)(metric)
+    if wrong or not isinstance(metric, TrialMetric):
         return wrong
-    if not _NAME.fullmatch(found.name):
-        return f"is called {found.name!r}, but a column has small letters, digits and _"
-    if not 0.0 < found.tolerance < 1.0:
-        return f"has tolerance={found.tolerance!r}: use a ratio between 0 and 1"
+    if not _NAME.fullmatch(metric.name):
+        return (
+            f"is called {metric.name!r}, but a column has small letters, digits and _"
+        )
+    if not 0.0 < metric.tolerance < 1.0:
+        return f"has tolerance={metric.tolerance!r}: use a ratio between 0 and 1"
     return ""
 
 
@@ -68,15 +70,15 @@ def names() -> list[str]:
 
 def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
     plugin = plugins.installed(KIND, built_in).get(name)
-    found: TrialMetric | None = None
+    metric: TrialMetric | None = None
     if plugin is not None:
-        found = plugins.load(plugin, built_in, complain)
-    return found
+        metric = plugins.load(plugin, built_in, complain)
+    return metric
 
 
 def installed(columns: Collection[str]) -> list[TrialMetric]:
-    found = plugins.installed(KIND, columns).values()
-    return [plugins.load(plugin, columns, complain) for plugin in found]
+    plugins_here = plugins.installed(KIND, columns).values()
+    return [plugins.load(plugin, columns, complain) for plugin in plugins_here]
 
 
 def value_of(metric: TrialMetric, entry: Entry) -> float:

@@ -95,7 +95,7 @@ class Gate:
     def has_failed_trials(self) -> bool:
         """Whether a trial failed for another reason than what others did meanwhile."""
         harmless = (": discarded: ", ": missing: ")
-        return not all(any(of in text for of in harmless) for text in self.failures)
+        return not all(any(word in text for word in harmless) for text in self.failures)
 
     @property
     def has_risen(self) -> bool:
@@ -132,12 +132,12 @@ class Gate:
             return Verdict.REGRESS
         if self.why_unfit or not self.cases:
             return None
-        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.judged}
+        verdicts = {case.verdict or Verdict.INCONCLUSIVE for case in self.judged}
         if self.differences or (self.load is not None and self.load.num_unknown):
-            found.add(Verdict.INCONCLUSIVE)
+            verdicts.add(Verdict.INCONCLUSIVE)
         if self.paired is not None and self.paired.has_slow_processes:
-            found.add(Verdict.REGRESS)
-        return worst(found)
+            verdicts.add(Verdict.REGRESS)
+        return worst(verdicts)
 
     @property
     def exit_code(self) -> int:
@@ -181,16 +181,20 @@ class Gate:
 
 def _record_of(case: JudgedCase) -> GateCase:
     judgement, verdict, count = case.judgement, case.verdict, case.count
-    found: dict[str, Any] = {"verdict": NO_VERDICT, "reason": case.reason[:MAX_LINE]}
+    fields: dict[str, Any] = {"verdict": NO_VERDICT, "reason": case.reason[:MAX_LINE]}
     if count is not None:
-        found = {"verdict": count.word, "slowdown": count.rise, "n": count.n}
-        found |= {"before": count.before, "after": count.after}
+        fields = {"verdict": count.word, "slowdown": count.rise, "n": count.n}
+        fields |= {"before": count.before, "after": count.after}
     elif judgement is not None and verdict is not None:
-        of = judgement.slowdown
-        found = {"verdict": verdict.value, "slowdown": _finite(of.value), "n": of.n}
-        found |= {"low": _finite(of.low), "high": _finite(of.high)}
+        slowdown = judgement.slowdown
+        fields = {
+            "verdict": verdict.value,
+            "slowdown": _finite(slowdown.value),
+            "n": slowdown.n,
+        }
+        fields |= {"low": _finite(slowdown.low), "high": _finite(slowdown.high)}
     backend = "" if case.case is None else case.case.spec.backend
-    return GateCase(name=case.name, backend=backend, **found)
+    return GateCase(name=case.name, backend=backend, **fields)
 
 
 def _finite(ratio: float | None) -> float | None:
@@ -207,7 +211,7 @@ def read_gate(store: Store) -> GateRecord | None:
     return study_store.read_record(path, "gate", GateRecord, is_public=store.is_public)
 
 
-def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
+def judge_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study that holds every case twice: of this tree, and of a revision."""
     cases = [*study.cases, *study.other_revisions]
     if rule.metric.is_quality:
@@ -229,7 +233,7 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     return _gate(study, pairs, rule, baseline, judged, **more)
 
 
-def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:
+def judge_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:
     """Returns the gate of two sides with the same code: nothing is to be measured."""
     return Gate(
         metric=rule.metric,
@@ -245,7 +249,7 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
     )
 
 
-def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
+def judge_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
     check_stored(rule, baseline)
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
@@ -307,30 +311,30 @@ def _gate(
 def _judged(
     pairs: Sequence[tuple[Case, Case]], rule: Rule, *, is_paired: bool
 ) -> list[JudgedCase]:
-    found = []
+    judged = []
     for case, other in pairs:
         if rule.metric.is_quality:
             judgement, reason = quality_gate.judged(
                 case, other, rule, is_paired=is_paired
             )
         else:
-            judgement, reason = _of_two_studies(case, other, rule)
-        found.append(
+            judgement, reason = _judge_two_studies(case, other, rule)
+        judged.append(
             JudgedCase(
                 name=name_of(case), case=case, judgement=judgement, reason=reason
             )
         )
-    return found
+    return judged
 
 
-def _of_two_studies(
+def _judge_two_studies(
     case: Case, other: Case, rule: Rule
 ) -> tuple[Judgement | None, str]:
     """The verdict on a figure of two studies, or why there is none."""
     sign = 1.0 if rule.metric.is_cost else -1.0
     change, stored = (
-        [sign * log for log in gate_metrics.logs(of, rule.metric)]
-        for of in (case, other)
+        [sign * log for log in gate_metrics.logs(side, rule.metric)]
+        for side in (case, other)
     )
     fewest = min(len(change), len(stored))
     if fewest < group_sequential.FEWEST_REPETITIONS:
@@ -339,10 +343,10 @@ def _of_two_studies(
             f" {group_sequential.FEWEST_REPETITIONS} or more"
         )
     mean = gate_metrics.mean_of_two_studies(case, change, other, stored)
-    return group_sequential.of_mean(mean, delta=rule.delta, alpha=rule.alpha), ""
+    return group_sequential.judge_mean(mean, delta=rule.delta, alpha=rule.alpha), ""
 
 
-def of_plan(study: Study) -> Gate | None:
+def planned_gate(study: Study) -> Gate | None:
     """Returns the gate that the plan of a study records, with its verdict."""
     design = study.plan.measuring.gate
     has_revision = any(entry.spec.revision for entry in study.planned)
@@ -350,21 +354,21 @@ def of_plan(study: Study) -> Gate | None:
         return None
     metric = gate_metrics.metric_of_gate(design.metric, study.plan.metrics)
     rule = Rule(metric=metric, delta=design.delta, alpha=design.alpha)
-    return of_revisions(study, rule, baseline=design.baseline)
+    return judge_revisions(study, rule, baseline=design.baseline)
 
 
 def has_risen(study: Study) -> bool:
     """Whether a count that is judged rose, which no further repetition changes."""
-    found = of_plan(study)
-    return found is not None and found.has_risen
+    gate = planned_gate(study)
+    return gate is not None and gate.has_risen
 
 
 def is_decided(study: Study) -> bool:
     """Whether a look after the repetitions so far ends the gate."""
     design = study.plan.measuring.gate
     assert design is not None
-    found = of_plan(study)
-    if found is not None and found.has_risen:
+    gate = planned_gate(study)
+    if gate is not None and gate.has_risen:
         return True
     number = study.plan.repeats
     if number >= design.looks[-1] or conditions.count_blocks(study).is_unfit:
@@ -372,8 +376,8 @@ def is_decided(study: Study) -> bool:
     if number not in design.looks:
         return False
     return (
-        found is not None
-        and found.paired is not None
-        and found.paired.decided_after is not None
-        and not found.why_unfit
+        gate is not None
+        and gate.paired is not None
+        and gate.paired.decided_after is not None
+        and not gate.why_unfit
     )

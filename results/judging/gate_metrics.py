@@ -73,7 +73,7 @@ METRICS = {
 }
 
 
-def of_quality(facts: MetricFacts) -> Metric:
+def quality_metric(facts: MetricFacts) -> Metric:
     return Metric(
         name=facts.name,
         is_cost=not facts.is_higher_better,
@@ -84,18 +84,18 @@ def of_quality(facts: MetricFacts) -> Metric:
     )
 
 
-def of_plugin(found: TrialMetric) -> Metric:
-    if found.is_higher_better is None:
+def plugin_metric(metric: TrialMetric) -> Metric:
+    if metric.is_higher_better is None:
         raise errors.ResultsError(
-            f"metric {found.name!r} does not say whether more of it is better, so it"
+            f"metric {metric.name!r} does not say whether more of it is better, so it"
             " cannot be judged; set is_higher_better in its package"
         )
     return Metric(
-        name=found.name,
-        is_cost=not found.is_higher_better,
-        of=functools.partial(trial_metrics.positive_value_of, found),
+        name=metric.name,
+        is_cost=not metric.is_higher_better,
+        of=functools.partial(trial_metrics.positive_value_of, metric),
         worse="worse",
-        tolerance=found.tolerance,
+        tolerance=metric.tolerance,
     )
 
 
@@ -105,7 +105,7 @@ def metric_of(name: str) -> Metric:
         return metric
     own = trial_metrics.find(name, METRICS)
     if own is not None:
-        return of_plugin(own)
+        return plugin_metric(own)
     if name == EFFICIENCY.name:
         raise errors.ResultsError(
             f"{name} of two studies cannot be judged: both sides must take turns in the"
@@ -123,12 +123,14 @@ def _known(*others: str) -> str:
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
-    learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
+    learned = {
+        facts.name: quality_metric(facts) for facts in declared if facts.is_judged
+    }
     known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
     if name not in known:
         own = trial_metrics.find(name, known)
         if own is not None:
-            return of_plugin(own)
+            return plugin_metric(own)
         raise errors.ResultsError(
             f"unknown metric {name!r}; allowed are {_known(EFFICIENCY.name)}, and"
             f" of what this workload learns {', '.join(learned) or 'nothing'}"
@@ -140,7 +142,10 @@ def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
     """Returns ln(first / second) of each repetition that has both, in order."""
     is_interleaved = first.is_interleaved and second.is_interleaved
     if is_interleaved and metric.name == THROUGHPUT.name:
-        return [estimates.mean(of) for of in scaling.block_logs(first, second)]
+        return [
+            estimates.mean(rounds_of_run)
+            for rounds_of_run in scaling.block_logs(first, second)
+        ]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
 
@@ -154,8 +159,8 @@ def mean_of_two_studies(
 ) -> Mean:
     """Returns the mean difference of two groups, which no round has in common."""
     factor = max(
-        estimates.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
-        for of, logs in ((case, here), (other, there))
+        estimates.widening(len(logs), is_stopped_on_width=side.is_stopped_on_width)
+        for side, logs in ((case, here), (other, there))
     )
     return estimates.two_groups(here, there).widened(factor)
 
@@ -177,7 +182,7 @@ def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
         here, there = logs(case, metric), logs(other, metric)
         if here and there:
             means.append((case, other, mean_of_two_studies(case, here, other, there)))
-    tested = {place: mean.p_value() for place, (*_, mean) in enumerate(means)}
+    tested = {index: mean.p_value() for index, (*_, mean) in enumerate(means)}
     p_values = estimates.holm(tested)
     method = group_sequential.OF_TWO_STUDIES
     return [
@@ -187,16 +192,16 @@ def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
             estimates.from_logs(
                 mean.estimate(method, otherwise=estimates.NO_REPETITIONS)
             ),
-            p_values.get(place),
+            p_values.get(index),
         )
-        for place, (case, other, mean) in enumerate(means)
+        for index, (case, other, mean) in enumerate(means)
     ]
 
 
 def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:
     """Returns values by repetition; zero stands for "could not be read"."""
-    found = scaling.values(case, metric.of)
-    return {key: value for key, value in found.items() if value > 0}
+    values = scaling.values(case, metric.of)
+    return {key: value for key, value in values.items() if value > 0}
 
 
 WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
@@ -226,11 +231,11 @@ class JudgedCase:
             return self.count.verdict
         if self.judgement is None:
             return None
-        found = {of.verdict for of in (self.judgement, *self.others.values())}
+        verdicts = {each.verdict for each in (self.judgement, *self.others.values())}
         # What cannot pass by itself is inconclusive, and only ever a regression.
-        if not found & {Verdict.REGRESS, Verdict.INCONCLUSIVE}:
+        if not verdicts & {Verdict.REGRESS, Verdict.INCONCLUSIVE}:
             return self.judgement.verdict
-        return worst(found)
+        return worst(verdicts)
 
 
 def name_of(case: Case) -> str:
@@ -287,8 +292,8 @@ def compare(
     noted: list[JudgedCase] = []
     for case, other in pairs:
         program = case.spec.program
-        found = measuring.UNITS if program is None else program.count_names
-        for name in found:
+        units = measuring.UNITS if program is None else program.count_names
+        for name in units:
             is_judged = program is not None or name in names
             if not is_judged and not _values(case, name):
                 continue

@@ -56,7 +56,9 @@ class Rates:
     regresses_dependent: float  # The same where repetitions depend on each other.
 
 
-def of_gate(num_cases: int, num_repetitions: int | None, alpha: float) -> Rates | None:
+def stated_rates(
+    num_cases: int, num_repetitions: int | None, alpha: float
+) -> Rates | None:
     """Returns the rates of a gate; None at an ``alpha`` that was not simulated."""
     if alpha != ALPHA:
         return None
@@ -68,10 +70,10 @@ def of_gate(num_cases: int, num_repetitions: int | None, alpha: float) -> Rates 
     table = [row for row in error_rate_rows() if row["repetitions"] == num_repetitions]
     fewer = max(row["cases"] for row in table if row["cases"] <= num_cases)
     more = [row for row in table if row["cases"] >= num_cases] or table[-1:]
-    found = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
+    rows = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
 
     def most(kind: str, verdict: str) -> float:
-        return max(float(row[kind][verdict][0]) for row in found)
+        return max(float(row[kind][verdict][0]) for row in rows)
 
     return Rates(
         passes=most("independent", "pass"),
@@ -83,21 +85,23 @@ def of_gate(num_cases: int, num_repetitions: int | None, alpha: float) -> Rates 
 
 @functools.cache
 def error_rate_rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
-    return found
+    rows: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
+    return rows
 
 
 TAIL_QUANTILE = 0.99
 
 
-def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
+def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
     """Returns log slowdowns by kind, over repetitions and cases; NaN where none is."""
     if metric is gate_metrics.EFFICIENCY:
-        found = of_pairs(pairs, gate_metrics.THROUGHPUT)
+        logs = slowdown_logs(pairs, gate_metrics.THROUGHPUT)
         columns = scaled(pairs)
         return {
-            kind: np.stack([of[:, own] - of[:, base] for own, base in columns], axis=1)
-            for kind, of in found.items()
+            kind: np.stack(
+                [table[:, own] - table[:, base] for own, base in columns], axis=1
+            )
+            for kind, table in logs.items()
             if kind is not group_sequential.TAIL  # no percentile of a ratio
         }
     is_interleaved = metric is gate_metrics.THROUGHPUT and all(
@@ -106,19 +110,19 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
     if not is_interleaved:
         sign = 1.0 if metric.is_cost else -1.0
 
-        def of_trials(here: Entry, there: Entry) -> float | None:
+        def trial_log(here: Entry, there: Entry) -> float | None:
             both = metric.of(here), metric.of(there)
             if min(both) <= 0:  # it could not be read
                 return None
             return sign * (math.log(both[0]) - math.log(both[1]))
 
-        return {group_sequential.PROCESSES: _array(pairs, of_trials)}
-    kinds = {group_sequential.BLOCKS: _array(pairs, _of_blocks)}
+        return {group_sequential.PROCESSES: _array(pairs, trial_log)}
+    kinds = {group_sequential.BLOCKS: _array(pairs, _block_log)}
     for kind, figure in (
         (group_sequential.SUSTAINED, np.mean),
         (group_sequential.TAIL, functools.partial(np.quantile, q=TAIL_QUANTILE)),
     ):
-        values = _array(pairs, functools.partial(_of_stretches, figure=figure))
+        values = _array(pairs, functools.partial(_stretch_log, figure=figure))
         if not np.isnan(values).all():
             kinds[kind] = values
     return kinds
@@ -127,7 +131,7 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
 def scaled(pairs: Pairs) -> list[tuple[int, int]]:
     """Returns pairs that have an efficiency, each with its smallest baseline."""
     specs = [case.spec for case, _ in pairs]
-    found = []
+    scaled_pairs = []
     for own, (case, _) in enumerate(pairs):
         smaller = [
             base
@@ -137,40 +141,42 @@ def scaled(pairs: Pairs) -> list[tuple[int, int]]:
             and set(other.modes) & set(case.modes)
         ]
         if smaller:
-            found.append((own, min(smaller, key=lambda at: specs[at].num_replicas)))
-    if not found:
+            scaled_pairs.append(
+                (own, min(smaller, key=lambda at: specs[at].num_replicas))
+            )
+    if not scaled_pairs:
         raise errors.ResultsError(
             "no case has a baseline with fewer replicas, so there is no efficiency to"
             " judge; measure two numbers of replicas or more, such as --replicas 1,2"
         )
-    return found
+    return scaled_pairs
 
 
-def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:
+def _array(pairs: Pairs, trial_log: OfTrials) -> np.ndarray:
     sides = [
         [{entry.key: entry for entry in case.ok_entries} for case in pair]
         for pair in pairs
     ]
     keys: list[Key] = sorted({key for pair in sides for side in pair for key in side})
-    found = np.full((len(keys), len(pairs)), np.nan)
+    table = np.full((len(keys), len(pairs)), np.nan)
     for column, (here, there) in enumerate(sides):
         for row, key in enumerate(keys):
             if key in here and key in there:
-                value = of_trials(here[key], there[key])
-                found[row, column] = np.nan if value is None else value
-    return found
+                value = trial_log(here[key], there[key])
+                table[row, column] = np.nan if value is None else value
+    return table
 
 
-def _of_blocks(here: Entry, there: Entry) -> float | None:
+def _block_log(here: Entry, there: Entry) -> float | None:
     logs = estimates.log_ratios(there.result.rates, here.result.rates)
     return estimates.mean(logs) if logs else None
 
 
 def stretches(result: TrialResult) -> dict[int, np.ndarray]:
     """Returns the step times of each valid sustained stretch of a trial, by round."""
-    found = result.steps_of_blocks(is_sustained=True)
+    steps = result.steps_of_blocks(is_sustained=True)
     # A step ends with the slowest process.
-    return {index: np.max(of_ranks, axis=0) for index, of_ranks in found.items()}
+    return {index: np.max(of_ranks, axis=0) for index, of_ranks in steps.items()}
 
 
 def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
@@ -182,14 +188,14 @@ def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
             blocks = lost_time.rounds_of(entry.result)
             if in_a_row and blocks:
                 time = float(np.concatenate([*in_a_row.values()]).mean())
-                of_blocks = float(np.mean([max(of) for of in blocks.values()]))
-                found = by_repetition.setdefault(entry.key, [])
-                found.append(math.log(time / of_blocks))
-    logs = [estimates.mean(of) for of in by_repetition.values()]
+                of_blocks = float(np.mean([max(times) for times in blocks.values()]))
+                excess = by_repetition.setdefault(entry.key, [])
+                excess.append(math.log(time / of_blocks))
+    logs = [estimates.mean(times) for times in by_repetition.values()]
     return estimates.over_repetitions(logs) if logs else None
 
 
-def _of_stretches(
+def _stretch_log(
     here: Entry, there: Entry, figure: Callable[[np.ndarray], Any]
 ) -> float | None:
     ours, theirs = stretches(here.result), stretches(there.result)
@@ -241,7 +247,7 @@ def judge(
     pairs: Pairs, rule: Rule, planned: Sequence[int]
 ) -> tuple[list[JudgedCase], Paired]:
     """Judges all cases of a gate; also returns how it looked at them."""
-    logs = of_pairs(pairs, rule.metric)
+    logs = slowdown_logs(pairs, rule.metric)
     if rule.metric is gate_metrics.EFFICIENCY:
         pairs = [pairs[own] for own, _ in scaled(pairs)]
     main, first = next(iter(logs.items()))
@@ -253,19 +259,19 @@ def judge(
         looks=looks, most=max((number, *planned)), delta=rule.delta, alpha=rule.alpha
     )
     of_one = {kind: values[None] for kind, values in logs.items()}
-    found = group_sequential.outcomes(of_one, design)
-    end = int(found.ends[0])
+    outcome = group_sequential.outcomes(of_one, design)
+    end = int(outcome.ends[0])
     seen = {
         (kind, look): group_sequential.look(values, kind, design, number=look)
         for kind, values in logs.items()
-        for look in {*found.decided_at[kind][0].tolist(), end} - {0}
+        for look in {*outcome.decided_at[kind][0].tolist(), end} - {0}
     }
     cases = []
     for index, (case, _) in enumerate(pairs):
         judged: dict[Kind, Judgement | None] = {}
         for kind, values in logs.items():
-            at = int(found.decided_at[kind][0, index]) or end
-            code = int(found.of_cases[kind][0, index])
+            at = int(outcome.decided_at[kind][0, index]) or end
+            code = int(outcome.of_cases[kind][0, index])
             n = int((~np.isnan(values[:at, index])).sum())
             margins = 1.0 if kind.margins is None else kind.margins
             judged[kind] = _judgement(
@@ -285,15 +291,15 @@ def judge(
                 reason=reason,
                 # What cannot pass is part of the verdict where it regresses.
                 others={
-                    kind.name: of
-                    for kind, of in judged.items()
-                    if of is not None
-                    and (kind.margins is not None or of.verdict is Verdict.REGRESS)
+                    kind.name: each
+                    for kind, each in judged.items()
+                    if each is not None
+                    and (kind.margins is not None or each.verdict is Verdict.REGRESS)
                 },
             )
         )
     singles = group_sequential.singles(logs[main], design, number=end)
-    is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
+    is_decided = int(outcome.verdicts[0]) != group_sequential.UNDECIDED
     paired = Paired(
         num_repetitions=first.shape[0],
         decided_after=end if is_decided else None,
@@ -301,7 +307,7 @@ def judge(
         most=design.most,
         fewest=group_sequential.fewest_to_pass(rule.alpha),
         widening=float(seen[main, end].widening),
-        rates=of_gate(len(pairs), None if planned else number, rule.alpha),
+        rates=stated_rates(len(pairs), None if planned else number, rule.alpha),
         num_slower=int(singles.num_slower),
         num_faster=int(singles.num_faster),
         stands_out=float(np.exp(singles.threshold)),

@@ -120,16 +120,16 @@ def operating_points(
         )
         logs = spread * _draws(rule.looks[-1], num_cases)
         logs[..., -1] += math.log1p(effect)
-        found = group_sequential.outcomes({group_sequential.BLOCKS: logs}, rule)
-        passes = float((found.verdicts == group_sequential.PASSED).mean())
-        regresses = float((found.verdicts == group_sequential.REGRESSED).mean())
+        outcome = group_sequential.outcomes({group_sequential.BLOCKS: logs}, rule)
+        passes = float((outcome.verdicts == group_sequential.PASSED).mean())
+        regresses = float((outcome.verdicts == group_sequential.REGRESSED).mean())
         points.append(
             OperatingPoint(
                 effect=effect,
                 passes=passes,
                 regresses=regresses,
                 inconclusive=max(0.0, 1 - passes - regresses),
-                repetitions=float(found.ends.mean()),
+                repetitions=float(outcome.ends.mean()),
             )
         )
     return tuple(points)
@@ -150,7 +150,7 @@ def needed(
         f"minutes_per_repetition is {minutes_per_repetition!r}, must be positive "
         "and finite",
     )
-    found = []
+    needs = []
     for effect in effects:
 
         def is_enough(number: int, effect: float = effect) -> bool:
@@ -161,7 +161,7 @@ def needed(
             ) >= DEFAULT_POWER
 
         number = _fewest(is_enough)
-        found.append(
+        needs.append(
             Need(
                 effect=effect,
                 verdict=Verdict.REGRESS if effect >= delta else Verdict.PASS,
@@ -169,7 +169,7 @@ def needed(
                 minutes=None if number is None else number * minutes_per_repetition,
             )
         )
-    return tuple(found)
+    return tuple(needs)
 
 
 def _fewest(is_enough: Callable[[int], bool]) -> int | None:

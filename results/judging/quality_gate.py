@@ -67,7 +67,7 @@ class Failures:
 def judged(
     case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
-    here, there = (_final(of, rule.metric) for of in (case, other))
+    here, there = (_final(side, rule.metric) for side in (case, other))
     if is_paired:
         keys = [key for key in here if key in there]
         here = {key: here[key] for key in keys}
@@ -78,13 +78,13 @@ def judged(
     sign = 1.0 if rule.metric.is_cost else -1.0
     median = statistics.median(_costs(there, sign))
     ours, theirs = (
-        [cost / abs(median) for cost in _costs(of, sign)] for of in (here, there)
+        [cost / abs(median) for cost in _costs(side, sign)] for side in (here, there)
     )
-    judgement, failures = of_losses(ours, theirs, rule, is_paired=is_paired)
+    judgement, failures = judge_losses(ours, theirs, rule, is_paired=is_paired)
     return judgement, failures.text
 
 
-def of_losses(
+def judge_losses(
     ours: Sequence[float], theirs: Sequence[float], rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement, Failures]:
     """Judges costs of runs, relative to the baseline's median, pair by pair."""
@@ -149,10 +149,10 @@ def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric | None]:
     return ended | {entry.key: None for entry in case.failed_entries}
 
 
-def _costs(found: dict[Key, QualityMetric | None], sign: float) -> list[float]:
+def _costs(metrics: dict[Key, QualityMetric | None], sign: float) -> list[float]:
     """Costs by seed, infinite of a run that failed."""
-    ordered = (found[key] for key in sorted(found))
-    return [math.inf if of is None else sign * of.value for of in ordered]
+    ordered = (metrics[key] for key in sorted(metrics))
+    return [math.inf if metric is None else sign * metric.value for metric in ordered]
 
 
 def _why_not(
@@ -165,9 +165,9 @@ def _why_not(
     if fewest < needed:
         return f"{fewest} seed(s) have both, a verdict needs {needed} or more"
     protocols = {
-        (found.protocol, found.num_examples)
-        for found in (*here.values(), *there.values())
-        if found is not None
+        (metric.protocol, metric.num_examples)
+        for metric in (*here.values(), *there.values())
+        if metric is not None
     }
     if len(protocols) > 1:
         listed = " / ".join(
@@ -175,7 +175,7 @@ def _why_not(
             for protocol, number in sorted(protocols)
         )
         return f"the protocols of the metric differ, so it is not comparable: {listed}"
-    ended = [found.value for found in there.values() if found is not None]
+    ended = [metric.value for metric in there.values() if metric is not None]
     if 2 * len(ended) <= len(there):
         return "half of the baseline's runs failed or more, so there is no median"
     median = statistics.median(ended)

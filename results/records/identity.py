@@ -146,12 +146,12 @@ def _complaints_of_result(spec: TrialSpec, result: TrialResult) -> Iterator[str]
     if spec.has_readings == (result.readings is None):
         yield "readings are there exactly if the trial is of a program that prints them"
     if result.readings is not None:
-        found = sum(
+        count = sum(
             len(rank.warmup_step_time_sec) + len(rank.step_time_sec)
             for rank in result.ranks
         )
-        if found != result.readings.num_readings:
-            yield f"has {found} readings, and says {result.readings.num_readings}"
+        if count != result.readings.num_readings:
+            yield f"has {count} readings, and says {result.readings.num_readings}"
     num_steps = spec.num_measured_steps
     if spec.has_readings:  # a short output can have fewer than were asked for
         num_steps = result.num_measured_steps
@@ -162,13 +162,13 @@ def _complaints_of_result(spec: TrialSpec, result: TrialResult) -> Iterator[str]
         ("num_measured_steps", result.num_measured_steps, num_steps),
     ]
     pairs += [
-        (f"the number of measured steps of rank {rank.rank}", found, num_steps)
+        (f"the number of measured steps of rank {rank.rank}", count, num_steps)
         for rank in result.ranks
-        if (found := len(rank.step_time_sec)) != num_steps
+        if (count := len(rank.step_time_sec)) != num_steps
     ]
-    for name, found, wanted in pairs:
-        if found != wanted:
-            yield f"{name} is {found}, the spec of the trial has {wanted}"
+    for name, count, wanted in pairs:
+        if count != wanted:
+            yield f"{name} is {count}, the spec of the trial has {wanted}"
     yield from _complaints_of_blocks(spec, result)
 
 

@@ -483,16 +483,16 @@ class TrialResult(Record):
         self, *, is_sustained: bool = False
     ) -> dict[int, list[tuple[float, ...]]]:
         """Returns the step times of each process in each valid block, by round."""
-        found: dict[int, list[tuple[float, ...]]] = {}
+        steps: dict[int, list[tuple[float, ...]]] = {}
         first = 0
         for block in self.blocks:
             last = first + block.num_steps
             if block.is_valid and block.is_sustained is is_sustained:
-                found[block.round_index] = [
+                steps[block.round_index] = [
                     rank.step_time_sec[first:last] for rank in self.ranks
                 ]
             first = last
-        return found
+        return steps
 
 
 # Of a gate against a stored study, this record is all that the study has.

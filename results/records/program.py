@@ -83,8 +83,8 @@ class Program(Record):
     @property
     def steps_per_line(self) -> int | None:
         """Steps that each of its lines is said to be of; None if that is not said."""
-        found = _EVERY.search(self.metric.partition("=")[0])
-        return int(found[1]) if found else None
+        match = _EVERY.search(self.metric.partition("=")[0])
+        return int(match[1]) if match else None
 
     @property
     def is_client(self) -> bool:

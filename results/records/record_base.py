@@ -60,18 +60,18 @@ class Word(str, Enum):
 
 
 def _check_printable(text: str) -> str:
-    found = UNPRINTABLE.search(text)
-    if found is not None:
+    match = UNPRINTABLE.search(text)
+    if match is not None:
         raise ValueError(
-            f"holds {found[0]!r}, must be one line of printable characters"
+            f"holds {match[0]!r}, must be one line of printable characters"
         )
     return text
 
 
 def _check_storable(text: str) -> str:
-    found = UNSTORABLE.search(text)
-    if found is not None:
-        raise ValueError(f"holds {found[0]!r}, must be text that UTF-8 can encode")
+    match = UNSTORABLE.search(text)
+    if match is not None:
+        raise ValueError(f"holds {match[0]!r}, must be text that UTF-8 can encode")
     return text
 
 

@@ -37,17 +37,17 @@ def renamed(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a record under the names of today."""
     if kind in ("env", "spec"):
         return data
-    found = {_RENAMED.get(name, name): value for name, value in data.items()}
-    if kind == "result" and isinstance(blocks := found.get("blocks"), list):
-        found["blocks"] = [
+    current = {_RENAMED.get(name, name): value for name, value in data.items()}
+    if kind == "result" and isinstance(blocks := current.get("blocks"), list):
+        current["blocks"] = [
             renamed("block", block) if isinstance(block, dict) else block
             for block in blocks
         ]
-    if kind == "plan" and isinstance(measuring := found.get("measuring"), dict):
-        found["measuring"] = renamed("measuring", measuring)
-    if kind == "status" and isinstance(state := found.get("status"), str):
-        found["status"] = _STATES.get(state, state)
-    return found
+    if kind == "plan" and isinstance(measuring := current.get("measuring"), dict):
+        current["measuring"] = renamed("measuring", measuring)
+    if kind == "status" and isinstance(state := current.get("status"), str):
+        current["status"] = _STATES.get(state, state)
+    return current
 
 
 def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -69,38 +69,38 @@ def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, An
         raise errors.OlderSchemaError(path, version, OLDEST_VERSION)
     if version == SCHEMA_VERSION:
         return data
-    return _of_plan(data) if kind == "plan" else _current(data)
+    return _plan_fields(data) if kind == "plan" else _current(data)
 
 
 def _current(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "schema_version": SCHEMA_VERSION}
 
 
-def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
+def _plan_fields(data: dict[str, Any]) -> dict[str, Any]:
     """Adds to a plan what its metrics mean, and whether steps draw random numbers."""
-    found = _current(data)
+    current = _current(data)
     equivalence, trials = data.get("equivalence"), data.get("trials")
     if isinstance(equivalence, dict):
-        found["equivalence"] = {
+        current["equivalence"] = {
             **equivalence,
-            "trials": _of_trials(equivalence.get("trials")),
+            "trials": _trial_fields(equivalence.get("trials")),
         }
     if isinstance(trials, list):
         specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
         names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
-        found |= {
-            "trials": _of_trials(trials),
+        current |= {
+            "trials": _trial_fields(trials),
             "metrics": [
                 facts
                 for workload in sorted(map(str, names))
                 for facts in _old_metrics(workload)
             ],
         }
-        found.setdefault("draws_random_numbers", names == {"sngan"})
-    return found
+        current.setdefault("draws_random_numbers", names == {"sngan"})
+    return current
 
 
-def _of_trials(trials: Any) -> Any:
+def _trial_fields(trials: Any) -> Any:
     if not isinstance(trials, list):
         return trials
     return [
@@ -155,8 +155,8 @@ def _old_metrics(workload: str) -> list[dict[str, Any]]:
             "protocol": protocol,
             "is_of_window": protocol is _WINDOW,
         }
-        for of, name, title, unit, is_higher_better, protocol in _OLD_METRICS
-        if of == workload
+        for owner, name, title, unit, is_higher_better, protocol in _OLD_METRICS
+        if owner == workload
     ]
 
 

@@ -82,14 +82,14 @@ class Estimate:
         )
 
 
-def from_logs(found: Estimate) -> Estimate:
+def from_logs(estimate: Estimate) -> Estimate:
     exps: dict[str, Any] = {
         # Two very different repetitions can exceed the range of floats.
         name: math.exp(min(logarithm, _LARGEST_LOGARITHM))
         for name in ("value", "low", "high")
-        if (logarithm := getattr(found, name)) is not None
+        if (logarithm := getattr(estimate, name)) is not None
     }
-    return dataclasses.replace(found, **exps)
+    return dataclasses.replace(estimate, **exps)
 
 
 def student_quantile(
@@ -294,9 +294,11 @@ def _draws(num_first: int, num_second: int) -> tuple[np.ndarray, ...]:
 
 def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
     mean = two_groups(first, second)
-    found = mean.estimate(TWO_GROUPS, otherwise=NO_INTERVAL)
+    difference = mean.estimate(TWO_GROUPS, otherwise=NO_INTERVAL)
     if mean.standard_error:
-        here, there = (float(of.var(ddof=1)) / of.size for of in (first, second))
+        here, there = (
+            float(group.var(ddof=1)) / group.size for group in (first, second)
+        )
         normal_here, normal_there, spread_here, spread_there = _draws(
             first.size, second.size
         )
@@ -306,10 +308,10 @@ def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
         # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
         quantile = float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])
         half = quantile * mean.standard_error
-        found = dataclasses.replace(
-            found, low=found.value - half, high=found.value + half
+        difference = dataclasses.replace(
+            difference, low=difference.value - half, high=difference.value + half
         )
-    return from_logs(found)
+    return from_logs(difference)
 
 
 # A *repetition* is a fresh process of every case, all alive at once. In each *round*
@@ -386,21 +388,21 @@ def mean_of_rounds(logs: Sequence[Sequence[float]]) -> Mean:
     Five repetitions can agree better than that by chance. So ``least`` has the error if
     processes do not differ at all: the variance within repetitions, pooled.
     """
-    means = [mean(of) for of in logs]
-    found = one_group(means, "logs")
-    degrees = sum(len(of) - 1 for of in logs)
+    means = [mean(group) for group in logs]
+    over_runs = one_group(means, "logs")
+    degrees = sum(len(group) - 1 for group in logs)
     if not degrees:
-        return found
+        return over_runs
     squares = math.fsum(
         (log - centre) ** 2
-        for of, centre in zip(logs, means, strict=True)
-        for log in of
+        for group, centre in zip(logs, means, strict=True)
+        for log in group
     )
-    error = math.sqrt(squares / degrees * math.fsum(1 / len(of) for of in logs))
+    error = math.sqrt(squares / degrees * math.fsum(1 / len(group) for group in logs))
     least = dataclasses.replace(
-        found, standard_error=error / len(logs), degrees_of_freedom=degrees
+        over_runs, standard_error=error / len(logs), degrees_of_freedom=degrees
     )
-    return dataclasses.replace(found, least=least)
+    return dataclasses.replace(over_runs, least=least)
 
 
 def over_rounds(
@@ -413,12 +415,12 @@ def over_rounds(
     mean = mean_of_rounds(logs)
     factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
     method = OVER_REPETITIONS if mean.least is None else OVER_ROUNDS
-    found = mean.widened(factor).estimate(
+    estimate = mean.widened(factor).estimate(
         method if factor == 1 else f"{method}; {STOPPED}",
         otherwise=NO_REPETITIONS,
         unit=unit,
     )
-    return from_logs(found)
+    return from_logs(estimate)
 
 
 def num_batches(num_rounds: int) -> int:
@@ -436,8 +438,8 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     batches = np.array_split(logs, number) if number else [logs]
     mean = one_group([float(batch.mean()) for batch in batches])
     mean = dataclasses.replace(mean, centre=float(logs.mean()), n=1)
-    found = mean.estimate(ONE_REPETITION, otherwise=TOO_FEW_ROUNDS, unit=unit)
-    return dataclasses.replace(from_logs(found), is_conclusive=False)
+    estimate = mean.estimate(ONE_REPETITION, otherwise=TOO_FEW_ROUNDS, unit=unit)
+    return dataclasses.replace(from_logs(estimate), is_conclusive=False)
 
 
 def widening(num_repetitions: int, *, is_stopped_on_width: bool = True) -> float:

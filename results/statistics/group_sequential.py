@@ -186,13 +186,13 @@ def widening(away: np.ndarray) -> np.ndarray:
     """
     number, num_cases = away.shape[-2:]
     total = np.maximum((away**2).sum(axis=(-2, -1)), np.finfo(np.float64).tiny)
-    found = (away[..., 1:, :] * away[..., :-1, :]).sum(axis=(-2, -1)) / total
-    found = found + (1 + 4 * found) / number
+    lag_one = (away[..., 1:, :] * away[..., :-1, :]).sum(axis=(-2, -1)) / total
+    lag_one = lag_one + (1 + 4 * lag_one) / number
     common = num_cases * (away.mean(axis=-1) ** 2).sum(axis=-1) / total
     num_series = 1 / (common**2 + (1 - common) ** 2 / max(num_cases - 1, 1))
-    bound = found + _UPPER / np.sqrt(number * num_series)
+    bound = lag_one + _UPPER / np.sqrt(number * num_series)
     correlation = np.maximum(
-        np.clip(bound, 0, MOST_ASSUMED), np.clip(found, 0, _MOST_SEEN)
+        np.clip(bound, 0, MOST_ASSUMED), np.clip(lag_one, 0, _MOST_SEEN)
     )
     lags = np.arange(1, number)
     powers = (1 - lags / number) * correlation[..., None] ** lags
@@ -252,16 +252,16 @@ def _holm(
     order = np.argsort(p_values, axis=-1)
     ordered = np.take_along_axis(p_values, order, axis=-1)
     holds = np.logical_and.accumulate(ordered <= np.asarray(levels), axis=-1)
-    found = np.zeros_like(holds)
-    np.put_along_axis(found, order, holds, axis=-1)
-    return found
+    adjusted = np.zeros_like(holds)
+    np.put_along_axis(adjusted, order, holds, axis=-1)
+    return adjusted
 
 
 def _median(values: np.ndarray, axis: int) -> np.ndarray:
     """Returns the median of what is a number, 0 where nothing is; keeps the axis."""
     if not np.isnan(values).any():
-        found: np.ndarray = np.median(values, axis=axis, keepdims=True)
-        return found
+        median: np.ndarray = np.median(values, axis=axis, keepdims=True)
+        return median
     is_known = ~np.isnan(values).all(axis=axis, keepdims=True)
     return np.nanmedian(np.where(is_known, values, 0.0), axis=axis, keepdims=True)
 
@@ -408,20 +408,20 @@ def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
     return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
 
 
-def of_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
+def judge_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
     """Judges a mean log slowdown of a change and a baseline from different rounds."""
     check_delta(delta)
     check_alpha(alpha)
-    found = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)
-    if found.low is None or found.high is None:
+    estimate = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)
+    if estimate.low is None or estimate.high is None:
         raise errors.ResultsError(
             f"there is {mean.n} run, a verdict needs {FEWEST_REPETITIONS} or "
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )
     return Judgement(
-        verdict=verdict_of(found.low, found.high, margin=math.log1p(delta)),
-        slowdown=estimates.from_logs(found),
+        verdict=verdict_of(estimate.low, estimate.high, margin=math.log1p(delta)),
+        slowdown=estimates.from_logs(estimate),
         delta=delta,
         alpha=alpha,
     )

@@ -107,8 +107,8 @@ def probability_of_improvement(
 ) -> Estimate:
     """The probability that a run of ``first`` is better: 0.5 says neither is."""
     a, b = (
-        estimates.numbers(of, name)
-        for of, name in ((first, "first"), (second, "second"))
+        estimates.numbers(group, name)
+        for group, name in ((first, "first"), (second, "second"))
     )
     if not is_higher_better:
         a, b = -a, -b

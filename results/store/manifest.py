@@ -53,12 +53,12 @@ def evidence_in(folder: pathlib.Path) -> dict[str, str]:
     return {name: digest_of(folder / name) for name in names}
 
 
-def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
+def renew(root: pathlib.Path, owner: str, files: Mapping[str, str]) -> None:
     """Lists a file, or the files of a folder, in place of what was listed of it."""
     with _LOCK:
-        found = read(root)
-        sums = {} if found is None else found.sums
-        for path, before in {} if found is None else found.before.items():
+        listed = read(root)
+        sums = {} if listed is None else listed.sums
+        for path, before in {} if listed is None else listed.before.items():
             if digest_of(root / path) == before:
                 # A kill left it as it was.
                 sums.pop(path, None)
@@ -66,7 +66,7 @@ def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
         sums = {
             path: one
             for path, one in sums.items()
-            if path != of and not path.startswith(f"{of}/")
+            if path != owner and not path.startswith(f"{owner}/")
         }
         sums |= files
         lines = [f"{one}  {path}" for path, one in sorted(sums.items())]
@@ -81,20 +81,20 @@ def read(root: pathlib.Path) -> Listed | None:
     text = untrusted.read_text(root / MANIFEST_NAME)
     if text is None:
         return None
-    found = Listed({}, {})
+    listed = Listed({}, {})
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         match = _LINE.fullmatch(line)
-        into = found.before if match and match["before"] else found.sums
+        into = listed.before if match and match["before"] else listed.sums
         if match is None or match["path"] in into:
             raise untrusted.DamagedFileError(
                 f"{MANIFEST_NAME} line {number} is malformed, must be a SHA-256 and a"
                 " path that no other line has"
             )
-        if into is found.sums and match["sum"] == NOTHING:
+        if into is listed.sums and match["sum"] == NOTHING:
             raise untrusted.DamagedFileError(
                 f"{MANIFEST_NAME} line {number} has no sum"
             )
         into[match["path"]] = match["sum"]
     if text and not text.endswith("\n"):
         raise untrusted.DamagedFileError(f"the last line of {MANIFEST_NAME} is cut")
-    return found
+    return listed

@@ -59,8 +59,12 @@ def content(name: str, stored: bytes) -> bytes | None:
     record = untrusted.parsed(stored)
     if not isinstance(record, dict):
         raise untrusted.DamagedFileError(f"{name} holds no object")
-    found = facts(schema.renamed(pathlib.PurePath(name).stem, record))
-    return stored if found == record else (json.dumps(found, indent=1) + "\n").encode()
+    public_facts = facts(schema.renamed(pathlib.PurePath(name).stem, record))
+    return (
+        stored
+        if public_facts == record
+        else (json.dumps(public_facts, indent=1) + "\n").encode()
+    )
 
 
 def facts(record: dict[str, Any]) -> dict[str, Any]:
@@ -74,44 +78,52 @@ def facts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(record: dict[str, Any]) -> dict[str, Any]:
-    found = {
+    kept = {
         name: public
         for name, value in record.items()
         if (public := _public(value, name)) is not None or value is None
     }
-    if _OF_A_SPEC in record and found != record:
-        found[_ABRIDGED] = True
-    return found
+    if _OF_A_SPEC in record and kept != record:
+        kept[_ABRIDGED] = True
+    return kept
 
 
 def picture(stored: bytes) -> bytes | None:
     """Returns what a PNG file is drawn from; None if it is none."""
     if not stored.startswith(_PNG):
         return None
-    kept, place, kind = [_PNG], len(_PNG), b""
-    while place + _CHUNK_BYTES <= len(stored) and kind != b"IEND":
-        end = place + _CHUNK_BYTES + int.from_bytes(stored[place : place + 4], "big")
-        kind = stored[place + 4 : place + 8]
-        kept += [stored[place:end]] if kind in _CHUNKS else []
-        place = end
-    return b"".join(kept) if kind == b"IEND" and place <= len(stored) else None
+    kept, position, kind = [_PNG], len(_PNG), b""
+    while position + _CHUNK_BYTES <= len(stored) and kind != b"IEND":
+        end = (
+            position
+            + _CHUNK_BYTES
+            + int.from_bytes(stored[position : position + 4], "big")
+        )
+        kind = stored[position + 4 : position + 8]
+        kept += [stored[position:end]] if kind in _CHUNKS else []
+        position = end
+    return b"".join(kept) if kind == b"IEND" and position <= len(stored) else None
 
 
 def _line(stored: bytes) -> bytes:
     try:
         line = untrusted.parsed(stored)
         # Why a process failed is in the status of its trial.
-        found = facts({name: of for name, of in line.items() if name != "reason"})
+        public_facts = facts(
+            {name: value for name, value in line.items() if name != "reason"}
+        )
     except (untrusted.DamagedFileError, AttributeError):
         return b""  # cut by a kill, or no object: nobody reads it
-    return stored if found == line else (json.dumps(found) + "\n").encode()
+    return (
+        stored if public_facts == line else (json.dumps(public_facts) + "\n").encode()
+    )
 
 
 def _public(value: Any, name: str) -> Any:
     if isinstance(value, str):
         return _text(value, name)
     if isinstance(value, dict) and name in MAPPINGS:
-        return {key: _public(of, name) for key, of in value.items()}
+        return {key: _public(member, name) for key, member in value.items()}
     if isinstance(value, dict):
         return _facts(value)
     if not isinstance(value, list) or set(map(type, value)) <= {int, float}:
@@ -120,7 +132,7 @@ def _public(value: Any, name: str) -> Any:
         # Together: an option and its value may be two words.
         text = _text("\0".join(value), name)
         return None if text is None else text.split("\0")
-    return [_public(of, name) for of in value]
+    return [_public(member, name) for member in value]
 
 
 def _text(text: str, name: str) -> str | None:

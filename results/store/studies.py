@@ -71,21 +71,22 @@ def value_of(plan: Plan, key: str) -> str:
         field = key.replace("-", "_")
         modes = [trial.modes for trial in plan.trials]
         both = zip(specs, modes, strict=True)
-        values = [str(getattr(spec, field)) for spec, of in both if mode in of]
+        values = [str(getattr(spec, field)) for spec, each in both if mode in each]
     else:
         options = [spec.options[key] for spec in specs if key in spec.options]
         # As a user writes them.
         values = [
-            str(of).lower() if isinstance(of, bool) else str(of) for of in options
+            str(each).lower() if isinstance(each, bool) else str(each)
+            for each in options
         ]
-    found = list(dict.fromkeys(values))
-    if len(found) != 1:
+    unique = list(dict.fromkeys(values))
+    if len(unique) != 1:
         raise errors.ResultsError(
-            f"study {plan.study!r} has {len(found)} values of {key!r}"
-            f" ({', '.join(found[:3])}), and a study of a parameter sweep has one; "
+            f"study {plan.study!r} has {len(unique)} values of {key!r}"
+            f" ({', '.join(unique[:3])}), and a study of a parameter sweep has one; "
             f"remove it from {VARIED_NAME}, or run the sweep again with another --study"
         )
-    return found[0]
+    return unique[0]
 
 
 MOST_BYTES: Final = 8 * untrusted.MAX_BYTES
@@ -118,15 +119,15 @@ def opened(path: Path) -> Iterator[Path]:
                 f"{str(path)!r} cannot be unpacked into {tempfile.gettempdir()!r}:"
                 f" {error.strerror or error}; name another folder as TMPDIR"
             ) from error
-        found = _study_in(root)
-        if found == root and not _is_study(root):
+        study = _study_in(root)
+        if study == root and not _is_study(root):
             number = len(untrusted.folders_with(root, PLAN_NAME))
             raise errors.ResultsError(
                 f"{str(path)!r} holds {f'{number} studies' if number else 'no study'},"
                 f" must hold one (a folder with {PLAN_NAME}); give the records.zip of"
                 " a page, or unpack it and name a study"
             )
-        yield found
+        yield study
 
 
 def _mode(path: Path) -> int:
@@ -145,8 +146,8 @@ def _study_in(folder: Path) -> Path:
     """Returns the only study in a folder that is none itself, else the folder."""
     if not stat.S_ISDIR(_mode(folder)) or _is_study(folder):
         return folder
-    found = untrusted.folders_with(folder, PLAN_NAME)
-    return found[0] if len(found) == 1 else folder
+    folders = untrusted.folders_with(folder, PLAN_NAME)
+    return folders[0] if len(folders) == 1 else folder
 
 
 def _unpack(path: Path, root: Path) -> None:
@@ -169,20 +170,20 @@ def _unpack(path: Path, root: Path) -> None:
 
 def _files(file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Returns the files of a zip by their names, which stay below its folder."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    files: dict[str, zipfile.ZipInfo] = {}
     for info in file.infolist():
         name = PurePosixPath(info.filename)
         if name.is_absolute() or ".." in name.parts or "\\" in info.filename:
             raise untrusted.DamagedFileError(f"{info.filename!r} leads out of it")
         if info.is_dir():
             continue
-        if str(name) in found:
+        if str(name) in files:
             raise untrusted.DamagedFileError(f"{info.filename!r} is in it twice")
-        found[str(name)] = info
-    size = sum(info.file_size for info in found.values())
-    if len(found) > MOST_FILES or size > MOST_BYTES:
+        files[str(name)] = info
+    size = sum(info.file_size for info in files.values())
+    if len(files) > MOST_FILES or size > MOST_BYTES:
         raise untrusted.DamagedFileError(
-            f"{len(found)} files of {size / _MEBIBYTE:.0f} MiB, at most {MOST_FILES} of"
+            f"{len(files)} files of {size / _MEBIBYTE:.0f} MiB, at most {MOST_FILES} of"
             f" {MOST_BYTES / _MEBIBYTE:.0f} MiB are read"
         )
-    return found
+    return files

@@ -72,8 +72,8 @@ def read_record(
         data = schema.upgrade(kind, data, path)
         # Older versions chose variables by prefix; not all may be published.
         command = data.get("command") if kind == "plan" else None
-        if isinstance(command, list) and all(isinstance(of, str) for of in command):
-            data = {**data, "command": [texts.shortened(of) for of in command]}
+        if isinstance(command, list) and all(isinstance(each, str) for each in command):
+            data = {**data, "command": [texts.shortened(each) for each in command]}
         variables = data.get("environment_variables")
         if isinstance(variables, dict):
             variables = program.recorded_variables(variables)
@@ -113,9 +113,9 @@ def first_complaint(error: pydantic.ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     # Keys come from the file and can be anything.
     keys = (repr(str(part))[1:-1] for part in first["loc"])
-    place = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
+    path = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
     # Deeply nested or very long values are abbreviated.
-    return f"{place}: {first['msg']}, got {reprlib.repr(first['input'])}"
+    return f"{path}: {first['msg']}, got {reprlib.repr(first['input'])}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,15 +332,15 @@ class Store:
                 f"cannot list {str(trial_dir)!r}: {error}; remove it, and run the trial"
                 " again"
             ) from error
-        of = kept.relative_to(self._listed_in).as_posix()
-        self._list(of, {f"{of}/{name}": one for name, one in files.items()})
+        owner = kept.relative_to(self._listed_in).as_posix()
+        self._list(owner, {f"{owner}/{name}": one for name, one in files.items()})
 
-    def _list(self, of: str, files: Mapping[str, str]) -> None:
+    def _list(self, owner: str, files: Mapping[str, str]) -> None:
         path = self._listed_in / manifest.MANIFEST_NAME
         try:
             with atomic.writing(path):
                 self._listed_in.mkdir(parents=True, exist_ok=True)
-                manifest.renew(self._listed_in, of, files)
+                manifest.renew(self._listed_in, owner, files)
         except untrusted.DamagedFileError as error:
             raise errors.WriteStoreError(
                 f"cannot write {str(path)!r}: {error}; remove it"
@@ -473,24 +473,24 @@ def is_measured(trial_dir: pathlib.Path) -> bool:
 
 def keep_earlier(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
     """Moves the folder of a trial to those of earlier attempts; returns where it is."""
-    place = trial_dir.parent.with_name(EARLIER_NAME)
-    if place.is_symlink():  # it leads out of the study
+    folder = trial_dir.parent.with_name(EARLIER_NAME)
+    if folder.is_symlink():  # it leads out of the study
         raise NotADirectoryError(errno.ENOTDIR, f"{EARLIER_NAME} is a symbolic link")
-    place.mkdir(exist_ok=True)
-    taken = untrusted.names_in(place)
+    folder.mkdir(exist_ok=True)
+    taken = untrusted.names_in(folder)
     names = (f"{trial_dir.name}-{number}" for number in itertools.count(1))
-    kept = place / next(name for name in names if name not in taken)
+    kept = folder / next(name for name in names if name not in taken)
     if before is not None:
         before(trial_dir, kept)
     trial_dir.rename(kept)
-    atomic.sync(place)
+    atomic.sync(folder)
     atomic.sync(trial_dir.parent)
     return kept
 
 
 def attempts(root: pathlib.Path, trial_id: str = "") -> list[pathlib.Path]:
     """Returns the folders of earlier attempts of a study, or of one of its trials."""
-    place = root / EARLIER_NAME
+    folder = root / EARLIER_NAME
     pattern = re.compile(rf"{re.escape(trial_id) or '.+'}-\d+")
-    names = sorted(filter(pattern.fullmatch, untrusted.names_in(place)))
-    return [place / name for name in names]
+    names = sorted(filter(pattern.fullmatch, untrusted.names_in(folder)))
+    return [folder / name for name in names]

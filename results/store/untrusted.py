@@ -98,10 +98,10 @@ def parsed(text: str | bytes) -> Any:
 
 
 def parsed_object(text: str | bytes) -> dict[str, Any]:
-    found = parsed(text)
-    if not isinstance(found, dict):
-        raise DamagedFileError(f"holds a {type(found).__name__}, must hold an object")
-    return found
+    data = parsed(text)
+    if not isinstance(data, dict):
+        raise DamagedFileError(f"holds a {type(data).__name__}, must hold an object")
+    return data
 
 
 def is_there(path: pathlib.Path) -> bool:
@@ -127,5 +127,5 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
 
 def folders_with(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Returns the folders in a folder that have something of this name, sorted."""
-    found = (folder / inner for inner in sorted(names_in(folder)))
-    return [inner for inner in found if is_there(inner / name)]
+    folders = (folder / inner for inner in sorted(names_in(folder)))
+    return [inner for inner in folders if is_there(inner / name)]

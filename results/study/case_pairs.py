@@ -97,14 +97,14 @@ def pairs(
             f" {second.plan.study!r} of {there!r}; compare studies of one workload"
         )
     by_key = {key_of(case): case for case in others}
-    found = [(case, by_key[key_of(case)]) for case in cases if key_of(case) in by_key]
-    if not found:
+    matched = [(case, by_key[key_of(case)]) for case in cases if key_of(case) in by_key]
+    if not matched:
         raise errors.ResultsError(
             f"no case is in both {first.plan.study!r} ({_names(cases)}) and"
             f" {second.plan.study!r} ({_names(others)}); compare studies with the same"
             " backends, replicas and batches"
         )
-    return found
+    return matched
 
 
 def _names(cases: Sequence[Case]) -> str:
@@ -128,12 +128,12 @@ def _differences(
 ) -> tuple[str, ...]:
     there = _fingerprints(second)
     machine = f"{FINGERPRINT}: {_listed(here)} / {_listed(there)}"
-    found = [machine] * (here != there)
+    texts = [machine] * (here != there)
     for case, other in both:
-        found += _case_differences(case, other)
+        texts += _case_differences(case, other)
     for case, other in both if have_settings else ():
-        found += settings(case, other)
-    return tuple(dict.fromkeys(found))
+        texts += settings(case, other)
+    return tuple(dict.fromkeys(texts))
 
 
 def _case_differences(case: Case, other: Case) -> Iterator[str]:
@@ -145,8 +145,8 @@ def _case_differences(case: Case, other: Case) -> Iterator[str]:
         yield f"placement: cores_per_replica {cores}"
     for name in _PLACEMENT_FIELDS:
         here, there = (
-            {getattr(env.placement, name) for env in of.environments}
-            for of in (case, other)
+            {getattr(env.placement, name) for env in case_of_pair.environments}
+            for case_of_pair in (case, other)
         )
         if here and there and here != there:
             yield f"placement: {name} {_listed(here)} / {_listed(there)}"
@@ -167,12 +167,12 @@ def _listed(values: set[Any] | set[str]) -> str:
 
 def settings(first: Case, second: Case) -> tuple[str, ...]:
     """Returns the settings in which two cases differ, one line each."""
-    found = []
+    texts = []
     for name in SETTINGS:
         here, there = getattr(first.spec, name), getattr(second.spec, name)
         if here != there:
-            found.append(f"{name}: {label_of(here)} / {label_of(there)}")
-    return tuple(found)
+            texts.append(f"{name}: {label_of(here)} / {label_of(there)}")
+    return tuple(texts)
 
 
 # Only ok trials of cases that both studies have count; a fact may have several values.
@@ -210,7 +210,7 @@ def study_differences(first: Study, second: Study) -> tuple[StudyDifference, ...
     ]
     here = _facts(case for case, _ in both)
     there = _facts(other for _, other in both)
-    found = [
+    listed = [
         StudyDifference(
             group=group,
             name=name,
@@ -220,7 +220,7 @@ def study_differences(first: Study, second: Study) -> tuple[StudyDifference, ...
         for group, name in dict.fromkeys([*here, *there])
         if here[group, name] != there[group, name]
     ]
-    return tuple(sorted(found, key=lambda of: GROUPS.index(of.group)))
+    return tuple(sorted(listed, key=lambda difference: GROUPS.index(difference.group)))
 
 
 def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
@@ -229,15 +229,18 @@ def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     others = tuple(text for text in reasons if not text.startswith(FINGERPRINT))
     if others == reasons:
         return reasons
-    found = study_differences(first, second)
+    all_differences = study_differences(first, second)
     facts = [
-        of.text
-        for of in found
-        if of.group in (MACHINE, SOFTWARE) or of.name in program.IDENTITY
+        difference.text
+        for difference in all_differences
+        if difference.group in (MACHINE, SOFTWARE)
+        or difference.name in program.IDENTITY
     ]
     if facts:
         return (f"the machines differ: {', '.join(facts)}", *others)
-    is_own_version = any(of.name == _OWN_PACKAGE for of in found)
+    is_own_version = any(
+        difference.name == _OWN_PACKAGE for difference in all_differences
+    )
     return others if is_own_version else reasons
 
 
@@ -253,24 +256,24 @@ def _facts(cases: Iterable[Case]) -> Facts:
 def _facts_of(entry: Entry) -> Iterator[tuple[str, str, str]]:
     spec = entry.spec
     if entry.env is not None:
-        yield from _of_environment(entry.env)
+        yield from _environment_facts(entry.env)
     yield CODE, "workload version", spec.workload_version
     yield CODE, f"measured code of {spec.backend}", spec.code_digest[:_DIGEST_LENGTH]
     for name in SETTINGS:
         value = getattr(spec, name)
         if isinstance(value, dict):
-            yield from ((SETTING_FACTS, key, str(of)) for key, of in value.items())
+            yield from ((SETTING_FACTS, key, str(fact)) for key, fact in value.items())
         elif value is not None:
             yield SETTING_FACTS, name, str(getattr(value, "value", value))
 
 
-def _of_environment(env: Environment) -> Iterator[tuple[str, str, str]]:
-    place = env.placement
+def _environment_facts(env: Environment) -> Iterator[tuple[str, str, str]]:
+    placement = env.placement
     yield MACHINE, "processor", env.cpu_model
     yield MACHINE, "logical cores", str(env.num_logical_cores)
-    yield MACHINE, "available cores", str(place.num_available_cores)
-    if place.cgroup_quota_cores is not None:
-        yield MACHINE, "cores of the cgroup", f"{place.cgroup_quota_cores:g}"
+    yield MACHINE, "available cores", str(placement.num_available_cores)
+    if placement.cgroup_quota_cores is not None:
+        yield MACHINE, "cores of the cgroup", f"{placement.cgroup_quota_cores:g}"
     yield MACHINE, "memory", f"{env.memory_bytes / 2**30:.0f} GiB"
     yield from ((MACHINE, "GPU", gpu) for gpu in env.gpus)
     yield MACHINE, "kernel", env.kernel

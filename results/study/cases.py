@@ -312,16 +312,16 @@ def load_study(store: Store) -> Study:
     UnavailableRecordError where the file system does not say what a record holds.
     """
     plan = store.read_plan()
-    found, matched = store.read(), store.equivalence.read()
-    trials = {trial.trial_id: trial for trial in found.trials}
+    reading, matched = store.read(), store.equivalence.read()
+    trials = {trial.trial_id: trial for trial in reading.trials}
     corrupt = {
         problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
-        for problem in found.problems
+        for problem in reading.problems
     }
     entries = []
-    for of in plan.trials:
-        trial = trials.pop(of.trial_id, None)
-        entry = entry_of(of, trial, corrupt)
+    for planned in plan.trials:
+        trial = trials.pop(planned.trial_id, None)
+        entry = entry_of(planned, trial, corrupt)
         result = None if trial is None else trial.result
         # A gate judges: what was measured beside load is none of its evidence.
         is_shown = (
@@ -334,7 +334,7 @@ def load_study(store: Store) -> Study:
         entry = entry_of(trial, trial, corrupt)
         reason = entry.reason or "not in the plan"
         entries.append(dataclasses.replace(entry, reason=reason))
-    matches = equivalence.of_plan(
+    matches = equivalence.planned_matches(
         plan, {trial.trial_id: trial for trial in matched.trials}
     )
     differs = {
@@ -351,7 +351,7 @@ def load_study(store: Store) -> Study:
     return Study(
         plan=plan,
         entries=tuple(entries),
-        problems=(*found.problems, *matched.problems),
+        problems=(*reading.problems, *matched.problems),
         matches=matches,
     )
 

@@ -83,7 +83,7 @@ class Match:
         return f"{self.backend} x{self.num_replicas}"
 
 
-def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
+def planned_matches(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
     """Matches every backend and size of a plan that has more than one replica."""
     check = plan.equivalence
     planned = () if check is None else check.trials
@@ -97,7 +97,7 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
         for trial in plan.trials
         if is_judged(trial.spec) and trial.spec.num_devices > 1
     )
-    found: list[Match] = []
+    matches: list[Match] = []
     for backend, size in wanted:
         reason, remark = OLD_PLAN, ""
         if check is not None:
@@ -113,10 +113,10 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
         for trial in own:
             reference = of_one.get(trial.spec.global_batch_size)
             of_trial = _compared(trial, reference, trials)
-            found.append(Match(**of_both, remark=remark, **of_trial))
+            matches.append(Match(**of_both, remark=remark, **of_trial))
         if not own:
-            found.append(Match(**of_both, reason=reason, is_planned=False))
-    return tuple(found)
+            matches.append(Match(**of_both, reason=reason, is_planned=False))
+    return tuple(matches)
 
 
 def is_judged(spec: TrialSpec) -> bool:
@@ -136,16 +136,16 @@ def _compared(
     results: list[TrialResult] = []
     for side in (trial, reference):
         which = f"the run of {side.spec.backend} x{side.spec.num_replicas}"
-        found = trials.get(side.trial_id)
-        if found is None or found.status is None:
+        trial_of_side = trials.get(side.trial_id)
+        if trial_of_side is None or trial_of_side.status is None:
             why = "has no record: it is missing, corrupt or interrupted"
             return {"reason": f"{which} {why}"}
-        status = found.status
-        if status.status is not TrialStatus.OK or found.result is None:
+        status = trial_of_side.status
+        if status.status is not TrialStatus.OK or trial_of_side.result is None:
             return {
                 "reason": f"{which} ended as {status.status.label}: {status.reason}"
             }
-        results.append(found.result)
+        results.append(trial_of_side.result)
     losses = [mean_losses(result) for result in results]
     of_losses = loss_difference(*losses)
     # The variables of a program of the user's are not known.
@@ -154,7 +154,7 @@ def _compared(
         if not all(losses):
             return {"reason": "the program gives no losses: pass loss to step.done()"}
     else:
-        sketches = [change.sketch for of in results for change in of.changes]
+        sketches = [change.sketch for each in results for change in each.changes]
         if not any(map(any, sketches)):
             why = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
             return {"reason": why}
@@ -226,15 +226,15 @@ def change_differences(
         {(str(change.group), change.name): change.sketch for change in changes}
         for changes in (first, second)
     )
-    found: dict[tuple[str, str], float] = {}
+    differences: dict[tuple[str, str], float] = {}
     for key in dict.fromkeys((*here, *there)):
         one, other = here.get(key, ()), there.get(key, ())
         if len(one) != len(other):
-            found[key] = math.inf
+            differences[key] = math.inf
             continue
         longest = max(math.hypot(*one), math.hypot(*other))
-        found[key] = math.dist(one, other) / longest if longest else 0.0
-    return found
+        differences[key] = math.dist(one, other) / longest if longest else 0.0
+    return differences
 
 
 # Backends with the same replicas, batch, seed and data have equal losses but for
@@ -339,8 +339,11 @@ def _size(case: Case) -> tuple[int, int]:
 def _compare(first: Case, second: Case, num_steps: int) -> Agreement | None:
     """Compares trials with the same seed; None where none has losses."""
     here, there = (
-        {entry.key: entry.result.ranks[0].losses[:num_steps] for entry in of.ok_entries}
-        for of in (first, second)
+        {
+            entry.key: entry.result.ranks[0].losses[:num_steps]
+            for entry in side.ok_entries
+        }
+        for side in (first, second)
     )
     differences = [
         _largest_difference(zip(losses, there[key], strict=False))

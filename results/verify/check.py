@@ -112,7 +112,11 @@ def _compare_estimate(
     if stated is None:
         _compare(check, kind, where, None, recompute)
         return
-    numbers = [of for of in (stated.value, stated.low, stated.high) if of is not None]
+    numbers = [
+        number
+        for number in (stated.value, stated.low, stated.high)
+        if number is not None
+    ]
     widening = _WIDENING if "widened" in stated.method else 1.0
 
     def again() -> tuple[float, ...] | None:
@@ -136,7 +140,7 @@ def _results(raws: Raws, entries: Iterable[Entry]) -> dict[Key, Fields]:
 
 def log_rates(results: Mapping[Key, Fields]) -> Logs:
     """Returns logs of examples per second of valid blocks or windows, where any is."""
-    found = {}
+    logs_of = {}
     for key, result in results.items():
         batch, blocks = result["global_batch_size"], result["blocks"]
         rates = {
@@ -147,13 +151,17 @@ def log_rates(results: Mapping[Key, Fields]) -> Logs:
         }
         if not blocks:
             rates = {0: batch * result["num_measured_steps"] / result["window_sec"]}
-        found[key] = {index: math.log(rate) for index, rate in rates.items()}
-    return {key: logs for key, logs in found.items() if logs}
+        logs_of[key] = {index: math.log(rate) for index, rate in rates.items()}
+    return {key: logs for key, logs in logs_of.items() if logs}
 
 
 def _throughput(raws: Raws, case: Case) -> Figure | None:
     rates = log_rates(_results(raws, case.ok_entries))
-    return over_rounds([[*of.values()] for of in rates.values()]) if rates else None
+    return (
+        over_rounds([[*rates_of.values()] for rates_of in rates.values()])
+        if rates
+        else None
+    )
 
 
 def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
@@ -161,7 +169,7 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
     sides = [_results(raws, case.measured_entries) for case in (first, second)]
     here, there = map(log_rates, sides)
     if not first.is_interleaved and here.keys() != there.keys():
-        groups = [[of[0] for of in side.values()] for side in (here, there)]
+        groups = [[each[0] for each in side.values()] for side in (here, there)]
         if not all(groups):
             return None
         n = min(map(len, groups))
@@ -171,7 +179,10 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
     if not logs:
         return None
     blocks = [
-        block for of in sides for result in of.values() for block in result["blocks"]
+        block
+        for each in sides
+        for result in each.values()
+        for block in result["blocks"]
     ]
     are_discarded = [
         block["is_discarded"] for block in blocks if not block["is_sustained"]
@@ -182,27 +193,29 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
 
 def _differences(here: Logs, there: Logs) -> dict[Key, list[float]]:
     """Returns differences of the rounds that both have, by repetition with any."""
-    found = {
+    differences = {
         key: [here[key][r] - there[key][r] for r in here[key] if r in there[key]]
         for key in sorted(here.keys() & there.keys())
     }
-    return {key: logs for key, logs in found.items() if logs}
+    return {key: logs for key, logs in differences.items() if logs}
 
 
 def over_rounds(logs: Sequence[Sequence[float]]) -> Figure:
     """Returns a mean over repetitions; its interval is not narrower than its rounds."""
-    means = [statistics.fmean(of) for of in logs]
+    means = [statistics.fmean(group) for group in logs]
     centre, number = statistics.fmean(means), len(logs)
     if number == 1:
         num_rounds = len(logs[0])
         num_batches = min(max(math.isqrt(num_rounds), 10), 30, num_rounds // 2)
         if num_batches < 2:  # noqa: PLR2004 - an interval needs two
             return Figure(centre, None, 1)
-        means = [float(of.mean()) for of in np.array_split(logs[0], num_batches)]
+        means = [float(group.mean()) for group in np.array_split(logs[0], num_batches)]
     half = _half(statistics.variance(means) / len(means), len(means) - 1)
     if number > 1 and (degrees := sum(map(len, logs)) - number):
-        within = sum(statistics.pvariance(of) * len(of) for of in logs) / degrees
-        squares = within * sum(1 / len(of) for of in logs) / number**2
+        within = (
+            sum(statistics.pvariance(group) * len(group) for group in logs) / degrees
+        )
+        squares = within * sum(1 / len(group) for group in logs) / number**2
         half = max(half, _half(squares, degrees))
     return Figure(centre, half, number)
 
@@ -216,7 +229,7 @@ def _half(squared_error: float, degrees: int) -> float:
 def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
     planned = () if study.plan.equivalence is None else study.plan.equivalence.trials
     losses = []
-    for trial_id, spec in ((of.trial_id, of.spec) for of in planned):
+    for trial_id, spec in ((each.trial_id, each.spec) for each in planned):
         is_same = spec.global_batch_size == match.global_batch_size
         is_own = (spec.backend, spec.num_replicas) == (
             match.backend,
@@ -224,7 +237,9 @@ def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
         )
         if is_same and (is_own or spec.num_devices == 1):
             ranks = [rank["losses"] for rank in raws[trial_id].result["ranks"]]
-            losses.append([statistics.fmean(of) for of in zip(*ranks, strict=False)])
+            losses.append(
+                [statistics.fmean(each) for each in zip(*ranks, strict=False)]
+            )
     pairs = [*zip(*losses, strict=False)][: equivalence.NUM_STEPS]
     if len(pairs) < equivalence.NUM_STEPS:
         return math.inf
@@ -282,8 +297,10 @@ class Check:
 
     def num_recomputed(self, *kinds: str) -> int:
         """Returns how many values were compared, of these kinds or of all."""
-        found = (of for of in self.kinds.values() if not kinds or of.kind in kinds)
-        return sum(of.num_recomputed for of in found)
+        kinds_counted = (
+            kind for kind in self.kinds.values() if not kinds or kind.kind in kinds
+        )
+        return sum(kind.num_recomputed for kind in kinds_counted)
 
 
 def _is_close(stated: Any, derived: Any, tolerance: float) -> bool:
@@ -339,29 +356,32 @@ class Covered:
 def compare_files(store: Store, check: Check) -> Covered:
     """Compares every listed file, and finds what is missing, added or exchanged."""
     finished = {
-        f"{place}/{name}"
-        for place in (TRIALS_NAME, f"{EQUIVALENCE_NAME}/{TRIALS_NAME}")
-        for name in untrusted.names_in(store.root / place)
-        if "status.json" in untrusted.names_in(store.root / place / name)
+        f"{folder}/{name}"
+        for folder in (TRIALS_NAME, f"{EQUIVALENCE_NAME}/{TRIALS_NAME}")
+        for name in untrusted.names_in(store.root / folder)
+        if "status.json" in untrusted.names_in(store.root / folder / name)
     }
     marked = _compare_marks(store, sorted(finished), check)
     if _OLD_SEAL in untrusted.names_in(store.root):
         marked = set()
-    found = read_manifest(store.root, check)
-    if found is None:
+    listed = read_manifest(store.root, check)
+    if listed is None:
         if marked and not untrusted.is_there(store.root / MANIFEST_NAME):
             check.differ(FILES, MANIFEST_NAME, "digests of all files", "not there")
         return Covered(num_listed=0, num_unlisted=len(finished))
-    left_out = set(_to_be_measured_again(store, found, check))
-    unlisted = finished - {path.rpartition("/")[0] for path in found.sums}
-    for of in sorted(unlisted & marked):
+    left_out = set(_to_be_measured_again(store, listed, check))
+    unlisted = finished - {path.rpartition("/")[0] for path in listed.sums}
+    for trial_folder in sorted(unlisted & marked):
         check.differ(
-            FILES, of, f"in {MANIFEST_NAME}", "not listed, though it has ended"
+            FILES,
+            trial_folder,
+            f"in {MANIFEST_NAME}",
+            "not listed, though it has ended",
         )
     present = dict(_present(store, finished))
-    for path in sorted({*found.sums, *present}):
+    for path in sorted({*listed.sums, *present}):
         if path.rpartition("/")[0] not in left_out | unlisted:
-            compare_digest(path, present.get(path, NOTHING), found, check)
+            compare_digest(path, present.get(path, NOTHING), listed, check)
     return Covered(num_listed=len(finished - unlisted), num_unlisted=len(unlisted))
 
 
@@ -374,10 +394,10 @@ def read_manifest(root: pathlib.Path, check: Check) -> Listed | None:
         return None
 
 
-def compare_digest(path: str, own: str, found: Listed, check: Check) -> None:
+def compare_digest(path: str, own: str, listed: Listed, check: Check) -> None:
     """Compares the digest of a file with what is listed, or was before a kill."""
-    stated = found.sums.get(path, "not there")
-    if own not in (stated, found.before.get(path)):
+    stated = listed.sums.get(path, "not there")
+    if own not in (stated, listed.before.get(path)):
         check.differ(FILES, path, stated, "not there" if own == NOTHING else own)
 
 
@@ -393,7 +413,7 @@ def _present(store: Store, finished: Iterable[str]) -> Iterator[tuple[str, str]]
         for root in (store.root, store.equivalence.root)
         for folder in study_store.attempts(root)
     )
-    paths = [path for of in (*finished, *kept) for path in _evidence(store, of)]
+    paths = [path for each in (*finished, *kept) for path in _evidence(store, each)]
     top = untrusted.names_in(store.root) & {PLAN_NAME, GATE_NAME}
     for path in (*paths, *top):
         own = "unreadable"
@@ -402,32 +422,34 @@ def _present(store: Store, finished: Iterable[str]) -> Iterator[tuple[str, str]]
         yield path, own
 
 
-def _to_be_measured_again(store: Store, found: Listed, check: Check) -> Iterator[str]:
+def _to_be_measured_again(store: Store, listed: Listed, check: Check) -> Iterator[str]:
     """Yields trials that ended and are not there, and says why."""
     again = "run the same command again"
-    for path in found.sums:
-        of, _, name = path.rpartition("/")
-        if name != "status.json" or of.startswith(study_store.EARLIER_NAME):
+    for path in listed.sums:
+        folder, _, name = path.rpartition("/")
+        if name != "status.json" or folder.startswith(study_store.EARLIER_NAME):
             continue
         if untrusted.is_there(store.root / path):
             continue
-        if found.before.get(path) == NOTHING:
-            check.lack(FILES, f"{of} was stopped as it ended; {again}")
-        elif _is_kept_aside(store.root / of, of, found):
+        if listed.before.get(path) == NOTHING:
+            check.lack(FILES, f"{folder} was stopped as it ended; {again}")
+        elif _is_kept_aside(store.root / folder, folder, listed):
             check.lack(
                 FILES,
-                f"{of} was to be measured again, and is not yet: what it had"
+                f"{folder} was to be measured again, and is not yet: what it had"
                 f" measured is in {study_store.EARLIER_NAME}/; {again}",
             )
         else:
-            check.differ(FILES, of, "listed when it had ended", "it is not there")
-        yield of
+            check.differ(FILES, folder, "listed when it had ended", "it is not there")
+        yield folder
 
 
-def _is_kept_aside(trial_dir: pathlib.Path, of: str, found: Listed) -> bool:
+def _is_kept_aside(trial_dir: pathlib.Path, owner: str, listed_files: Listed) -> bool:
     """Whether an earlier attempt at a trial has what is listed of the trial."""
     listed = {
-        p.rpartition("/")[2]: d for p, d in found.sums.items() if p.startswith(of)
+        p.rpartition("/")[2]: d
+        for p, d in listed_files.sums.items()
+        if p.startswith(owner)
     }
     # A kill as it ended leaves no status.
     ended = (listed, {k: v for k, v in listed.items() if k != "status.json"})
@@ -442,10 +464,10 @@ def _compare_marks(store: Store, finished: Iterable[str], check: Check) -> set[s
     """Returns trials whose observations say whose they are, each with its nonce."""
     marked = set()
     nonces: dict[str, str] = {}
-    for of in finished:
-        trial_id = of.rpartition("/")[2]
-        for where in _evidence(store, of):
-            if not where.startswith(f"{of}/rank_"):
+    for folder in finished:
+        trial_id = folder.rpartition("/")[2]
+        for where in _evidence(store, folder):
+            if not where.startswith(f"{folder}/rank_"):
                 continue
             try:
                 content = untrusted.read_bytes(store.root / where) or b""
@@ -453,7 +475,7 @@ def _compare_marks(store: Store, finished: Iterable[str], check: Check) -> set[s
                 own, nonce = mark["trial_id"], str(mark["nonce"])
             except (ValueError, LookupError, TypeError):
                 continue  # of an earlier version, or compared as a file
-            marked.add(of)
+            marked.add(folder)
             if own != trial_id:
                 check.differ(FILES, where, trial_id, f"observations of {own}")
             if nonce in nonces:

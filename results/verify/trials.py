@@ -114,8 +114,8 @@ def _compare_records(
         readings["num_remarks"] = len(readings.pop("remarks", ()))
     derived = {**raw.result, "schema_version": spec.get("schema_version")}
     one, other = (
-        {name: value for name, value in leaves(of) if value not in _NO_VALUE}
-        for of in (stated, derived)
+        {name: value for name, value in leaves(fields) if value not in _NO_VALUE}
+        for fields in (stated, derived)
     )
     for name in sorted({**one, **other}):
         tolerance = SUM_TOLERANCE if name.endswith(_INEXACT) else 0.0
@@ -151,12 +151,12 @@ def read_trial(
     folder: pathlib.Path, num_warmup_steps: int, *, is_independent: bool = False
 ) -> RawTrial:
     all_names = untrusted.names_in(folder)
-    found = {name for name in all_names if re.fullmatch(r"rank_.*\.jsonl", name)}
-    names = [f"rank_{rank}.jsonl" for rank in range(len(found))]
-    if not found:
+    rank_files = {name for name in all_names if re.fullmatch(r"rank_.*\.jsonl", name)}
+    names = [f"rank_{rank}.jsonl" for rank in range(len(rank_files))]
+    if not rank_files:
         raise FileNotFoundError(f"no rank file in {folder.name}")
-    if found != {*names}:
-        raise RawError(f"rank files are {sorted(found)}")
+    if rank_files != {*names}:
+        raise RawError(f"rank files are {sorted(rank_files)}")
     lines_of = [_read_lines(folder / name) for name in names]
     try:
         ranks = [_by_kind(lines) for lines in lines_of]
@@ -187,13 +187,13 @@ def _read_lines(path: pathlib.Path) -> list[Fields]:
 
 def _by_kind(lines: Iterable[Fields]) -> Rank:
     """Returns what a process wrote, by kind; points know how many steps came before."""
-    found: dict[str, list[Fields]] = collections.defaultdict(list)
+    by_kind: dict[str, list[Fields]] = collections.defaultdict(list)
     for line in lines:
         kind = line.pop("kind")
-        found[kind].append(line)
+        by_kind[kind].append(line)
         if kind == "point":
-            line["num_before"] = len(found["step"])
-    return found
+            line["num_before"] = len(by_kind["step"])
+    return by_kind
 
 
 def _derive(
@@ -204,7 +204,7 @@ def _derive(
     is_independent: bool,
 ) -> RawTrial:
     first, (facts,) = ranks[0], ranks[0]["facts"]
-    is_done = all(of["done"] and not of["failure"] for of in ranks)
+    is_done = all(each["done"] and not each["failure"] for each in ranks)
     result = {
         "trial_id": folder.name,
         "example_unit": facts["example_unit"],
@@ -215,21 +215,25 @@ def _derive(
     }
     if first["reading"]:
         (only,) = ranks
-        return RawTrial(result | _of_readings(only, facts, num_warmup_steps), is_done)
+        return RawTrial(
+            result | _reading_fields(only, facts, num_warmup_steps), is_done
+        )
     if is_independent:
-        batches = (of["facts"][0]["global_batch_size"] for of in ranks)
+        batches = (each["facts"][0]["global_batch_size"] for each in ranks)
         result["global_batch_size"] = sum(batches)
-    times = [_rank_times(rank, of, num_warmup_steps) for rank, of in enumerate(ranks)]
+    times = [
+        _rank_times(rank, each, num_warmup_steps) for rank, each in enumerate(ranks)
+    ]
     blocks = _blocks(folder, ranks)
     # Clocks of several machines differ: then it is the longest rank's span.
-    spans = [(of["window_start_ns"], of["window_end_ns"]) for of in times]
+    spans = [(each["window_start_ns"], each["window_end_ns"]) for each in times]
     if blocks:
         spans = [(block["start_ns"], block["end_ns"]) for block in blocks]
-    elif len({line["host"] for of in ranks for line in of["clock"]}) > 1:
+    elif len({line["host"] for each in ranks for line in each["clock"]}) > 1:
         spans = [max(spans, key=lambda span: span[1] - span[0])]
     else:
         spans = [(max(start for start, _ in spans), max(end for _, end in spans))]
-    sanity = [check for of in ranks for check in of["sanity"]]
+    sanity = [check for each in ranks for check in each["sanity"]]
     result |= {
         "num_measured_steps": len(times[0]["step_time_sec"]),
         "window_sec": sum(end - start for start, end in spans) / 1e9,
@@ -248,12 +252,12 @@ def _duration(step: Fields) -> float:
     return float((step["end_ns"] - step["start_ns"]) / 1e9)
 
 
-def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
-    steps = of["step"]
+def _rank_times(rank: int, lines: Rank, num_warmup_steps: int) -> Fields:
+    steps = lines["step"]
     measured = [step for step in steps if step["phase"] == "measure"]
     if [step["index"] for step in steps] != list(range(len(steps))):
         raise RawError(f"the steps of rank {rank} are not numbered from 0 on")
-    phases, now_ns = {line["phase"]: line["ns"] for line in of["phase"]}, 0
+    phases, now_ns = {line["phase"]: line["ns"] for line in lines["phase"]}, 0
     for step in steps:
         begins, start_ns = phases.get(step["phase"]), step["start_ns"]
         if begins is None or not max(now_ns, begins) <= start_ns <= step["end_ns"]:
@@ -263,7 +267,7 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
             )
         now_ns = step["end_ns"]
     left = measured
-    for block in of["turn"]:
+    for block in lines["turn"]:
         own, left = left[: block["num_steps"]], left[block["num_steps"] :]
         if len(own) != block["num_steps"] or not (
             own
@@ -274,10 +278,10 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
                 f"the block of round {block['round_index']} of rank {rank} does not "
                 "have the times of its steps"
             )
-    if of["turn"] and left:
+    if lines["turn"] and left:
         raise RawError(f"rank {rank} has measured steps outside of blocks")
     losses = [float(step["loss"]) for step in steps if step["loss"] is not None]
-    first, peaks = of["first_step_done"][0], of["peak"]
+    first, peaks = lines["first_step_done"][0], lines["peak"]
     is_alone = first.get("is_alone", True)
     return {
         "rank": rank,
@@ -287,7 +291,7 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
         "window_start_ns": measured[0]["start_ns"],
         "window_end_ns": measured[-1]["end_ns"],
         "losses": [*itertools.takewhile(math.isfinite, losses)],
-        "peak_memory_bytes": of["memory"][0]["peak_memory_bytes"],
+        "peak_memory_bytes": lines["memory"][0]["peak_memory_bytes"],
         "peak_flops_per_sec": peaks[0]["flops_per_sec"] if peaks else None,
     }
 
@@ -298,23 +302,23 @@ def _blocks(folder: pathlib.Path, ranks: Sequence[Rank]) -> list[Fields]:
     if not untrusted.is_there(path):
         path = folder / "turns.jsonl"  # its name until 2026-11-29
     loads = _read_lines(path) if untrusted.is_there(path) else None
-    of_ranks = [of["turn"] for of in ranks]
+    of_ranks = [each["turn"] for each in ranks]
     names, of_loads, *others = (
         [(block["round_index"], block["attempt"]) for block in blocks]
         for blocks in (of_ranks[0], loads or (), *of_ranks[1:])
     )
-    if any(of != names for of in others):
+    if any(each != names for each in others):
         raise RawError("ranks have different blocks")
     if loads is not None and of_loads != names:
         raise RawError("blocks.jsonl and the rank files have different blocks")
     if len(cores := {load.get("num_cores") for load in loads or ()}) > 1:
         what = " and ".join(map(str, cores))
         raise RawError(f"blocks.jsonl has blocks of {what} cores")
-    found = []
+    read = []
     for index, parts in enumerate(zip(*of_ranks, strict=True)):
-        block = {name: sum(of.get(name, 0) for of in parts) for name in _SUMS}
+        block = {name: sum(each.get(name, 0) for each in parts) for name in _SUMS}
         block |= {
-            name: max(of[name] for of in parts) for name in ("start_ns", "end_ns")
+            name: max(each[name] for each in parts) for name in ("start_ns", "end_ns")
         }
         of_all = ("round_index", "attempt", "num_steps")
         block |= {name: parts[0][name] for name in of_all}
@@ -326,8 +330,8 @@ def _blocks(folder: pathlib.Path, ranks: Sequence[Rank]) -> list[Fields]:
         block["is_discarded"] = (
             None if loads is None else is_discarded(load, block["num_retraces"])
         )
-        found.append(block)
-    return found
+        read.append(block)
+    return read
 
 
 def is_discarded(load: Fields, num_retraces: int) -> bool:
@@ -367,10 +371,10 @@ def _curve(first: Rank, batch: int) -> list[Fields]:
     return first["point"]
 
 
-def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
+def _reading_fields(lines: Rank, facts: Fields, num_warmup: int) -> Fields:
     """Returns the rest of the result of a program that printed numbers."""
     (used,), batch, replicas = (
-        of["used"],
+        lines["used"],
         facts["global_batch_size"],
         facts["num_replicas"],
     )
@@ -383,9 +387,9 @@ def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
         "epoch_time": lambda value: value,
         "wall": lambda value: value,
     }[facts["metric"]]
-    printed = [line["ns"] for line in of["reading"]]
+    printed = [line["ns"] for line in lines["reading"]]
     # A rate of 0 is none yet, and stands in the warm-up only.
-    times = [line["value"] and seconds_of(line["value"]) for line in of["reading"]]
+    times = [line["value"] and seconds_of(line["value"]) for line in lines["reading"]]
     is_wall = facts["metric"] == "wall"
     first = 0 if is_wall else num_warmup
     number, evidence = len(times) - first, "window"
@@ -409,7 +413,7 @@ def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
                 "step_time_sec": times[first:],
                 "window_start_ns": start_ns,
                 "window_end_ns": printed[-1],
-                "peak_memory_bytes": of["memory"][0]["peak_memory_bytes"],
+                "peak_memory_bytes": lines["memory"][0]["peak_memory_bytes"],
             }
         ],
         "readings": {

@@ -54,7 +54,7 @@ def test_examples_of_all_batches_count():
     itself = dataclasses.replace(METRIC, name="itself", of=lambda x: x)
     batches = [(np.array([1.0, 2.0]),), (np.array([6.0]),)]
 
-    share, mean = quality.of_examples([is_even, itself], batches)
+    share, mean = quality.example_metrics([is_even, itself], batches)
     counted = quality.counted(METRIC, 2.5, num_examples=7)
 
     assert (share.name, share.value, share.method) == ("even", 2 / 3, WILSON)

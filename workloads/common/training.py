@@ -308,7 +308,7 @@ class PolynomialSchedule(Schedule):
 
     def __post_init__(self) -> None:
         self.target, num_warmup_epochs = next(
-            found for below, *found in _LARS_RATES if self.global_batch_size < below
+            rates for below, *rates in _LARS_RATES if self.global_batch_size < below
         )
         steps_per_epoch = self.num_train_examples / self.global_batch_size
         self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
@@ -451,15 +451,15 @@ class ImageTraining(Training):
         source = self.source
         if source is None:  # random images have no labels to be found
             return ()
-        found = quality.of_examples(metrics, self._predictions())
-        num_examples = found[0].num_examples
+        scores = quality.example_metrics(metrics, self._predictions())
+        num_examples = scores[0].num_examples
         if num_examples != source.num_evaluation_examples:
             raise RuntimeError(
                 f"evaluation counted {num_examples} examples of {source.name!r}, but "
                 f"its {source.evaluation_split!r} split has "
                 f"{source.num_evaluation_examples}"
             )
-        return found
+        return scores
 
     def _predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         size = self.config.evaluation_batch_size

@@ -54,15 +54,15 @@ class PolicySpec:
     @property
     def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and shapes of the weights, in the order of the flat vector."""
-        found: list[tuple[str, tuple[int, ...]]] = []
+        shapes: list[tuple[str, tuple[int, ...]]] = []
 
         def dense(name: str, *shape: int) -> int:
-            found.append((f"{name}/kernel", shape))
-            found.append((f"{name}/bias", shape[-1:]))
+            shapes.append((f"{name}/kernel", shape))
+            shapes.append((f"{name}/bias", shape[-1:]))
             return shape[-1]
 
         def norm(name: str, size: int) -> None:
-            found.extend((f"{name}/{part}", (size,)) for part in ("gamma", "beta"))
+            shapes.extend((f"{name}/{part}", (size,)) for part in ("gamma", "beta"))
 
         (width,) = self.observation_shape[-1:]
         if self.uses_pixels:
@@ -76,7 +76,7 @@ class PolicySpec:
             if index == 0 and self.kind == "layer_norm_mlp":
                 norm("norm", width)
         dense("action", width, self.action_size)
-        return tuple(found)
+        return tuple(shapes)
 
     @property
     def num_floats(self) -> int:
@@ -160,8 +160,8 @@ class Policy:
         for index, stride in enumerate(STRIDES):
             hidden = _elu(self._conv(f"conv_{index}", hidden, stride))
         hidden = self._dense("features", hidden.reshape(len(frames), -1))
-        found: np.ndarray = np.tanh(self._norm("features_norm", hidden))
-        return found
+        features: np.ndarray = np.tanh(self._norm("features_norm", hidden))
+        return features
 
     def _conv(self, name: str, inputs: np.ndarray, stride: int) -> np.ndarray:
         kernel = self._weights[f"{name}/kernel"]
@@ -318,20 +318,20 @@ class Actor:
         if place.observation is None:
             self._see(place, place.environment.reset(), is_first=True)
             return
-        found = place.environment.step(action)
+        time_step = place.environment.step(action)
         place.writer.append(
             place.observation,
             action,
-            found.reward,
-            found.discount,
+            time_step.reward,
+            time_step.discount,
             is_first=place.is_first,
             is_last=False,
         )
-        if not found.is_last:
-            self._see(place, found.observation, is_first=False)
+        if not time_step.is_last:
+            self._see(place, time_step.observation, is_first=False)
             return
         place.writer.append(
-            found.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
+            time_step.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
         )
         self._streams.num_episodes[place.stream_id] += 1
         self._see(place, place.environment.reset(), is_first=True)

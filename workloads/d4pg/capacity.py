@@ -62,7 +62,7 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
     """Raises unless the rings of each pipeline's replay are large enough."""
     shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
     # Capacities are equal, so the pipeline with most environments has the least each.
-    num_actors = max(found.num_actors for found in shares)
+    num_actors = max(one.num_actors for one in shares)
     num_streams = num_actors * config.environments_per_actor
     among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
     around = config.num_return_steps + config.num_stacked_frames - 1
@@ -138,12 +138,12 @@ _GROUP_FILES = {
 
 def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
     """Returns the bytes of a full replay: its records, and what priorities take."""
-    found = spec.memory_bytes
+    num_bytes = spec.memory_bytes
     if is_prioritized:
         num_records = spec.num_streams * spec.steps_per_stream
         num_leaves = 1 << max(num_records - 1, 1).bit_length()
-        found += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
-    return found
+        num_bytes += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
+    return num_bytes
 
 
 def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:

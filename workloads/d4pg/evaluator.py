@@ -81,7 +81,7 @@ class EvaluatorClient:
     ) -> tuple[QualityMetric, ...]:
         """Returns the mean return of episodes without noise, with its interval."""
         returns = self._ask("play", policy, weights, self._num_episodes)
-        return quality.of_examples(metrics, [(returns,)])
+        return quality.example_metrics(metrics, [(returns,)])
 
     def film(self, policy: PolicySpec, weights: np.ndarray) -> bytes | None:
         if not self._can_film:

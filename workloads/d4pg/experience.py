@@ -100,12 +100,12 @@ class Experience:
             )
 
         def draw(_: Any) -> dict[str, Any]:
-            found = tf.numpy_function(
+            values = tf.numpy_function(
                 sample, [], [kind for _, kind in specs.values()], stateful=True
             )
             return {
                 name: tf.ensure_shape(value, shape)
-                for value, (name, (shape, _)) in zip(found, specs.items(), strict=True)
+                for value, (name, (shape, _)) in zip(values, specs.items(), strict=True)
             }
 
         return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)

@@ -167,9 +167,9 @@ class ActorPool(BasePool):
                 process.popen.send_signal(number)
 
     def counters(self) -> dict[str, float]:
-        found = super().counters()
-        elapsed_sec = max(found["elapsed_sec"] - self._paused_sec, 0.0)
-        return {**found, "elapsed_sec": elapsed_sec}
+        counts = super().counters()
+        elapsed_sec = max(counts["elapsed_sec"] - self._paused_sec, 0.0)
+        return {**counts, "elapsed_sec": elapsed_sec}
 
     def close(self) -> None:
         """Terminates the actors, stopped ones too."""
@@ -320,8 +320,8 @@ class Collector:
         size = self._spec.steps_per_stream
         records = []
         for stream in range(self._own.start, self._own.stop):
-            place = stream - self._own.start
-            first, end = (int(of["num_written"][place]) for of in (before, now))
+            index = stream - self._own.start
+            first, end = (int(counts["num_written"][index]) for counts in (before, now))
             slots = stream * size + np.arange(first, end) % size
             records.append([self._streams.field(name)[slots] for name in FIELDS])
         return Chunk(

@@ -130,8 +130,8 @@ class D4PGProgram(StepProgram):
             "clipped": clipped,
             "policy_lag": sum(self._lags) / max(len(self._lags), 1),
         }
-        found = self._gather(counted)
-        return describe(found, global_batch_size=self.global_batch_size)
+        counts = self._gather(counted)
+        return describe(counts, global_batch_size=self.global_batch_size)
 
     def num_environment_steps(self) -> int | None:
         if self.training.data == SYNTHETIC:
@@ -164,10 +164,10 @@ def input_mode(
 
 def added(counted: Iterable[Mapping[str, float]]) -> Counts:
     """Returns the sums of numbers by name; one that nobody has is 0."""
-    found: Counts = collections.Counter()
+    total: Counts = collections.Counter()
     for each in counted:
-        found.update(each)
-    return found
+        total.update(each)
+    return total
 
 
 class Window:
@@ -187,9 +187,9 @@ class Window:
     def changes(self) -> Counts:
         if self._start is None:
             return self._before
-        found = added([self._before, self._read()])
-        found.subtract(self._start)
-        return found
+        changes = added([self._before, self._read()])
+        changes.subtract(self._start)
+        return changes
 
 
 def describe(
@@ -203,9 +203,9 @@ def describe(
     totals = added(processes)
     totals["window_sec"], totals["num_learner_steps"] = window_sec, num_steps
     totals["num_transitions"] = num_steps * global_batch_size
-    found = ((metric, metric.of(totals)) for metric in OF_WINDOW if metric.of)
+    values = ((metric, metric.of(totals)) for metric in OF_WINDOW if metric.of)
     return tuple(
         quality.counted(metric, value, num_examples=num_steps)
-        for metric, value in found
+        for metric, value in values
         if value is not None
     )

@@ -128,9 +128,9 @@ class TransitionReader:
         # Example by example stays in the cache, and NumPy copies a channel twice as
         # fast as pixels of three bytes.
         for stack, row in zip(stacks, places.tolist(), strict=True):
-            for frame, place in enumerate(row):
+            for frame, index in enumerate(row):
                 for channel in range(channels):
-                    stack[:, frame * channels + channel] = ring[place, :, channel]
+                    stack[:, frame * channels + channel] = ring[index, :, channel]
         return stacks.reshape(-1, height, width, frames * channels)
 
 
@@ -186,20 +186,20 @@ class Replay(abc.ABC):
         for _ in range(_MOST_ATTEMPTS):
             with self._lock:
                 streams, numbers, probability = self._draw(num_transitions)
-            found = self._reader.read(streams, numbers)
+            transitions = self._reader.read(streams, numbers)
             batch = {
                 "observation": self._reader.observations(streams, numbers),
                 "action": self._reader.actions(streams, numbers),
-                "reward": found.reward,
-                "discount": found.discount,
+                "reward": transitions.reward,
+                "discount": transitions.discount,
                 "next_observation": self._reader.observations(
-                    streams, numbers + found.num_steps
+                    streams, numbers + transitions.num_steps
                 ),
                 "index": numbers * self._streams.spec.num_streams + streams,
                 "probability": probability,
             }
             oldest = numbers - (self._config.num_stacked_frames - 1)
-            if self._streams.is_intact(streams, oldest) and found.is_valid.all():
+            if self._streams.is_intact(streams, oldest) and transitions.is_valid.all():
                 self._limiter.add_sampled(num_transitions)
                 return batch
             self.num_torn += 1
@@ -249,7 +249,7 @@ class UniformReplay(Replay):
         low, high = self._reader.bounds()
         ends = (high - low).cumsum()
         total = int(ends[-1])
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        drawn: list[tuple[np.ndarray, np.ndarray]] = []
         missing = count
         # Final observations start no transition: such samples are drawn again, which
         # keeps the others equally likely.
@@ -258,10 +258,10 @@ class UniformReplay(Replay):
             streams = np.searchsorted(ends, places, side="right")
             numbers = high[streams] - (ends[streams] - places)
             is_valid = self._reader.read(streams, numbers).is_valid
-            found.append((streams[is_valid], numbers[is_valid]))
+            drawn.append((streams[is_valid], numbers[is_valid]))
             missing -= int(is_valid.sum())
             if not missing:
-                return *_joined(found), np.full(count, 1 / total)
+                return *_joined(drawn), np.full(count, 1 / total)
         raise StarvedReplayError(
             f"none of {total} environment steps starts a transition: every episode "
             f"ends where it begins; {self._streams.describe_actors()}"

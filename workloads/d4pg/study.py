@@ -191,9 +191,9 @@ _LAPTOP_PIXELS = dataclasses.replace(
 
 
 def check_ray() -> None:
-    found = importlib.util.find_spec("ray")
+    spec = importlib.util.find_spec("ray")
     # A directory of that name would be found too, such as Ray's own below /tmp.
-    if found is None or found.origin is None:
+    if spec is None or spec.origin is None:
         raise ValueError(
             "actors='ray' needs Ray, which is not installed here: run pip install "
             "'replicator-harness[distributed]', or use actors='processes'"
@@ -215,13 +215,15 @@ LEARNED = (
 )
 
 
-def _of_window(
+def _window_metric(
     name: str, unit: str, ratio: str, protocol: str, is_higher_better: bool | None
 ) -> spec.Metric:
     """A total over others, ``a / b``; none where one of these is 0, or no actor is."""
     part, *wholes = ratio.split(" / ")
 
-    def of(totals: Mapping[str, float]) -> float | None:  # of all processes of a trial
+    def each(
+        totals: Mapping[str, float],
+    ) -> float | None:  # of all processes of a trial
         if part not in _OF_LEARNER and not totals["num_pipelines"]:
             return None
         value = totals[part]
@@ -239,78 +241,78 @@ def _of_window(
         protocol=f"{protocol}, over the measured window",
         is_higher_better=is_higher_better,
         is_of_window=True,
-        of=of,
+        of=each,
     )
 
 
 OF_WINDOW = (
-    _of_window(
+    _window_metric(
         "learner_steps_per_sec",
         "learner steps/s",
         "num_learner_steps / window_sec",
         "learner steps of the trial",
         True,
     ),
-    _of_window(
+    _window_metric(
         "transitions_per_sec",
         "transitions/s",
         "num_transitions / window_sec",
         "transitions of all learner steps",
         True,
     ),
-    _of_window(
+    _window_metric(
         "clipped_target_share",
         "ratio",
         "clipped / num_processes",
         "probability of the targets outside the atoms, mean of the last steps",
         False,
     ),
-    _of_window(
+    _window_metric(
         "environment_steps_per_sec",
         "environment steps/s",
         "num_environment_steps / window_sec",
         "environment steps of all actors",
         True,
     ),
-    _of_window(
+    _window_metric(
         "learner_wait_share",
         "ratio",
         "wait_sec / num_pipelines / window_sec",
         "time that sampling waited for actors",
         False,
     ),
-    _of_window(
+    _window_metric(
         "finished_episodes", "episodes", "num_episodes", "episodes that ended", None
     ),
-    _of_window(
+    _window_metric(
         "policy_lag",
         "learner steps",
         "policy_lag / num_processes",
         "learner steps that the weights of actors are behind, mean of the last steps",
         False,
     ),
-    _of_window(
+    _window_metric(
         "refused_environment_steps",
         "environment steps",
         "num_refused",
         "steps that were not finite",
         False,
     ),
-    _of_window(
+    _window_metric(
         "replaced_actors",
         "actors",
         "num_restarts",
         "actors that failed and were started again",
         False,
     ),
-    _of_window(
+    _window_metric(
         "replay_ratio",
         "transitions/step",
         "num_sampled / num_environment_steps",
         "sampled transitions per environment step",
         None,
     ),
-    _of_window(
+    _window_metric(
         "actor_idle_share",
         "ratio",
         "idle_sec / elapsed_sec",

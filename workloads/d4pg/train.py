@@ -42,8 +42,8 @@ class Training(Learner, training.Training):
             control.check(self.data)
             capacity.check_learning(config, global_batch_size=self.global_batch_size)
             self._evaluator = EvaluatorClient(self.data, config, seed=self.seed)
-        found = self._evaluator.spec if self._evaluator else None
-        self.policy_spec = make_policy_spec(config, found)
+        spec = self._evaluator.spec if self._evaluator else None
+        self.policy_spec = make_policy_spec(config, spec)
         Learner.__init__(self, repl, config, self.policy_spec, seed=self.seed)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
@@ -52,7 +52,7 @@ class Training(Learner, training.Training):
             return experience.synthetic_dataset(
                 self.config, self.policy_spec, context, size, self.seed
             )
-        found = experience.Experience(
+        experiences = experience.Experience(
             self.data,
             self.config,
             self._evaluator.spec,
@@ -60,9 +60,9 @@ class Training(Learner, training.Training):
             context=context,
             seed=self.seed,
         )
-        self.experiences.append(found)
+        self.experiences.append(experiences)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
-        return found.dataset(
+        return experiences.dataset(
             per_replica_batch_size=size, num_prefetched=max(batches_per_step, 1)
         )
 

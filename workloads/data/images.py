@@ -309,13 +309,13 @@ def _mapped(dataset: tf.data.Dataset, fn: Any, num_threads: int) -> tf.data.Data
 
 
 def _padded(batch: dict[str, Any], *, size: int) -> dict[str, Any]:
-    found = tf.shape(batch["label"])[0]
+    num_examples = tf.shape(batch["label"])[0]
     padded = {}
     for key, value in batch.items():
-        filling = [[0, size - found], *([[0, 0]] * (value.shape.rank - 1))]
+        filling = [[0, size - num_examples], *([[0, 0]] * (value.shape.rank - 1))]
         shape = (size, *value.shape[1:])
         padded[key] = tf.ensure_shape(tf.pad(value, filling), shape)
-    return {**padded, "is_example": tf.range(size) < found}
+    return {**padded, "is_example": tf.range(size) < num_examples}
 
 
 def _seed(stream: int, index: Any) -> tf.Tensor:

@@ -50,7 +50,7 @@ def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None
     if len(splits) < 2 or splits[0].name != TRAIN_SPLIT:  # noqa: PLR2004 - one of each
         raise ValueError(_wrong_layout(name, path))
     classes, encodings = _folders(splits[0]), set()
-    found: dict[str, list[tuple[str, str]]] = {split.name: [] for split in splits}
+    paths: dict[str, list[tuple[str, str]]] = {split.name: [] for split in splits}
     for split in splits:
         labels = _folders(split)
         if not labels:
@@ -73,8 +73,8 @@ def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None
                     f"{', '.join(SUFFIXES)}, or remove it"
                 )
             encodings |= {_encoding(name, image) for image in images}
-            found[split.name] += [(str(image), label) for image in images]
-    return found, encodings.pop() if len(encodings) == 1 else None
+            paths[split.name] += [(str(image), label) for image in images]
+    return paths, encodings.pop() if len(encodings) == 1 else None
 
 
 def _folder_path(name: str) -> pathlib.Path:
@@ -100,12 +100,12 @@ def _wrong_layout(name: str, path: pathlib.Path) -> str:
     folders = _folders(path)
     flat = [f for f in folders if any(map(_is_image, (path / f).iterdir()))]
     if flat:
-        found = f"holds images in {flat[0]!r}, as PATH/<label>/<image>"
+        what = f"holds images in {flat[0]!r}, as PATH/<label>/<image>"
         advice = "; move each label's folder into 'train', and some images into 'test'"
     else:
-        found = f"holds the folders {folders}" if folders else "holds no folder"
+        what = f"holds the folders {folders}" if folders else "holds no folder"
         advice = ""
-    return f"data {name!r} {found}, but the expected layout is {_LAYOUT}{advice}"
+    return f"data {name!r} {what}, but the expected layout is {_LAYOUT}{advice}"
 
 
 def _encoding(name: str, image: pathlib.Path) -> str:
@@ -166,15 +166,17 @@ def find_prepared(name: str) -> pathlib.Path:
     configs = None
     if dataset in builders:
         configs = [each.name for each in tfds.builder_cls(dataset).BUILDER_CONFIGS]
-    place = root / dataset / (config or (configs or [""])[0])
-    found = [
+    folder = root / dataset / (config or (configs or [""])[0])
+    versions = [
         path
-        for path in place.glob(match["version"] or "*.*.*")
+        for path in folder.glob(match["version"] or "*.*.*")
         if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
         and (path / "dataset_info.json").is_file()
     ]
-    if found:
-        path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
+    if versions:
+        path = max(
+            versions, key=lambda version: tuple(map(int, version.name.split(".")))
+        )
         _check_features(name, path)
         return path
     if configs is None:

@@ -56,9 +56,11 @@ class Examples:
         ``seed`` is of the order in which files are opened; None for the stored order.
         """
         del seed, threads  # all is in memory
-        found = {name: values[part] for name, values in self.splits[split].items()}
+        values_of_part = {
+            name: values[part] for name, values in self.splits[split].items()
+        }
         ids = np.arange(self.num_examples(split))[part]
-        return tf.data.Dataset.from_tensor_slices({**found, "example_id": ids})
+        return tf.data.Dataset.from_tensor_slices({**values_of_part, "example_id": ids})
 
     def ids(self, part: slice = _WHOLE) -> tf.data.Dataset:
         """Returns the ids of training examples; nothing is decoded."""
@@ -169,10 +171,10 @@ class PreparedSource(Source):
         )
 
         def with_id(example: dict[str, Any]) -> dict[str, Any]:
-            found = dict(example)
-            name = found.pop("tfds_id")
-            found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
-            return found
+            renamed = dict(example)
+            name = renamed.pop("tfds_id")
+            renamed["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
+            return renamed
 
         return dataset.map(with_id)
 
@@ -298,9 +300,9 @@ def open_text(name: str) -> TextSource:
     """Opens the Python files of TensorFlow, some held out, in pieces of 1,024 bytes."""
     if name != text_files.NAME:
         text_files.check(name)
-    version, found = text_files.version(), text_files.read()
+    version, read = text_files.version(), text_files.read()
     pieces: dict[str, dict[str, tuple[int, bytes]]] = {TRAIN_SPLIT: {}, "test": {}}
-    for index, file in enumerate(found):
+    for index, file in enumerate(read):
         part = pieces["test" if file.is_held_out else TRAIN_SPLIT]
         for number, chunk in enumerate(file.chunks):
             part[f"{file.path}:{number}"] = index, chunk
@@ -313,12 +315,12 @@ def open_text(name: str) -> TextSource:
             "text": text.reshape(-1, text_files.CHUNK_SIZE),
             "file": np.array(files),
         }
-    num_bytes = sum(len(file.content) for file in found)
+    num_bytes = sum(len(file.content) for file in read)
     return TextSource(
         name=name,
         splits=splits,
-        description=f"{len(found)} files, {num_bytes} bytes of tensorflow {version}, "
-        f"SHA-256 {text_files.digest_of(found)}",
+        description=f"{len(read)} files, {num_bytes} bytes of tensorflow {version}, "
+        f"SHA-256 {text_files.digest_of(read)}",
     )
 
 

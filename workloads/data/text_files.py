@@ -51,14 +51,14 @@ class File:
 
 def version() -> str:
     """The version of the installed TensorFlow, which is that of the data set."""
-    found = _distribution().version
-    parts = found.split(".")
+    installed = _distribution().version
+    parts = installed.split(".")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004
         raise ValueError(
             f"the text is that of a release of {PACKAGE}, whose wheels are the same "
-            f"everywhere, but {found} is installed: install one such as 2.21.0"
+            f"everywhere, but {installed} is installed: install one such as 2.21.0"
         )
-    return found
+    return installed
 
 
 def read() -> list[File]:
@@ -69,7 +69,7 @@ def read() -> list[File]:
             f"{PACKAGE} {distribution.version} is installed without a list of its "
             "files (RECORD): install it from a wheel, as make setup does"
         )
-    found: dict[bytes, File] = {}
+    files: dict[bytes, File] = {}
     # By code points: the order of a file system, or of a language, is another one.
     for path in sorted(distribution.files, key=lambda path: path.as_posix()):
         if not is_text(path.as_posix()):
@@ -83,8 +83,8 @@ def read() -> list[File]:
                 f"{path.as_posix()!r} is not the file of the wheel of {PACKAGE} "
                 f"{distribution.version}, which everybody else reads: install it again"
             )
-        found.setdefault(digest, File(path=path.as_posix(), content=content))
-    return list(found.values())
+        files.setdefault(digest, File(path=path.as_posix(), content=content))
+    return list(files.values())
 
 
 def is_text(path: str) -> bool:

@@ -102,10 +102,10 @@ class FitLoop:
     def _read(self) -> float:
         step = self._num_read
         while step not in self._means:
-            found = self._turns.found.get()
-            if isinstance(found, BaseException):
-                raise found
-            self._means[found[0]] = found[1]
+            item = self._turns.found.get()
+            if isinstance(item, BaseException):
+                raise item
+            self._means[item[0]] = item[1]
         mean = self._means.pop(step)
         self._num_read += 1
         # Keras logs the mean since the epoch has begun.

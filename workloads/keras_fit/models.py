@@ -67,10 +67,10 @@ def _own(config: KerasFitConfig) -> keras.Model:
     function = getattr(_imported(path), name)
     model = made_by(function, f"option model={config.model!r}: the function")
     expected = (config.image_size, config.image_size, 3)
-    found = getattr(model, "input_shape", None)
-    if found is not None and tuple(found)[1:] != expected:
+    shape = getattr(model, "input_shape", None)
+    if shape is not None and tuple(shape)[1:] != expected:
         raise ValueError(
-            f"option model={config.model!r}: the model takes {found}, but images are "
+            f"option model={config.model!r}: the model takes {shape}, but images are "
             f"{expected}; set option image_size, or change the model"
         )
     return model
@@ -111,14 +111,14 @@ _NO_PRODUCTS = (
 
 def training_flops(model: Any) -> int | None:
     """Returns the floating-point operations of one example in a training step."""
-    found = []
+    products = []
     for layer in layers_of(model):
         if isinstance(layer, _KERNELS):
             try:
                 output = layer.output.shape
             except AttributeError:  # a model of one's own class, without a graph
                 return None
-            found.append(
+            products.append(
                 sum(
                     math.prod(weight.shape) * math.prod(output[1:-1])
                     for weight in layer.trainable_weights
@@ -127,4 +127,4 @@ def training_flops(model: Any) -> int | None:
             )
         elif layer.weights and not isinstance(layer, _NO_PRODUCTS):
             return None
-    return 2 * (3 * sum(found) - found[0]) if found else None
+    return 2 * (3 * sum(products) - products[0]) if products else None

@@ -129,8 +129,8 @@ class Evaluator:
                 "the same size first, with the same code"
             )
         order = _order(len(images))
-        found = self.extractor.extract(images)
-        features, logits = found.features[order], found.logits[order]
+        extracted = self.extractor.extract(images)
+        features, logits = extracted.features[order], extracted.logits[order]
         return (
             self._with_protocol(scores.fid(features, self._moments)),
             self._with_protocol(scores.kid(features, self._reference)),

@@ -113,23 +113,23 @@ def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
         )
 
     def network(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        pool, found = imported(images)
+        pool, output = imported(images)
         features = tf.reshape(pool, [-1, pool.shape[-1]])
-        return features, found if last == _LOGITS else features @ found
+        return features, output if last == _LOGITS else features @ output
 
     return InceptionExtractor(path, network)
 
 
 def _behind(nodes: Mapping[str, Any], names: Iterable[str]) -> set[str]:
     """Returns the nodes that ``names`` need, up to the input and without it."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [_node_of(name) for name in names]
     while waiting:
         name = waiting.pop()
-        if name not in found and name != _INPUT:
-            found.add(name)
+        if name not in reached and name != _INPUT:
+            reached.add(name)
             waiting += [_node_of(source) for source in nodes[name].input]
-    return found
+    return reached
 
 
 def _node_of(name: str) -> str:

@@ -114,8 +114,8 @@ def unsupported(settings: Settings, config: Any, data: str) -> str:
     if data not in BUILTIN_DATA:
         return f"data {data!r}, but reads {' and '.join(BUILTIN_DATA)} only"
     for name, values in settings.items():
-        found = getattr(config, name)
-        if found not in values:
+        setting = getattr(config, name)
+        if setting not in values:
             allowed = " and ".join(repr(value) for value in values)
-            return f"option {name}={found!r}, but implements {allowed} only"
+            return f"option {name}={setting!r}, but implements {allowed} only"
     return ""

@@ -97,18 +97,18 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
         if name.startswith("_"):
             continue
         if isinstance(value, keras.layers.Layer):
-            found = [(f"{path}.{name}", value)]
+            named = [(f"{path}.{name}", value)]
         elif isinstance(value, (list, tuple)):
-            found = [
+            named = [
                 (f"{path}.{name}.{index}", each)
                 for index, each in enumerate(value)
                 if isinstance(each, keras.layers.Layer)
             ]
         else:
             continue
-        for place, each in found:
+        for prefix, each in named:
             inside |= {id(variable) for variable in each.variables}
-            yield from variables_of(each, place)
+            yield from variables_of(each, prefix)
     for variable in layer.variables:
         if id(variable) not in inside:
             yield f"{path}.{variable.name}", variable.numpy()

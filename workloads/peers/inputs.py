@@ -124,11 +124,11 @@ class Share:
 
     def first_draws(self) -> dict[str, np.ndarray]:
         """Returns what each of the first steps draws, by name: its rows."""
-        found = {}
+        draws = {}
         for name, of_all in self.export.part("draws").items():
             own = of_all[self._own(len(of_all))]
-            found[name] = own.reshape(-1, *own.shape[2:])
-        return found
+            draws[name] = own.reshape(-1, *own.shape[2:])
+        return draws
 
     def _own(self, num_replicas: int) -> slice:
         count = num_replicas // self.num_processes
@@ -180,8 +180,10 @@ class Share:
         for step in itertools.count():
             is_both = step % config["num_discriminator_steps"] == 0
             yield {
-                name: of if step < NUM_STEPS else _drawn(name, of.shape, config, rng)
-                for name, of in first.items()
+                name: values
+                if step < NUM_STEPS
+                else _drawn(name, values.shape, config, rng)
+                for name, values in first.items()
                 if is_both or not name.startswith("generator")
             }
 
@@ -218,8 +220,8 @@ def crop(images: np.ndarray, boxes: np.ndarray, image_size: int) -> np.ndarray:
     of_rows = _weights(boxes[:, 0], boxes[:, 2], height, image_size)
     of_columns = _weights(boxes[:, 1], boxes[:, 3], width, image_size)
     rows = np.einsum("nsh,nhwc->nswc", of_rows, images.astype(np.float32))
-    found: np.ndarray = np.einsum("ntw,nswc->nstc", of_columns, rows)
-    return found
+    cropped: np.ndarray = np.einsum("ntw,nswc->nstc", of_columns, rows)
+    return cropped
 
 
 def _weights(
@@ -229,16 +231,16 @@ def _weights(
     steps = np.arange(image_size) / (image_size - 1)
     places = (first[:, None] + (last - first)[:, None] * steps) * (size - 1)
     distance = np.abs(places[:, :, None] - np.arange(size))
-    found: np.ndarray = np.maximum(0.0, 1.0 - distance).astype(np.float32)
-    return found
+    weights: np.ndarray = np.maximum(0.0, 1.0 - distance).astype(np.float32)
+    return weights
 
 
 def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
     """Returns images in [0, 255] with zero mean and unit variance per channel."""
     mean = np.asarray(augmentation["mean"], np.float32) * np.float32(_NUM_LEVELS)
     stddev = np.asarray(augmentation["stddev"], np.float32) * np.float32(_NUM_LEVELS)
-    found: np.ndarray = ((images - mean) / stddev).astype(np.float32)
-    return found
+    normalised: np.ndarray = ((images - mean) / stddev).astype(np.float32)
+    return normalised
 
 
 def goyal_rate(export: Export, step: int) -> float:

@@ -426,8 +426,8 @@ class Noise:
     def inputs(self, count: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns latents and uniformly drawn classes, of one of the networks."""
         if self._num_matched:
-            of_all = self._inputs_of_all(count * self._num_matched, whose)
-            latents, labels = map(own_rows, of_all)
+            all_draws = self._inputs_of_all(count * self._num_matched, whose)
+            latents, labels = map(own_rows, all_draws)
             return latents, labels
         config = self._config
         latents = tf.random.normal([count, config.latent_size])
@@ -439,17 +439,17 @@ class Noise:
             return own_rows(self._pixels_of_all(count * self._num_matched, *shape))
         return tf.random.uniform([count, *shape], 0.0, PIXEL_STEP)
 
-    def of_all(self, total: int) -> dict[str, np.ndarray]:
+    def all_draws(self, total: int) -> dict[str, np.ndarray]:
         """Returns what a matched step of so many examples draws, by name."""
         config, size = self._config, self._config.image_size
-        found = {"pixels": self._pixels_of_all(total, size, size, NUM_CHANNELS)}
+        values = {"pixels": self._pixels_of_all(total, size, size, NUM_CHANNELS)}
         for name, whose, factor in (
             ("generator", GENERATOR, config.generator_batch_factor),
             ("discriminator", DISCRIMINATOR, 1),
         ):
             latents, labels = self._inputs_of_all(total * factor, whose)
-            found |= {f"{name}_latents": latents, f"{name}_labels": labels}
-        return {name: value.numpy() for name, value in found.items()}
+            values |= {f"{name}_latents": latents, f"{name}_labels": labels}
+        return {name: value.numpy() for name, value in values.items()}
 
     def _inputs_of_all(self, total: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
         config, seed = self._config, [whose, 0]

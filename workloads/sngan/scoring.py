@@ -65,15 +65,15 @@ class Scorer:
             for i in starts
         ]
         images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
-        found = []
+        scores = []
         for metric in self._evaluator.score(images):
             protocol = f"{metric.protocol}; {self._scales[metric.name]}"
-            found.append(dataclasses.replace(metric, protocol=protocol))
+            scores.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
             # The extractor was trained only on real digits, and knows their classes.
             logits = self._extractor.extract(images).logits
-            found += quality.of_examples(CLASSIFIED, [(logits, labels)])
-        return tuple(found)
+            scores += quality.example_metrics(CLASSIFIED, [(logits, labels)])
+        return tuple(scores)
 
 
 def fixed_inputs(

@@ -185,7 +185,7 @@ class Training(training.ImageTraining):
         self.noise = model_lib.Noise(self.config, num_replicas)
 
     def matched_draws(self) -> dict[str, np.ndarray]:
-        return self.noise.of_all(self.global_batch_size)
+        return self.noise.all_draws(self.global_batch_size)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def waves(length: int, width: int) -> np.ndarray:
     """Returns the sinusoids of positions, [length, width] (Vaswani et al., 3.5)."""
     rates = _LONGEST_WAVE ** -(np.arange(0, width, 2) / width)
     angles = np.arange(length)[:, np.newaxis] * rates
-    found = np.empty([length, width], np.float32)
-    found[:, 0::2], found[:, 1::2] = np.sin(angles), np.cos(angles)
-    return found
+    encoding = np.empty([length, width], np.float32)
+    encoding[:, 0::2], encoding[:, 1::2] = np.sin(angles), np.cos(angles)
+    return encoding
 
 
 class Embedding(keras.layers.Layer):
@@ -133,11 +133,11 @@ class Block(keras.layers.Layer):
         self.built = True
 
     def call(self, vectors: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
-        rate, place = self._config.dropout, 2 * self._index + 1
+        rate, layer_index = self._config.dropout, 2 * self._index + 1
         attended = self._attend(self.attention_norm(vectors))
-        vectors += dropped(attended, rate, seed, place)
+        vectors += dropped(attended, rate, seed, layer_index)
         hidden = self.expand(self.feed_forward_norm(vectors))
-        return vectors + dropped(self.contract(hidden), rate, seed, place + 1)
+        return vectors + dropped(self.contract(hidden), rate, seed, layer_index + 1)
 
     def _attend(self, vectors: tf.Tensor) -> tf.Tensor:
         """Mixes the vectors of a sequence, each with those up to its own position."""
@@ -191,7 +191,7 @@ class Transformer(keras.Model):
             functools.partial(Head, config),
         ]
         num_stages = config.pipeline_stages
-        cut = replicator.balance_stages(study.of_parts(config), num_stages)
+        cut = replicator.balance_stages(study.flops_by_part(config), num_stages)
         self.stages: list[list[Any]] = []
         with training.dtype_policy(config.compute_dtype):
             for stage, indices in enumerate(cut):

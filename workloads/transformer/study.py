@@ -145,7 +145,7 @@ _CPU_PRESET = TransformerConfig(
 # whole sequence, of which the mask hides half.
 
 
-def of_parts(config: TransformerConfig) -> list[int]:
+def flops_by_part(config: TransformerConfig) -> list[int]:
     """Returns the multiply-adds of one token forward in each part of the model."""
     width = config.width
     weights = 4 * width**2 + 2 * width * config.feed_forward_width
@@ -156,7 +156,7 @@ def of_parts(config: TransformerConfig) -> list[int]:
 
 def training_flops(config: TransformerConfig) -> int:
     """Returns the operations of one token in a step: six per weight, as in PaLM."""
-    return 2 * 3 * sum(of_parts(config))
+    return 2 * 3 * sum(flops_by_part(config))
 
 
 def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
@@ -187,15 +187,15 @@ def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
     from replicator.backends.sharding import Held
 
     parts = variables_of_parts(config)
-    cut = replicator.balance_stages(of_parts(config), config.pipeline_stages)
-    found = []
-    for place, indices in enumerate(cut):
+    cut = replicator.balance_stages(flops_by_part(config), config.pipeline_stages)
+    stages = []
+    for position, indices in enumerate(cut):
         loads = [0] * num_replicas
         sizes = [size for index in indices for size in parts[index]]
         for size in sorted(sizes, reverse=True):
             loads[loads.index(min(loads))] += _FLOAT32 * size
-        found += [Held(load, _OF_ADAM * load, place) for load in loads]
-    return found
+        stages += [Held(load, _OF_ADAM * load, position) for load in loads]
+    return stages
 
 
 METRICS = (

@@ -104,9 +104,9 @@ class Training(training.Training):
         def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             seed = tf.stack([tf.constant(stream, tf.int64), index])
             first = draw([size, 1], seed, maxval=CHUNK_SIZE - length + 1)
-            place = first + tf.range(length)
+            position = first + tf.range(length)
             return {
-                "token": tf.gather(batch["text"], place, batch_dims=1),
+                "token": tf.gather(batch["text"], position, batch_dims=1),
                 "example_id": batch["example_id"],
             }
 

@@ -164,19 +164,21 @@ class GateRequest(RunRequest):
 
 def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
     declared = catalog.metrics(catalog.workload(workload)) if workload else ()
-    of = gate_metrics.metric_of_gate(metric, declared)
-    return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
+    judged = gate_metrics.metric_of_gate(metric, declared)
+    return Rule(
+        metric=judged, delta=judged.tolerance if delta is None else delta, alpha=alpha
+    )
 
 
 NUM_STRETCHES = 4  # Sustained stretches of each case and repetition.
 
 
-def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
+def measured_request(request: GateRequest, rule: Rule) -> GateRequest:
     """Returns what a gate measures: quality only, or none and more repetitions."""
     if request.program is None:
         _check_counts(request)
     if rule.metric.is_quality:
-        return _of_quality_gate(request, rule)
+        return _quality_request(request, rule)
     learned = ["throughput"]
     if request.program is None:
         learned = catalog.judged_metrics(catalog.workload(request.workload))
@@ -256,7 +258,9 @@ def _counted_on(backend: str) -> list[str]:
     if info.processes == catalog.PARAMETER_SERVERS:
         return [measuring.RETRACES]
     is_planned = "explained_plan" not in info.lacks
-    return [of for of in measuring.UNITS if is_planned or of not in measuring.OF_PLANS]
+    return [
+        unit for unit in measuring.UNITS if is_planned or unit not in measuring.OF_PLANS
+    ]
 
 
 def _check_efficiency(request: GateRequest) -> None:
@@ -289,7 +293,7 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
     )
 
 
-def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
+def _quality_request(request: GateRequest, rule: Rule) -> GateRequest:
     order = None if request.order is None else request.order.label
     for name, value in (("--repeats", request.repeats), ("--order", order)):
         if value is not None:
@@ -322,8 +326,8 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_revisions(study, rule, baseline=baseline)
-        return _conclude(store, found, request)
+        gate = gate_module.judge_revisions(study, rule, baseline=baseline)
+        return _conclude(store, gate, request)
 
     def check(planned: Plan) -> None:
         equal = code_digest.equal_digests(planned.trials)
@@ -353,8 +357,8 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
             request = request.model_copy(update={**update, "gate": design})
             return _measure(request, call, rule, judge_revisions, check)
     except _EqualCodeError as error:
-        found = gate_module.of_equal_code(rule, error.args, baseline=baseline)
-        return _conclude(None, found, request)
+        gate = gate_module.judge_equal_code(rule, error.args, baseline=baseline)
+        return _conclude(None, gate, request)
     except Interrupted as error:
         running.note(f"interrupted ({error.signal_name})")
         return exit_codes.INTERRUPTED
@@ -380,8 +384,8 @@ def show_outlook(
     each = defaults.MINUTES / defaults.REPETITIONS
     if stored is not None:
         spread, source = _spread_of(stored)
-        trials = [of.trial for of in stored.planned if not of.spec.budget]
-        used = [of.status.duration_sec for of in trials if of and of.status]
+        trials = [one.trial for one in stored.planned if not one.spec.budget]
+        used = [one.status.duration_sec for one in trials if one and one.status]
         each = sum(used) / 60 / stored.plan.repeats or each
     number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
     fewest = group_sequential.FEWEST_REPETITIONS
@@ -433,7 +437,7 @@ def _spread_of(study: Study) -> tuple[float, str]:
 
 
 def _files_of(request: GateRequest) -> dict[Path, str]:
-    found = {}
+    forms = {}
     for text in request.files:
         form, equals, name = text.partition("=")
         if form not in judgement.WRITERS or not equals or not name:
@@ -448,8 +452,8 @@ def _files_of(request: GateRequest) -> dict[Path, str]:
                 + (" it is a folder" if path.is_dir() else " its folder does not exist")
                 + "; choose another, or make the folder"
             )
-        found[path] = form
-    return found
+        forms[path] = form
+    return forms
 
 
 def run(request: GateRequest, call: Call) -> int:
@@ -466,7 +470,7 @@ def run(request: GateRequest, call: Call) -> int:
         delta=request.delta,
         alpha=request.alpha,
     )
-    request = of_gate(request, rule)
+    request = measured_request(request, rule)
     name, stored = request.baseline_name, None
     if name is None or not name.strip():
         raise StudyError(
@@ -488,11 +492,11 @@ def _against_study(
     request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
 ) -> int:
     def judge_studies(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_studies(study, stored, rule, baseline=name)
-        if found.differences and not request.is_different_allowed:
+        gate = gate_module.judge_studies(study, stored, rule, baseline=name)
+        if gate.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
-            check_comparable(str(store.root), name, found.differences, False)
-        return _conclude(store, found, request)
+            check_comparable(str(store.root), name, gate.differences, False)
+        return _conclude(store, gate, request)
 
     def check(planned: Plan) -> None:
         differences = case_pairs.planned_differences(
@@ -523,8 +527,8 @@ def _measure(
     )
 
 
-def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
-    record = judgement.record_of(found)
+def _conclude(store: Store | None, gate: Gate, request: GateRequest) -> int:
+    record = judgement.record_of(gate)
     if store is not None:
         from reports.page import build
 
@@ -535,4 +539,4 @@ def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
     click.echo(judgement.WRITERS[request.form](record))
     if store is not None:
         running.note(f"report of this tree: {store.report_path}")
-    return found.exit_code
+    return gate.exit_code

@@ -63,8 +63,8 @@ def run(request: ListRequest, _: Call) -> int:
             click.echo(f"no study in {str(request.runs_dir)!r}", err=True)
     else:
         blocks = [
-            "\n  ".join([name if of else f"{name}: none is installed", *_lines(of)])
-            for name, of in lists.items()
+            "\n  ".join([name if each else f"{name}: none is installed", *_lines(each)])
+            for name, each in lists.items()
         ]
         click.echo("\n\n".join(blocks))
     return exit_codes.USAGE if problems else exit_codes.OK
@@ -87,7 +87,7 @@ def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
-    found = [
+    statuses = [
         study_store.read_record(
             store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
         )
@@ -103,7 +103,10 @@ def _row(store: Store, name: str) -> dict[str, Any]:
         "backends": list(dict.fromkeys(spec.backend for spec in specs)),
         "replicas": sorted({spec.num_replicas for spec in specs}),
         "num_trials": len(plan.trials),
-        "num_ok": sum(of is not None and of.status is TrialStatus.OK for of in found),
+        "num_ok": sum(
+            status is not None and status.status is TrialStatus.OK
+            for status in statuses
+        ),
     }
 
 
@@ -175,7 +178,7 @@ def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
         catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
         "launchers": (launchers.LAUNCHERS, launchers.complain),
         trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
-        build.PLUGINS: ([of.SLUG for of in SECTIONS], build.complain),
+        build.PLUGINS: ([section.SLUG for section in SECTIONS], build.complain),
         "formats": (export_formats.FORMATS, export_formats.complain),
     }
 
@@ -203,7 +206,11 @@ def _read_plugins() -> tuple[list[dict[str, Any]], list[str]]:
             if isinstance(table, dict):
                 table.setdefault(name, loaded)
             titles = ("description", "title", "TITLE", "summary", "output")
-            title = next(getattr(loaded, of) for of in titles if hasattr(loaded, of))
+            title = next(
+                getattr(loaded, attribute)
+                for attribute in titles
+                if hasattr(loaded, attribute)
+            )
             row = {"name": name, "title": str(title), "kind": plugins.KINDS[kind]}
             row |= {"package": plugin.distribution, "object": plugin.target}
             rows.append(row)

@@ -45,8 +45,8 @@ _NEEDS_NAME = {
 
 def _read_format(value: object, what: str) -> str:
     """Returns the name of a format of this project, or of a plugin."""
-    found = export_formats.find(str(value))
-    return choice(tuple(FORMATS)).read(value, what) if found is None else found.name
+    plugin = export_formats.find(str(value))
+    return choice(tuple(FORMATS)).read(value, what) if plugin is None else plugin.name
 
 
 class ReportRequest(Options):
@@ -216,10 +216,10 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
 
     first, second = (load_study(store) for store in stores)
     metric = gate_metrics.metric_of(request.metric)
-    found = comparison.compare_studies(first, second, metric)
+    compared = comparison.compare_studies(first, second, metric)
     name, other = request.studies
-    check_comparable(name, other, found.reasons, request.is_different_allowed)
-    return found, exit_codes.INCONCLUSIVE if found.reasons else exit_codes.OK
+    check_comparable(name, other, compared.reasons, request.is_different_allowed)
+    return compared, exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
 
 
 def _content(request: ReportRequest, stores: Sequence[Store]) -> tuple[Content, int]:

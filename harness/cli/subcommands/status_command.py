@@ -80,7 +80,7 @@ def _describe(
     store: Store, reading: Reading, study: Study | None, *, is_running: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """Returns what a study is now, as lines and as data."""
-    found = {trial.trial_id: trial for trial in reading.trials}
+    trial_of = {trial.trial_id: trial for trial in reading.trials}
     try:
         plan = store.read_plan()
     except CorruptRecordError:
@@ -90,7 +90,7 @@ def _describe(
             PlannedTrial.model_construct(
                 trial_id=trial.trial_id, case_id="", modes=(), spec=trial.spec
             )
-            for trial in found.values()
+            for trial in trial_of.values()
         )
     else:
         name, trials = plan.study, plan.trials
@@ -104,7 +104,7 @@ def _describe(
     failures: list[dict[str, Any]] = []
     shown: list[str] = []
     for planned in trials:
-        trial = found.get(planned.trial_id)
+        trial = trial_of.get(planned.trial_id)
         record = trial.status if trial is not None else None
         counts[_state(record, is_running=is_running, has_begun=trial is not None)] += 1
         failure = None if record is None else record.failure
@@ -133,7 +133,7 @@ def _describe(
         ],
     }
     listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-    now = _now(store, trials, found) if is_running else ""
+    now = _now(store, trials, trial_of) if is_running else ""
     lines = [one_line(f"{name}: {len(trials)} trials: {listed}{now}")]
     lines += shown
     lines += [one_line(line) for line in matches]
@@ -165,13 +165,13 @@ def _state(record: StatusRecord | None, *, is_running: bool, has_begun: bool) ->
 
 
 def _now(
-    store: Store, trials: Sequence[PlannedTrial], found: Mapping[str, Trial]
+    store: Store, trials: Sequence[PlannedTrial], trial_of: Mapping[str, Trial]
 ) -> str:
     """Says where a running sweep is: in matching, or a repetition and a round."""
     alive = [
         planned
         for planned in trials
-        if planned.trial_id in found and found[planned.trial_id].status is None
+        if planned.trial_id in trial_of and trial_of[planned.trial_id].status is None
     ]
     folders = [store.trial_dir(planned.trial_id) for planned in alive]
     blocks = list(filter(None, map(rounds.last_block, folders)))
@@ -180,15 +180,15 @@ def _now(
     ]
     if not interleaved:
         is_equivalence_check = any(
-            of.status is None for of in store.equivalence.trials()
+            trial.status is None for trial in store.equivalence.trials()
         )
         return "; matching replicas with one" * (is_equivalence_check and not alive)
     number = max(planned.spec.repetition_index for planned in interleaved) + 1
     most = max(planned.spec.repetition_index for planned in trials) + 1
-    place = f"; run {number} of {most}, "
+    prefix = f"; run {number} of {most}, "
     round_index, is_sustained = max(blocks, default=(-1, False))
     now = f"round {round_index + 1}" if blocks else "starting"
-    return place + ("sustained stretches" if is_sustained else now)
+    return prefix + ("sustained stretches" if is_sustained else now)
 
 
 def _rates(study: Study) -> Iterator[str]:
@@ -196,10 +196,10 @@ def _rates(study: Study) -> Iterator[str]:
     from reports.words import formats
 
     for case in study.cases:
-        found = scaling.of_trials(case, "throughput").estimate
-        if found is not None:
-            rate = formats.estimate(found, formats.significant)
-            runs = formats.count(found.n, "run")
+        estimate = scaling.case_cell(case, "throughput").estimate
+        if estimate is not None:
+            rate = formats.estimate(estimate, formats.significant)
+            runs = formats.count(estimate.n, "run")
             yield f"  {case.label}: {rate} {study.example_unit}/s, {runs}"
 
 

@@ -35,7 +35,11 @@ LAUNCHER: Final = Kind(lambda text, _: launchers.info(text).name, metavar="NAME"
 
 def describe_launchers(does: str) -> str:
     infos = map(launchers.info, launchers.LAUNCHERS)
-    return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
+    return "; ".join(
+        f"`{launcher.name}`: {launcher.summary}"
+        for launcher in infos
+        if launcher.can(does)
+    )
 
 
 class RunRequest(SweepRequest):

@@ -70,12 +70,12 @@ def _verify(request: VerifyRequest, store: Store) -> int:
     left = [
         *covered.not_covered,
         *[_ELSEWHERE] * is_elsewhere,
-        *_of_plugins(store.read_plan()),
-        *(f"section {of}: what a plugin shows is its own" for of in shown),
+        *_plugin_lines(store.read_plan()),
+        *(f"section {each}: what a plugin shows is its own" for each in shown),
     ]
     if request.is_json:
         data = {
-            "kinds": [dataclasses.asdict(of) for of in check.kinds.values()],
+            "kinds": [dataclasses.asdict(each) for each in check.kinds.values()],
             "differences": [dataclasses.asdict(item) for item in check.differences],
             "missing": check.missing,
             "manifest": dataclasses.asdict(covered),
@@ -91,7 +91,7 @@ def _verify(request: VerifyRequest, store: Store) -> int:
     return exit_code(check)
 
 
-def _of_plugins(plan: Plan) -> Iterator[str]:
+def _plugin_lines(plan: Plan) -> Iterator[str]:
     yield from plugins.not_covered(plan.plugins)
     gate = plan.measuring.gate
     known = {facts.name for facts in plan.metrics} | {*gate_metrics.METRICS}
@@ -125,8 +125,8 @@ def _verify_gate(store: Store, check: Check) -> bool:
     if made is None:
         return True
     stated, derived = (
-        dict(trials.leaves(untrusted.parsed(study_store.content_of(of))))
-        for of in (stored, made)
+        dict(trials.leaves(untrusted.parsed(study_store.content_of(gate))))
+        for gate in (stored, made)
     )
     for name in {**stated, **derived}:
         kind = check_module.VERDICT if name.endswith("verdict") else _GATE
@@ -152,9 +152,9 @@ def _verify_page(store: Store, check: Check) -> list[str]:
         check.agree(_PAGE)
     else:
         pairs = enumerate(itertools.zip_longest(stored, made))
-        place = next(number for number, (one, other) in pairs if one != other)
-        shown_here = slice(max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER)
-        where = f"report/index.html line {made.count(chr(10), 0, place) + 1}"
+        position = next(number for number, (one, other) in pairs if one != other)
+        shown_here = slice(max(0, position - _SHOWN_BEFORE), position + _SHOWN_AFTER)
+        where = f"report/index.html line {made.count(chr(10), 0, position) + 1}"
         why = "made by another version, or changed; make it again with 'report'"
         check.differ(_PAGE, where, stored[shown_here], f"{made[shown_here]}: {why}")
     return shown
@@ -162,14 +162,14 @@ def _verify_page(store: Store, check: Check) -> list[str]:
 
 def _without_sections(page: str) -> tuple[str, list[str]]:
     """Returns a page without sections of plugins, and what was left out."""
-    found = list(_SECTION.finditer(page))
+    sections = list(_SECTION.finditer(page))
     kept = _SECTION.sub("", page)
-    for match in found:
+    for match in sections:
         lines = kept.splitlines(keepends=True)
         link = f'<li><a href="#{match["slug"]}">'
         kept = "".join(line for line in lines if not line.startswith(link))
     return kept, [
-        html.unescape(f"{match['slug']!r} of {match['package']}") for match in found
+        html.unescape(f"{match['slug']!r} of {match['package']}") for match in sections
     ]
 
 
@@ -203,6 +203,10 @@ def _conclusion(check: Check) -> str:
         return "nothing verified: there are no raw observations"
     number = check.num_recomputed(*check_module.KINDS)
     are = "figure is" if number == 1 else "figures are"
-    found = f"verified: {number:,} headline {are} as recomputed"
+    conclusion = f"verified: {number:,} headline {are} as recomputed"
     lost = len(check.missing)
-    return f"partly {found}, {lost} values could not be recomputed" if lost else found
+    return (
+        f"partly {conclusion}, {lost} values could not be recomputed"
+        if lost
+        else conclusion
+    )

@@ -31,8 +31,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         "failure": status.failure if status is not None else None,
     }
     if entry.is_ok:
-        row["throughput"] = scaling.of_trial(entry, "throughput")
-        row["first_step"] = scaling.of_trial(entry, "time_to_first_step")
+        row["throughput"] = scaling.trial_value(entry, "throughput")
+        row["first_step"] = scaling.trial_value(entry, "time_to_first_step")
         row["step"] = statistics.median(
             step for rank in entry.result.ranks for step in rank.step_time_sec
         )
@@ -46,18 +46,18 @@ def render_coverage(view: View) -> Markup:
         view=view,
         rows=rows,
         failures=[row for row in rows if not row["entry"].is_ok],
-        problems=[(of.label, of.reason) for of in view.study.problems],
+        problems=[(problem.label, problem.reason) for problem in view.study.problems],
     )
 
 
 def render_machine(view: View) -> Markup:
     """Renders the facts of each environment; warns if there are several."""
-    found = formats.grouped(
+    by_machine = formats.grouped(
         (entry.trial.env.fingerprint, entry)
         for entry in view.study.planned
         if entry.trial is not None and entry.trial.env is not None
     )
-    machines = [_machine(view, *pair) for pair in found.items()]
+    machines = [_machine(view, *pair) for pair in by_machine.items()]
     return page.render("machine", view=view, machines=machines)
 
 
@@ -68,7 +68,9 @@ def _machine(view: View, fingerprint: str, entries: list[Entry]) -> dict[str, An
         if entry.trial is not None and entry.trial.env is not None
     ]
     shares = {
-        name: [value for of in records if (value := getattr(of, field)) is not None]
+        name: [
+            value for record in records if (value := getattr(record, field)) is not None
+        ]
         for name, field in (
             ("loads", "load_average_before"),
             ("foreign", "foreign_cpu_fraction"),
@@ -167,7 +169,7 @@ def _products(records: Sequence[Environment]) -> str:
 
 def _energy(entries: Sequence[Entry]) -> str:
     """Says what energy an example took on all GPUs; "" if not recorded."""
-    found: list[tuple[int, float]] = []
+    joules_of: list[tuple[int, float]] = []
     unit = ""
     for entry in entries:
         if not entry.is_ok or entry.trial is None or entry.trial.env is None:
@@ -175,11 +177,11 @@ def _energy(entries: Sequence[Entry]) -> str:
         rate = entry.result.examples_per_sec
         joules = joules_per_example(entry.trial.env.gpu_uses, rate)
         if joules is not None:
-            found.append((entry.spec.num_replicas, joules))
+            joules_of.append((entry.spec.num_replicas, joules))
             unit = entry.result.example_unit.removesuffix("s")
     said = "; ".join(
         f"{_range(values)} J with {formats.count(number, 'GPU')}"
-        for number, values in sorted(formats.grouped(found).items())
+        for number, values in sorted(formats.grouped(joules_of).items())
     )
     return f"{said}, per {unit} on all GPUs of a trial" if said else ""
 

@@ -50,13 +50,13 @@ def axis_of(metric: QualityMetric) -> Axis:
 def titles(axes: Iterable[Axis], metrics: Mapping[str, MetricFacts]) -> dict[Axis, str]:
     """Returns a title per axis, numbered where one metric has several."""
     distinct = list(dict.fromkeys(axes))
-    found = {}
+    texts = {}
     for axis in distinct:
         same = [other for other in distinct if other[0] == axis[0]]
-        found[axis] = names.metric(axis[0], metrics)
+        texts[axis] = names.metric(axis[0], metrics)
         if len(same) > 1:
-            found[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
-    return found
+            texts[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
+    return texts
 
 
 def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
@@ -64,8 +64,8 @@ def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
     if not axis[1]:
         return ""
 
-    def parts(of: Axis) -> list[str]:
-        return [*of[1].split("; "), f"n = {of[2]}"] if of[1] else ["no protocol"]
+    def parts(each: Axis) -> list[str]:
+        return [*each[1].split("; "), f"n = {each[2]}"] if each[1] else ["no protocol"]
 
     sentences = [f"Computed with: {axis[1]}; n = {axis[2]}."]
     for other in dict.fromkeys(all_axes):
@@ -123,7 +123,7 @@ def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
     """Returns the score of every case with several runs, those that failed included."""
     worst = _worst(runs[0].quantity, view.study.metrics)
     values = formats.grouped((run.case, run.value) for run in runs)
-    found = []
+    scores = []
     for case in view.study.quality_runs:
         reached = tuple(values.get(case.label, ()))
         num_failed = len(case.failed_entries)
@@ -134,8 +134,8 @@ def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
                 continue
             reached += (worst,) * num_failed
         score = run_scores.score(reached)
-        found.append(CaseScore(case, reached, score))
-    return found
+        scores.append(CaseScore(case, reached, score))
+    return scores
 
 
 class Picture(NamedTuple):
@@ -146,7 +146,7 @@ class Picture(NamedTuple):
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:
     """Returns the first and last picture of quality runs; of many, of one each."""
-    found: list[tuple[Picture, ...]] = []
+    rows_of_pictures: list[tuple[Picture, ...]] = []
     for case in view.study.quality_runs:
         entries = case.ok_entries
         if len(view.study.quality_runs) * len(entries) > MOST_PICTURED:
@@ -158,10 +158,10 @@ def pictures(view: View) -> list[tuple[Picture, ...]]:
                 for point in dict.fromkeys((*points[:1], *points[-1:]))
                 if (picture := _picture(view, case, entry, point)) is not None
             )
-            found += [of_run] if of_run else []
-            if len(found) == MOST_PICTURED:
-                return found
-    return found
+            rows_of_pictures += [of_run] if of_run else []
+            if len(rows_of_pictures) == MOST_PICTURED:
+                return rows_of_pictures
+    return rows_of_pictures
 
 
 def _picture(
@@ -217,8 +217,10 @@ def _draw(
             (
                 heading,
                 [
-                    dataclasses.replace(of, label=of.label.replace(f"{heading} ", ""))
-                    for of in lines
+                    dataclasses.replace(
+                        each, label=each.label.replace(f"{heading} ", "")
+                    )
+                    for each in lines
                 ],
             )
             for heading, lines in panels
@@ -271,7 +273,7 @@ def render_learning(view: View) -> Markup:
                 runs,
                 explain(axis, [other for other, _ in shown]),
                 collect_scores(view, runs),
-                learning_gains.of_metric(axis[0], view.study),
+                learning_gains.metric_gains(axis[0], view.study),
             )
         )
     return page.render(
@@ -288,7 +290,7 @@ def render_learning(view: View) -> Markup:
 
 
 def render_quality(view: View) -> Markup:
-    found = [
+    scores = [
         (axis, (case, trials))
         for case in view.measured_cases
         for axis, trials in formats.grouped(
@@ -297,14 +299,14 @@ def render_quality(view: View) -> Markup:
             for metric in entry.result.quality
         ).items()
     ]
-    if not found:
+    if not scores:
         return page.NOTHING
-    by_axis = formats.grouped(found)
+    by_axis = formats.grouped(scores)
     by_title = titles(by_axis, view.study.metrics)
     shown = [*by_axis.items()][:MOST_FIGURES]
     entries = [entry for case in view.measured_cases for entry in case.ok_entries]
     numbers = {
-        of.spec.num_warmup_steps + of.result.num_measured_steps for of in entries
+        each.spec.num_warmup_steps + each.result.num_measured_steps for each in entries
     }
     return page.render(
         "quality",

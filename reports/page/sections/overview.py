@@ -38,18 +38,22 @@ def _curves(view: View) -> list[over_replicas.Curve]:
 
 def render_verdict(view: View) -> Markup:
     """Renders the answer, the table, one chart, cautions and what is next."""
-    gate, found = judgement.of_view(view), caveats.of_view(view)
+    gate, all_caveats = judgement.gate_view(view), caveats.collect(view)
     judged = brief.judge(view)
     shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
     # The grade of a program's evidence is shown however good it is.
     always = "Evidence" if view.study.program is not None else ""
-    shown["worst"] = caveats.worst(found).value
+    shown["worst"] = caveats.worst(all_caveats).value
     shown["fine"] = [
-        of for of in found if of.level is caveats.Level.OK and of.name != always
+        caveat
+        for caveat in all_caveats
+        if caveat.level is caveats.Level.OK and caveat.name != always
     ]
-    shown["cautions"] = [of for of in found if of not in shown["fine"]]
+    shown["cautions"] = [
+        caveat for caveat in all_caveats if caveat not in shown["fine"]
+    ]
     if gate is not None:
-        return page.render("verdict", **shown, cases=_of_gate(gate))
+        return page.render("verdict", **shown, cases=_gate_rows(gate))
     curves = _curves(view)
     drawn = [row for curve in curves for row in curve.rows]
     return page.render(
@@ -72,7 +76,7 @@ def _table(view: View, rows: Sequence[Row]) -> list[tuple[Row, Markup | str]]:
     top = max(1.0, *known) if known else 1.0
     frame = view.frame
     ceilings = frame[frame["kind"].eq("ceiling") & frame["quantity"].eq("efficiency")]
-    found: list[tuple[Row, Markup | str]] = []
+    rows_and_bars: list[tuple[Row, Markup | str]] = []
     for row in rows:
         point, bar = row.point, ""
         if point.efficiency is not None:
@@ -89,19 +93,21 @@ def _table(view: View, rows: Sequence[Row]) -> list[tuple[Row, Markup | str]]:
                 is_hollow=point.is_oversubscribed,
                 lines=[1.0, *same["value"], *([] if target is None else [target])],
             )
-        found.append((row, bar))
-    return found
+        rows_and_bars.append((row, bar))
+    return rows_and_bars
 
 
-def _of_gate(gate: GateView) -> list[tuple[GateCase, str, Markup | str]]:
+def _gate_rows(gate: GateView) -> list[tuple[GateCase, str, Markup | str]]:
     """Returns each case of a gate with its change in words and as a bar."""
     record = gate.record
     if record is None:
         return []
     known = [case for case in record.cases if case.slowdown is not None]
     known = [case for case in known if case.after is None]
-    numbers = [of for case in known for of in (case.slowdown, case.low, case.high)]
-    spread = [abs(of) for of in numbers if of is not None]
+    numbers = [
+        number for case in known for number in (case.slowdown, case.low, case.high)
+    ]
+    spread = [abs(number) for number in numbers if number is not None]
     reach = 1.1 * max([*spread, record.delta])
 
     def bar(case: GateCase) -> Markup | str:
@@ -146,7 +152,7 @@ def _ms(value_sec: float) -> str:
 
 def input_texts(view: View) -> list[str]:
     """Says what the input pipelines of each case take alone, where that is known."""
-    found = []
+    texts = []
     for item in view.losses:
         bound = None if item.lost is None else item.lost.input_bound
         if bound is not None:
@@ -155,32 +161,34 @@ def input_texts(view: View) -> list[str]:
             share = formats.with_interval(
                 part.value, part.low, part.high, formats.percent
             )
-            found.append(
+            texts.append(
                 f"{item.case.label} is {bound.verdict}: its input pipelines alone take"
                 f" {alone} ms, {share} of the step; {_INPUT[bound.verdict]}."
             )
-    return found
+    return texts
 
 
 def _tip(part: Any) -> str:
     name = f"{part.case}: {names.PARTS[part.quantity][0]}"
-    return svg.of_row(name, part, _ms, "ms per step")
+    return svg.row_tip(name, part, _ms, "ms per step")
 
 
 def _time_figure(view: View) -> Markup | None:
     """Draws the steps of all cases on one axis; None where nothing is known."""
-    found = view.frame[view.frame["figure"] == "waterfall"]
-    if found.empty:
+    waterfall = view.frame[view.frame["figure"] == "waterfall"]
+    if waterfall.empty:
         return None
     order = view.study.backends
-    split = sorted(rows.splits(found, _tip), key=lambda of: order.index(of.backend))
+    split = sorted(
+        rows.splits(waterfall, _tip), key=lambda each: order.index(each.backend)
+    )
     described = (
-        f"{of.name}: {of.text}, of which "
+        f"{each.name}: {each.text}, of which "
         + ", ".join(
             f"{names.PARTS[name][0]} {formats.significant(value)}"
-            for name, value, _ in of.parts
+            for name, value, _ in each.parts
         )
-        for of in split
+        for each in split
     )
     bars = rows.most_replicas(split)
     drawing = svg.draw(
@@ -201,7 +209,7 @@ def _time_figure(view: View) -> Markup | None:
 
 def render_time(view: View) -> Markup:
     """Renders the figure, unless the first screen has it, and all parts as shares."""
-    is_here = bool(_curves(view)) or judgement.of_view(view) is not None
+    is_here = bool(_curves(view)) or judgement.gate_view(view) is not None
     split = formats.grouped(
         (item.has_controls, item) for item in view.losses if item.lost is not None
     )
@@ -254,7 +262,7 @@ def _utilisation(view: View) -> dict[str, Any] | None:
     shown = []
     peaks: list[float] = []
     for case in view.measured_cases:
-        estimate = scaling.of_trials(case, "flop_utilisation").estimate
+        estimate = scaling.case_cell(case, "flop_utilisation").estimate
         if estimate is None:
             continue
         spec = case.spec

@@ -26,20 +26,22 @@ MOST_PROCESSES: Final = 32
 
 
 def render_steps(view: View) -> Markup:
-    found = view.frame[view.frame["figure"] == "steps"]
-    of_cases = found[found["phase"] == "measure"].groupby("case", sort=False)["value"]
-    steps = {label: of.to_numpy() for label, of in of_cases}
+    step_rows = view.frame[view.frame["figure"] == "steps"]
+    of_cases = step_rows[step_rows["phase"] == "measure"].groupby("case", sort=False)[
+        "value"
+    ]
+    steps = {label: times.to_numpy() for label, times in of_cases}
     # The first step of a process is traced.
-    is_first = (found["phase"] == "warmup") & (found["step_index"] == 0)
-    firsts = found[is_first].groupby("case")["value"].agg(statistics.geometric_mean)
+    is_first = (step_rows["phase"] == "warmup") & (step_rows["step_index"] == 0)
+    firsts = step_rows[is_first].groupby("case")["value"].agg(statistics.geometric_mean)
     table: list[dict[str, Any]] = [
         {
             "case": case,
             "steps": steps.get(case.label),
             "quartiles": None,
             "warmup": firsts.get(case.label),
-            "start": scaling.of_trials(case, "time_to_first_step").estimate,
-            "memory": scaling.of_trials(case, "peak_memory").estimate,
+            "start": scaling.case_cell(case, "time_to_first_step").estimate,
+            "memory": scaling.case_cell(case, "peak_memory").estimate,
         }
         for case in view.measured_cases
     ]
@@ -83,15 +85,15 @@ def render_steps(view: View) -> Markup:
 
 def _heat(view: View) -> dict[str, Any] | None:
     """Returns the case with the most processes, in its first repetition."""
-    found = [
+    candidates = [
         (case, entry.result.ranks, entry)
         for case in view.measured_cases
         for entry in case.ok_entries[:1]
         if 1 < len(entry.result.ranks) <= MOST_PROCESSES
     ]
-    if not found:
+    if not candidates:
         return None
-    case, ranks, entry = max(found, key=lambda item: len(item[1]))
+    case, ranks, entry = max(candidates, key=lambda item: len(item[1]))
     times = [rank.step_time_sec for rank in ranks]
     if min(map(len, times)) < FEWEST_STEPS:
         return None
@@ -118,7 +120,7 @@ class CaseCounts(NamedTuple):
 
 
 def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
-    found: list[tuple[str, CaseCounts]] = []
+    counts: list[tuple[str, CaseCounts]] = []
     for case in view.measured_cases:
         by_name = formats.grouped(
             (metric.name, metric)
@@ -128,8 +130,8 @@ def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
         for name, metrics in by_name.items():
             values = tuple(metric.value for metric in metrics)
             is_exact = metrics[0].method == measuring.EXACT
-            found.append((name, CaseCounts(case, values, metrics[0].unit, is_exact)))
-    return formats.grouped(found)
+            counts.append((name, CaseCounts(case, values, metrics[0].unit, is_exact)))
+    return formats.grouped(counts)
 
 
 def render_counts(view: View) -> Markup:
@@ -140,11 +142,19 @@ def render_counts(view: View) -> Markup:
         {
             "name": names.metric(name, view.study.metrics),
             # Empty for shares, which are percentages.
-            "unit": "" if of[0].unit in formats.RATIO_UNITS else of[0].unit,
+            "unit": ""
+            if counts_of_cases[0].unit in formats.RATIO_UNITS
+            else counts_of_cases[0].unit,
             # Cases without the figure are missing.
-            "cells": {found.case.case_id: found for found in of},
+            "cells": {
+                case_counts.case.case_id: case_counts for case_counts in counts_of_cases
+            },
         }
-        for name, of in counts.items()
+        for name, counts_of_cases in counts.items()
     ]
-    columns = {of.case.case_id: of.case for cases in counts.values() for of in cases}
+    columns = {
+        counts_of_cases.case.case_id: counts_of_cases.case
+        for cases in counts.values()
+        for counts_of_cases in cases
+    }
     return page.render("counts", view=view, rows=shown, columns=[*columns.values()])

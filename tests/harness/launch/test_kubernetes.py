@@ -98,7 +98,7 @@ def options_of(nodes=None, **fields):
 
 def job_of(options, **fields):
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
-    made = kubernetes.of_sweep(job, options, "runs")
+    made = kubernetes.sweep_job(job, options, "runs")
     assert [] == kubernetes_rules.problems("jobs", made)
     return made["spec"], made["spec"]["template"]["spec"]
 

@@ -269,8 +269,8 @@ def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
         base = {} if device == "cpu" else {"TF_GPU_THREAD_COUNT": "9"}
         given_to = trial_tree.trial_variables(spec, place, tmp_path, base=base)
 
-        assert ours | mine == allocation.of_gpu_threads(variables)
-        assert ours | mine == allocation.of_gpu_threads(given_to)
+        assert ours | mine == allocation.gpu_thread_variables(variables)
+        assert ours | mine == allocation.gpu_thread_variables(given_to)
 
 
 CGROUP, FILES = "proc/self/cgroup", "sys/fs/cgroup"

@@ -29,7 +29,7 @@ OTHER_ROOMS = {
 def digest_of(root, **changes):
     code_digest.read_once.cache_clear()
     tree = SourceTree(**{"revision": "r", "root": root, "versions": VERSIONS} | changes)
-    return code_digest.of_trial("resnet50", "in_graph", tree)
+    return code_digest.trial_digest("resnet50", "in_graph", tree)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_workload_without_tensorflow_says_what_to_install(
     monkeypatch.setattr(importlib.metadata, "version", version)
     message = r"resnet50 needs .*, which is not installed; install '.*\[tensorflow\]'"
     with pytest.raises(PlanError, match=message):
-        code_digest.of_trial("resnet50", "in_graph")
+        code_digest.trial_digest("resnet50", "in_graph")
 
 
 def ours(modules):
@@ -200,7 +200,9 @@ def test_what_starts_a_trial_is_measured():
 
 @pytest.mark.usefixtures("finished")
 def test_other_code_is_refused(refuse, small, monkeypatch):
-    monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
+    monkeypatch.setattr(
+        "harness.sources.code_digest.trial_digest", lambda *_: "another"
+    )
     for words in (("sweep", *small, "--study=s"), ("sweep", "--study", "s")):
         assert re.search(
             r"made with code of .*commit.* \(digest \w{16}\); it is now the code of"
@@ -227,7 +229,7 @@ def program(tmp_path, monkeypatch):
     command = f"{sys.executable} train.py {{replicas}}"
 
     def watch():
-        parts = identity.of_program(command, root, left_out=[root / "runs"])
+        parts = identity.program_identity(command, root, left_out=[root / "runs"])
         record = SimpleNamespace(command=command)
         plan = SimpleNamespace(
             program_code={"": parts},

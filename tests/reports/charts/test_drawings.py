@@ -44,7 +44,7 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
 
 def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
     (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
-    (found,) = first.of_kind("ceiling")
+    (found,) = first.points_of_kind("ceiling")
 
     assert found.num_replicas == 2
     assert found.value == pytest.approx(50 / 52, rel=0.02)

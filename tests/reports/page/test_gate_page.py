@@ -36,7 +36,7 @@ def judged(make, synthetic):
         )
         store = make(shape)
         rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
-        return store, gate.of_revisions(load_study(store), rule, baseline="main")
+        return store, gate.judge_revisions(load_study(store), rule, baseline="main")
 
     def record(*, slower, code, is_recorded=True, **update):
         store, found = measured(slower)
@@ -91,7 +91,7 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
 def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
     notes = ("looked after 3, 5 runs",)
     store = judged(slower=1.0, code=code, is_advice=is_advice, notes=notes)
-    found = judgement.of_view(view_store(store))
+    found = judgement.gate_view(view_store(store))
 
     assert (verdict, level) == (found.verdict, found.level.value)
     if is_advice:
@@ -102,9 +102,9 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
 
 def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
     store = judged(slower=1.1, code=1, is_recorded=False)
-    found = judgement.of_view(view_store(store))
+    found = judgement.gate_view(view_store(store))
     (store.root / gate.GATE_NAME).write_text("{}", encoding="utf-8")
-    damaged = judgement.of_view(view_store(store))
+    damaged = judgement.gate_view(view_store(store))
 
     assert "has not concluded" in found.sentence
     assert "cannot be read" in damaged.sentence

@@ -137,9 +137,9 @@ def test_the_axis_of_ratios_holds_all_values(values, reach):
 
 
 def test_ratios_that_hold_stand_out():
-    differs = str(bars.of_ratio(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
+    differs = str(bars.ratio_bar(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
     endless = estimate(1.2, 0.0, float("inf"))
-    unclear = str(bars.of_ratio(endless, 1.5, is_marked=False))
+    unclear = str(bars.ratio_bar(endless, 1.5, is_marked=False))
 
     assert "var(--accent)" in differs
     assert "var(--accent)" not in unclear

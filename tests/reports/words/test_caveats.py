@@ -24,7 +24,7 @@ def _text(view):
 
 def _caveat(view, name):
     """The level of a caveat, and its reason."""
-    (found,) = [of for of in caveats.of_view(view) if of.name == name]
+    (found,) = [of for of in caveats.collect(view) if of.name == name]
     return found.level, plain(found.reason)
 
 
@@ -32,7 +32,7 @@ def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
     level, reason = _caveat(interleaved, "Quiet machine")
     study = with_blocks(interleaved.study, lambda _: QUIET)
     quiet = dataclasses.replace(interleaved, study=study)
-    found = {of.name: of.level for of in caveats.of_view(quiet)}
+    found = {of.name: of.level for of in caveats.collect(quiet)}
 
     assert level is Level.CAUTION
     assert "load was not recorded in" in reason

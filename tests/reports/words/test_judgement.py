@@ -34,7 +34,7 @@ def judged(make, synthetic):
 
     def judge(**fields):
         study = load_study(make(**(defaults | fields)))
-        return judgement.record_of(gate.of_revisions(study, rule, baseline="main"))
+        return judgement.record_of(gate.judge_revisions(study, rule, baseline="main"))
 
     return judge
 

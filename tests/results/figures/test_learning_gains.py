@@ -48,7 +48,7 @@ def with_failed(study, num_replicas, numbers):
 
 
 def test_more_replicas_are_compared_with_the_fewest(study):
-    (found,) = learning_gains.of_study(study)
+    (found,) = learning_gains.study_gains(study)
     first, second = found.cases
     pairs = [
         1.0 if a > b else 0.5 * (a == b)
@@ -70,14 +70,14 @@ def test_a_metric_of_unknown_direction_is_not_compared(study, study_of):
     facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
     for metrics in ((facts,), ()):
         plan = study.plan.model_copy(update={"metrics": metrics})
-        assert () == learning_gains.of_study(dataclasses.replace(study, plan=plan))
-    assert () == learning_gains.of_study(study_of(2))
+        assert () == learning_gains.study_gains(dataclasses.replace(study, plan=plan))
+    assert () == learning_gains.study_gains(study_of(2))
 
 
 @pytest.mark.parametrize("num_failed", [1, 3])
 def test_a_run_that_failed_is_worse_than_any_other(study, num_failed):
     was, now, best = (
-        learning_gains.of_study(of)[0].cases[1]
+        learning_gains.study_gains(of)[0].cases[1]
         for of in (
             study,
             with_failed(study, 2, range(num_failed)),
@@ -93,7 +93,7 @@ def test_a_run_that_failed_is_worse_than_any_other(study, num_failed):
 
 
 def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(study):
-    (found,) = learning_gains.of_study(with_failed(study, 1, range(3)))
+    (found,) = learning_gains.study_gains(with_failed(study, 1, range(3)))
 
     assert found.missed > 0.5
     assert reached(study, 1)[3] == found.target

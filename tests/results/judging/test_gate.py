@@ -50,11 +50,11 @@ def rule_of(metric):
 
 
 def of_revisions(study, metric="throughput"):
-    return gate.of_revisions(study, rule_of(metric), baseline="main")
+    return gate.judge_revisions(study, rule_of(metric), baseline="main")
 
 
 def of_studies(study, stored, metric="throughput"):
-    return gate.of_studies(study, stored, rule_of(metric), baseline="study b")
+    return gate.judge_studies(study, stored, rule_of(metric), baseline="study b")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
 
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
-    rates = paired_gate.of_gate(2, FEWEST, 0.05)
+    rates = paired_gate.stated_rates(2, FEWEST, 0.05)
     text = judgement.headline(of_revisions(interleaved(revisions={BASE: 1.0})))
 
     assert f"and passes with probability {rates.passes:.1%} at most" in text

@@ -158,7 +158,7 @@ def slowdown(here, there, kind):
 
 
 def test_slowdowns_of_blocks_and_stretches(pairs):
-    found = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
+    found = paired_gate.slowdown_logs(pairs, gate_metrics.THROUGHPUT)
 
     assert [BLOCKS, SUSTAINED, TAIL] == list(found)
     for column, (case, other) in enumerate(pairs):
@@ -170,8 +170,8 @@ def test_slowdowns_of_blocks_and_stretches(pairs):
 
 
 def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
-    whole = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
-    found = paired_gate.of_pairs(pairs, gate_metrics.EFFICIENCY)
+    whole = paired_gate.slowdown_logs(pairs, gate_metrics.THROUGHPUT)
+    found = paired_gate.slowdown_logs(pairs, gate_metrics.EFFICIENCY)
 
     assert [BLOCKS, SUSTAINED] == list(found)
     for kind, values in found.items():

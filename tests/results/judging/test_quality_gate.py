@@ -36,16 +36,16 @@ def learned(tmp_path, synthetic):
 
 
 def rule_of(study, name="top_1"):
-    metric = gate_metrics.of_quality(study.metrics[name])
+    metric = gate_metrics.quality_metric(study.metrics[name])
     return Rule(metric=metric, delta=0.05, alpha=0.05)
 
 
 def of_revisions(study, name="top_1"):
-    return gate.of_revisions(study, rule_of(study, name), baseline="main")
+    return gate.judge_revisions(study, rule_of(study, name), baseline="main")
 
 
 def of_studies(study, stored):
-    return gate.of_studies(study, stored, rule_of(study), baseline="study b")
+    return gate.judge_studies(study, stored, rule_of(study), baseline="study b")
 
 
 def with_finals(study, here, there, **fields):
@@ -117,7 +117,7 @@ def _regressions(failing, n):
         ours, theirs = rng.normal(0.9, 0.01, (2, n))
         ours = np.where(rng.random(n) < failing, 0.1, ours)
         scale = -1 / np.median(theirs)
-        judgement, _ = quality_gate.of_losses(
+        judgement, _ = quality_gate.judge_losses(
             list(scale * ours), list(scale * theirs), rule, is_paired=True
         )
         found += judgement.verdict is Verdict.REGRESS

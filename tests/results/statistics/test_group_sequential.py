@@ -22,7 +22,7 @@ LOOKS = group_sequential.planned_looks(0.05)
 
 def judged(logs, *, delta=0.05, alpha=0.05):
     mean = estimates.one_group(logs, "logs")
-    return group_sequential.of_mean(mean, delta=delta, alpha=alpha)
+    return group_sequential.judge_mean(mean, delta=delta, alpha=alpha)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def sentences(view):
 
 
 def design(view):
-    (found,) = [of for of in caveats.of_view(view) if of.name == "Design"]
+    (found,) = [of for of in caveats.collect(view) if of.name == "Design"]
     return found.reason
 
 

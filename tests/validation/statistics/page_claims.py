@@ -283,7 +283,7 @@ def _quality_gates(num, seed):
             found = 0
             for ours, theirs in returns(generator, num, 2, n):
                 scale = -1 / np.median(theirs)
-                judgement, _ = quality_gate.of_losses(
+                judgement, _ = quality_gate.judge_losses(
                     list(scale * (ours - loss)),
                     list(scale * theirs),
                     rule,

@@ -67,13 +67,13 @@ def test_gates_seldom_err(name, num_cases):
 
 
 def test_pages_have_the_rates_of_their_own_configuration():
-    rates = paired_gate.of_gate(2, None, 0.05)
-    few, many = (paired_gate.of_gate(1, number, 0.05) for number in (7, 100))
+    rates = paired_gate.stated_rates(2, None, 0.05)
+    few, many = (paired_gate.stated_rates(1, number, 0.05) for number in (7, 100))
 
     assert 0.02 < rates.passes <= MOST[False]["pass"]
     assert rates.passes_dependent <= MOST[True]["pass"]
     assert 0 == few.passes < many.passes
-    assert paired_gate.of_gate(2, None, 0.01) is None
+    assert paired_gate.stated_rates(2, None, 0.01) is None
 
 
 def test_the_rates_that_ship_are_those_of_the_simulation():

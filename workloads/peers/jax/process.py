@@ -67,20 +67,20 @@ class Process:
         return jax.device_put(values, NamedSharding(self._mesh, spec))
 
     def moving(self) -> Weights:
-        found = {
+        weights = {
             name: np.stack([value] * self.num_replicas)
             for name, value in self.export.part("weights").items()
             if inputs.is_moving(name)
         }
-        return self.placed(found, is_own=True)
+        return self.placed(weights, is_own=True)
 
     def batches(self) -> Any:
         for batch in self._share.batches():
             yield self.placed(batch, is_own=True)
 
     def draws(self) -> Any:
-        for found in self._share.draws():
-            yield self.placed(found, is_own=True)
+        for draws in self._share.draws():
+            yield self.placed(draws, is_own=True)
 
 
 def normalized(

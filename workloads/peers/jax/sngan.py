@@ -30,8 +30,11 @@ class Pass:
 
     def images(self, latents: jax.Array, labels: jax.Array) -> jax.Array:
         """Returns what the generator makes, in [-1, 1]."""
-        of = self._weights
-        flat = latents @ of["generator.dense.kernel"] + of["generator.dense.bias"]
+        weights = self._weights
+        flat = (
+            latents @ weights["generator.dense.kernel"]
+            + weights["generator.dense.bias"]
+        )
         hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
         for path in inputs.block_paths(self._weights, "generator"):
             inner = self._conditional(hidden, f"{path}.norm_1", labels)
@@ -40,7 +43,9 @@ class Pass:
             shortcut = doubled(self._conv(hidden, f"{path}.shortcut"))
             hidden = self._conv(inner, f"{path}.conv_2") + shortcut
         path = "generator.last_norm"
-        hidden = self._norm(hidden, path, of[f"{path}.gamma"], of[f"{path}.beta"])
+        hidden = self._norm(
+            hidden, path, weights[f"{path}.gamma"], weights[f"{path}.beta"]
+        )
         return jnp.tanh(self._conv(hidden, "generator.last_conv"))
 
     def logits(self, images: jax.Array, labels: jax.Array) -> jax.Array:
@@ -205,7 +210,10 @@ def main() -> None:
             weights[name.partition(".")[0]][name] = value
     averages = dict(weights["generator"]) if config["ema_decay"] else {}
     trained = [
-        (value, *({name: 0 * of for name, of in value.items()} for _ in range(2)))
+        (
+            value,
+            *({name: 0 * values for name, values in value.items()} for _ in range(2)),
+        )
         for value in weights.values()
     ]
     state = process.placed((*trained, norms, averages), is_own=False)

@@ -67,8 +67,8 @@ class Process:
             yield made, torch.from_numpy(labels).long()
 
     def draws(self) -> Iterator[dict[str, torch.Tensor]]:
-        for found in self._share.draws():
-            made = {name: torch.from_numpy(value) for name, value in found.items()}
+        for draws in self._share.draws():
+            made = {name: torch.from_numpy(value) for name, value in draws.items()}
             yield {**made, "pixels": made["pixels"].permute(0, 3, 1, 2)}
 
     def has_weight(self, name: str) -> bool:
