@@ -145,7 +145,7 @@ def options_of_sweeps() -> dict[str, tuple[str, ...]]:
 def run_program() -> Any:
     def run(name: str, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(name)), *arguments],
+            [sys.executable, str(Path(__file__).parent / name), *arguments],
             cwd=ROOT,
             env={
                 **os.environ,
