@@ -251,7 +251,7 @@ def test_the_largest_stage_has_as_little_to_compute_as_it_can():
     for num_stages, sizes in ((1, [10]), (3, [4, 3, 3]), (5, [2] * 5)):
         options = {"pipeline_stages": num_stages}
         made = catalog.make_config("transformer", "laptop", options)
-        costs = config.of_parts(made)
+        costs = config.flops_by_part(made)
         cut = replicator.balance_stages(costs, num_stages)
 
         assert made.num_layers + 2 == len(costs)
