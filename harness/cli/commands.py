@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from harness.planning.design import CheckedSweep
 
 
+HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
+
+
 def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     study, command = planned.study, planned.command
     specs = [trial.spec for trial in planned.trials]
@@ -77,7 +80,7 @@ def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     arguments = _without(command[command.index("harness") + 1 :], "--study")
     job = Job(
         name=name[:53].strip("-") or "sweep",
-        command=(sys.executable, "-m", "harness", *arguments, "--study", study),
+        command=(*HARNESS_COMMAND, *arguments, "--study", study),
         workers=workers,
         gpus_per_worker=gpus_per_worker,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)

@@ -107,7 +107,7 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
     counted = shared / "counted"
     done = harness(
         *overridden(SWEEP, f"--repeats={number_of_trials}"),
-        "--nodes=2",
+        "--set=nodes=2",
         FAKE_STEP_SEC="0.3",
         FAKE_COUNT_FILE=str(counted),
     )
