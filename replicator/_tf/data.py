@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
-_AT_ONCE = 4  # parts of the state of an iterator in one message
+_AT_ONCE, _MESSAGE_BYTES = 4, 2**24  # at least, and about: of an iterator's state
 _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
@@ -103,11 +103,15 @@ def serialize_iterator(iterator: Any) -> list[bytes]:
         resource_handle=iterator._iterator_resource,  # noqa: SLF001
         external_state_policy=fail.value,
     )
-    # A few at a time: a message of all together can pass the limit of 2 GB.
-    count = int(state.shape[0])
-    sizes = [min(_AT_ONCE, count - first) for first in range(0, count, _AT_ONCE)]
-    parts = tf.split(state, sizes)
-    return [tf.io.serialize_tensor(part).numpy() for part in parts]
+    # As many at a time as are small: a message of all can pass the limit of 2 GB.
+    messages: list[bytes] = []
+    begin, size = 0, _AT_ONCE
+    while begin < state.shape[0]:
+        messages.append(tf.io.serialize_tensor(state[begin : begin + size]).numpy())
+        begin += size
+        fitting = size * _MESSAGE_BYTES // len(messages[-1])
+        size = max(_AT_ONCE, min(2 * size, fitting))
+    return messages
 
 
 def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:

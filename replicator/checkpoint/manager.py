@@ -206,8 +206,10 @@ class CheckpointManager:
                 kinds={path: state.kind.value for path, state in local.items()},
                 positions=tuple(positions),
             )
-            fields = {"format": FORMAT, **dataclasses.asdict(metadata)}
-            self._metadata.value = json.dumps(fields).encode()
+            names = [field.name for field in dataclasses.fields(metadata)]
+            fields = {"format": FORMAT, **{n: getattr(metadata, n) for n in names}}
+            encoded = json.dumps(fields, default=dataclasses.asdict)
+            self._metadata.value = encoded.encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
         # Also a barrier: no worker proceeds before the checkpoint is complete.
