@@ -184,12 +184,12 @@ def set_option(keys: Iterable[str]) -> Option:
 
 
 def keys_of(model: type[Options]) -> dict[str, Option]:
-    options = {owner.name: owner for owner in declared(model)}
-    options = {name: own[0] for name, own in settings(model).items()} | options
+    options = {name: own[0] for name, own in settings(model).items()}
+    options |= {each.name: each for each in declared(model)}
     return {
-        k: owner
-        for k, owner in options.items()
-        if owner.is_key and not owner.is_argument
+        name: each
+        for name, each in options.items()
+        if each.is_key and not each.is_argument
     }
 
 

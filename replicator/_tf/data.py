@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
-_AT_ONCE, _MESSAGE_BYTES = 4, 2**24  # at least, and about: of an iterator's state
+# Messages with the state of an iterator: the fewest parts of one, and about its bytes.
+_AT_ONCE, _MESSAGE_BYTES = 4, 2**24
 _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 

@@ -206,6 +206,7 @@ class CheckpointManager:
                 kinds={path: state.kind.value for path, state in local.items()},
                 positions=tuple(positions),
             )
+            # Not asdict, which would copy the facts of each variable first.
             names = [field.name for field in dataclasses.fields(metadata)]
             fields = {"format": FORMAT, **{n: getattr(metadata, n) for n in names}}
             encoded = json.dumps(fields, default=dataclasses.asdict)

@@ -95,7 +95,8 @@ sweep --workload=d4pg --preset=smoke --budget=none --replicas=1 --backends=in_gr
   --data=walker:fly -> 'walker' has the tasks .*; did you mean 'walker:walk' or
   --replicas=1,3 --mode=strong -> 32 is not divisible by 3 .* 30 or 33, or 2 or 4
   --option=min_replay_size=30000 -> 15327 of min_replay_size=30000 .* at least 30654 wi
-  --device=gpu --preset=gpu --set=steps-per-sync=2 -> 2 with .* d4pg: actors .*; use 1
+  --device=gpu --preset=gpu --set=steps-per-sync=2 -> 2 with workload d4pg: \
+actors .*; use 1
 sweep --workload=transformer --preset=smoke --replicas=1,2
   --per-replica-batch-size=100 -> sequence_length 64; use 64 or 128 tokens per repl
   --mode=strong --global-batch-size=96 --replicas=2 -> of 48 tokens each: .*-size 128 wi
@@ -154,7 +155,8 @@ report
 launch render --workers=4 --gpus-per-worker=2 -- python train.py
   --launcher=local -> --launcher local writes no files: its trials are started by
   --launcher=slurm --set=replicas=3 -> makes 8 replicas, not replicas=3; choose
-  --launcher=slurm --set=nodes=5 -> --set nodes=5 is more than --workers 4: .*at m
+  --launcher=slurm --set=nodes=5 -> --set nodes=5 is more than --workers 4: \
+.*at most
   --launcher=slurm "--name=A B" -> job name 'A B' is not valid; allowed are up to
   --launcher=slurm '--directory=/a"b' -> cannot stand in a batch file; leave out line
   --launcher=slurm --set=pod-template=x -> late=x has no effect with --launcher slu

@@ -304,7 +304,7 @@ def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
     assert 1 < products_per_sec < 1e9
     assert bytes_per_sec > 1e6
     ended = pytest.raises(
-        DoctorError, match=r"^a canary process ended before .* again$"
+        DoctorError, match=r"^a canary process ended before it .* again$"
     )
     with ended, checks.canary_processes((core,), -8):
         pass

@@ -202,7 +202,9 @@ def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
         err,
     )
     assert exit_codes.INCONCLUSIVE == shown[0], shown[2]
-    assert "not comparable, shown only and never a pass: machine fing" in shown[1]
+    assert (
+        "not comparable, shown only and never a pass: machine fingerprint" in shown[1]
+    )
     assert "INCONCLUSIVE: throughput against study stored" in shown[1]
 
 

@@ -82,7 +82,7 @@ NOT_SUBMITTED = [
     ("", "--set=nodes=3", r"nodes=3: partition 'main' has 2; use at most nodes=2"),
     ("", "--order=interleaved", r"--order interleaved on 2 hosts: blocks are judged"),
     # Of several, the largest has to have the nodes.
-    ("big,main", "--set=nodes=9", r"partition 'big' has 8; use at most nodes=8, or"),
+    ("big,main", "--set=nodes=9", r"partition 'big' has 8; use at most nodes=8, or se"),
 ]
 
 

@@ -194,7 +194,12 @@ def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory
             "out_of_memory",
             "the kernel counted 2 out-of-memory kills",
         ),
-        (signal.SIGKILL, 0, "failed", "unknown: the kernel counted no out-of-memory k"),
+        (
+            signal.SIGKILL,
+            0,
+            "failed",
+            "unknown: the kernel counted no out-of-memory ki",
+        ),
         (signal.SIGKILL, None, "failed", "unknown: its control group does not count"),
         # Some libraries abort where they cannot allocate; the log has their last words.
         (signal.SIGABRT, 0, "out_of_memory", "SIGABRT"),

@@ -104,8 +104,8 @@ def test_what_layers_cannot_do_is_refused():
             "^ValueError: synchronized=True makes Keras communicate too": lambda: norm(
                 synchronized=True
             ),
-            "^ValueError: renorm=True corrects the statistics of small": lambda: norm(
-                renorm=True
+            "^ValueError: renorm=True corrects the statistics of small batches": (
+                lambda: norm(renorm=True)
             ),
             "^ValueError: num_parts 12 must be .* is 11": lambda: make(12),
             "^ValueError: .*needs integer ids, but got 'float32'": lambda: make(2)(

@@ -79,7 +79,8 @@ def test_what_cannot_be_divided_is_refused():
     split, mean = replicator.split_global_batches, replicator.mean_over_examples
     check_messages(
         {
-            r"^ValueError: .*one floating value per example.*float32 of shape \(\)": (
+            r"^ValueError: .*one floating value per example.*got float32 of shape "
+            r"\(\)": (
                 lambda: replicator.create("single").run(lambda: mean(tf.constant(1.0)))
             ),
             r"^CollectiveContextError: mean_over_examples\(\) was called in": lambda: (

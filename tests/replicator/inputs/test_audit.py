@@ -158,7 +158,8 @@ REFUSED = {
         _shares(8, 2),
         {"key_fn": tf.reduce_sum},
     ),
-    r"^TypeError: audit_inputs\(\) calls key_fn with a batch, but got None, which": (
+    r"^TypeError: audit_inputs\(\) calls key_fn with a batch, but got None, which "
+    "is not": (
         _shares(8, 2),
         {"key_fn": None},
     ),

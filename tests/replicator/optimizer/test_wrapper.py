@@ -166,18 +166,16 @@ _GRAD = [1.0, 1.0]
 REFUSED = {
     r"^ValueError: .*gradient of 'first.*' has shape \(\), but the variable has shape "
     r"\(2,\)": _apply_one(lambda: 1.0),
-    r"^ValueError: .*has shape \(3,\), but the variable has shape \(2,\); pass them": (
-        _apply_one(lambda: _slices(tf.ones([1]), tf.constant([3])))
-    ),
-    r"^ValueError: .*has shape \(None, 4\), but the variable has shape \(2,\); pass": (
-        _apply_one(lambda: _slices(tf.ones([1, 4])))
-    ),
-    r"^TypeError: .*apply\(\) got pairs of gradient and variable; write optim": (
+    r"^ValueError: .*has shape \(3,\), but the variable has shape \(2,\); pass them "
+    "in": (_apply_one(lambda: _slices(tf.ones([1]), tf.constant([3])))),
+    r"^ValueError: .*has shape \(None, 4\), but the variable has shape \(2,\); pass "
+    "them in": (_apply_one(lambda: _slices(tf.ones([1, 4])))),
+    r"^TypeError: .*apply\(\) got pairs of gradient and variable; write "
+    r"optimizer.apply\(": (
         lambda o, w: o.apply(zip([_GRAD], w[1:], strict=True), w[1:])
     ),
-    r"^ValueError: .*apply\(\) got 1 gradients for 2 variables; pass one per var": (
-        lambda o, w: o.apply([_GRAD], w)
-    ),
+    r"^ValueError: .*apply\(\) got 1 gradients for 2 variables; pass one per "
+    "variable, in": (lambda o, w: o.apply([_GRAD], w)),
     "^ValueError: .*got gradients but no variables, and the optimizer was not built": (
         lambda o, _: o.apply([_GRAD, _GRAD])
     ),
