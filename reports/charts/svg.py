@@ -115,7 +115,7 @@ def draw(
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
-    body = compact(re.sub(r"\n\s*", "\n", body))
+    body = re.sub(r"\n\s*", "\n", body)
     body = re.sub(r'<g class="tip" data-number="(\d+)"([^>]*)>', put_tip, body)
     return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
 
@@ -186,54 +186,3 @@ def _give_to_page(text: str) -> str:
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
     # The figure as a whole has the size of most of its texts.
     return text.replace(f"font-size: {FONT_SIZE}px; ", "")
-
-
-_GROUP: Final = re.compile(r"<g(/?)>|<g [^>]*?(/?)>|</g>")
-_PATH: Final = re.compile(r' d="([^"]*)"')
-# A line to a point, and lines from there to the same point: steps have many.
-_REPEATED: Final = re.compile(r"(L-?\d+(?:\.\d+)? -?\d+(?:\.\d+)?)(?:\1(?![\d.]))+")
-_CLIPPED: Final = re.compile(r'(<g clip-path="[^"]*")>\s*((?:<use [^>]*/>\s*)+)</g>')
-_STYLE: Final = re.compile(r' style="([^"]*)"')
-
-
-def compact(text: str) -> str:
-    """Returns the SVG without groups that mean nothing and styles that repeat."""
-    text = _CLIPPED.sub(_share_style, text)
-    text = _PATH.sub(_shorten_path, text)
-    text = _without_plain_groups(text)
-    text = _STYLE.sub(lambda style: re.sub(r"([:,;]) ", r"\1", style.group(0)), text)
-    return re.sub(r"\n{2,}", "\n", text)
-
-
-def _share_style(match: re.Match[str]) -> str:
-    """Gives the style of all marks to their group, if it is the same for all."""
-    group, marks = match.groups()
-    styles = set(_STYLE.findall(marks))
-    if len(styles) != 1:
-        return match.group(0)
-    return f'{group} style="{styles.pop()}">{_STYLE.sub("", marks)}</g>'
-
-
-def _shorten_path(match: re.Match[str]) -> str:
-    path = re.sub(r"\s+", " ", match.group(1)).strip()
-    path = re.sub(r" ?([A-Za-z]) ?", r"\1", path)
-    path = _REPEATED.sub(r"\1", path)
-    return f' d="{path}"'
-
-
-def _without_plain_groups(text: str) -> str:
-    """Removes the tags of groups without attributes, and keeps what is in them."""
-    kept: list[bool] = []
-
-    def choose(match: re.Match[str]) -> str:
-        tag = match.group(0)
-        if tag == "</g>":
-            return tag if kept.pop() else ""
-        if tag == "<g/>":
-            return ""
-        if not tag.endswith("/>"):
-            kept.append(tag != "<g>")
-            return tag if kept[-1] else ""
-        return tag
-
-    return _GROUP.sub(choose, text)

@@ -19,7 +19,6 @@ import reports
 from replicator import catalog
 from reports import output_file, plot, view
 from reports.charts import over_replicas, rows, runs, style
-from reports.charts.svg import compact
 from reports.page import page
 from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
@@ -169,38 +168,6 @@ def test_the_first_ten_backends_of_the_catalogue_have_their_own():
     assert len(set(style.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
     assert view.series_of("mine") == 1  # in every process
     assert 0 <= view.series_of("") < view.NUM_SERIES
-
-
-MARK = '<use href="#m" x="{}" y="2" style="fill: {}"/>\n'
-ONE, TWO, OTHER = (MARK.format(*of) for of in ((1, "red"), (2, "red"), (2, "blue")))
-
-
-@pytest.mark.parametrize(
-    ("drawing", "smaller"),
-    [
-        # A line to where it is already is left out, where the whole point is repeated.
-        ('<path d="M 0 0 L 1 2 L 1 2 L 1 2 L 3 4"/>', '<path d="M0 0L1 2L3 4"/>'),
-        # A dot, by its round ends.
-        ('<path d="M 1 2 L 1 2 L 1 2"/>', '<path d="M1 2L1 2"/>'),
-        ('<path d="M 0 0 L 1 2 L 1 2.5 L 1 25"/>', '<path d="M0 0L1 2L1 2.5L1 25"/>'),
-        ('<path d="M 0 0 L -1.5 2 L -1.5 2 z"/>', '<path d="M0 0L-1.5 2z"/>'),
-        ('<g/>\n<path d="M 0 0 \nL 1 2 \n"/>', '<path d="M0 0L1 2"/>'),
-        # Texts keep their spaces; marks of one style share it, others keep theirs.
-        ("<g>\n<text>a, b: c; d</text>\n</g>", "<text>a, b: c; d</text>"),
-        (
-            f'<g clip-path="url(#a)">\n{ONE}{TWO}</g>',
-            f'<g clip-path="url(#a)" style="fill:red">\n{ONE}{TWO}</g>'.replace(
-                ' style="fill: red"', ""
-            ).replace(">\n<use", "><use", 1),
-        ),
-        (
-            f'<g clip-path="url(#a)">\n{ONE}{OTHER}</g>',
-            f"{ONE}{OTHER}".replace(": ", ":"),
-        ),
-    ],
-)
-def test_a_drawing_is_smaller_and_says_the_same(drawing, smaller):
-    assert smaller in compact(drawing)
 
 
 EIGHT = tuple(f"backend_{index}" for index in range(8))
