@@ -8,15 +8,13 @@ import dataclasses
 import io
 import itertools
 import json
-import math
 import os
 import re
 import stat
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.command import numbers
-from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
+from harness.command.numbers import Meaning, NumberError
 from harness.command.running import MOST_COLUMNS, CommandError, TerminalLine
 from harness.errors import PlanError
 from harness.trial.measure import exact_metric
@@ -25,7 +23,7 @@ from results.records.models import MetricFacts
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.command.numbers import Metric
@@ -45,7 +43,6 @@ OWN_ERRORS: Final = (CommandError.__name__, ReadingError.__name__)
 
 SHOWN: Final = 120  # Characters of a line or number that a message shows.
 _BEFORE: Final = 60  # Characters before a number that a message shows.
-_EXACT_DIGITS: Final = 15  # Decimal digits that a float always keeps.
 _WHOLE = re.compile(
     r"(?:(?P<word>[^\W\d_]+)[^\w\n]{0,4})?(?<![\w.,:+\-])(?P<number>[0-9]{1,15})"
     r"(?![\w:]|[.,][0-9])"
@@ -71,49 +68,38 @@ class Reading:
     # Whole numbers of the line, by the word before each and its place.
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
+    def check_positive(self) -> None:
+        if not self.value:
+            raise ReadingError(
+                f"{self.where} has 0, which is not a rate or a time; they are positive"
+                " and finite: look at what the program did"
+            )
 
-def number(
-    place: Place, where: str, option: str, quantity: Quantity, notation: Notation
+
+def _number(
+    text: str, where: str, meaning: Meaning, match: re.Match[str] | None = None
 ) -> float:
-    """Returns a number that is finite and not below zero."""
     try:
-        value = read(place, quantity, notation)
-        _check_range(place, value, quantity)
+        return numbers.read(text, meaning, match)
     except NumberError as error:
-        shown = printable(place.text[error.start : error.end])[:SHOWN]
+        shown = printable(text[error.start : error.end])[:SHOWN]
         first = max(0, error.start - _BEFORE)
-        line = printable(place.text[first : first + SHOWN])
+        line = printable(text[first : first + SHOWN])
         caret = " " * (error.start - first) + "^" * max(1, min(len(shown), SHOWN))
+        why = f"which {error} (spellings: docs/command.md)"
+        if str(error).startswith("of which"):
+            why = str(error)
+        elif re.fullmatch(r"[-+]?(?:nan|inf(?:inity)?)", shown, re.IGNORECASE):
+            why = (
+                "which is not a rate or a time; they are positive and finite: look at"
+                " what the program did"
+            )
+        elif str(error) == "is not a number":
+            why = f"which {error}; put the group of {meaning.option} around the number"
+            why += " alone"
         raise ReadingError(
-            f"{where} has {shown!r}, {_why(str(error), shown, option)}",
-            detail=f"{line}\n{caret}",
+            f"{where} has {shown!r}, {why}", detail=f"{line}\n{caret}"
         ) from error
-    return float(value)
-
-
-def _why(reason: str, shown: str, option: str) -> str:
-    if reason.startswith("of which"):
-        return reason
-    if re.fullmatch(r"[-+]?(?:nan|inf(?:inity)?)", shown, re.IGNORECASE):
-        reason = "is not a rate or a time; they are positive and finite: look at what"
-        return f"which {reason} the program did"
-    if reason == "is not a number":
-        return f"which {reason}; put the group of {option} around the number alone"
-    return f"which {reason} (spellings: docs/command.md)"
-
-
-def _check_range(place: Place, value: Decimal, quantity: Quantity) -> None:
-    span = place.start, len(place.text)
-    if not math.isfinite(float(value)):
-        raise NumberError("is too large", *span)
-    digits = "".join(map(str, value.as_tuple().digits)).strip("0")
-    is_exact = len(digits) <= _EXACT_DIGITS or Decimal(float(value)) == value
-    if quantity is Quantity.COUNT and not is_exact:
-        raise NumberError(
-            f"has {len(digits)} digits and cannot be compared exactly; print at most"
-            f" {_EXACT_DIGITS}",
-            *span,
-        )
 
 
 def counters(text: str) -> dict[str, int]:
@@ -136,140 +122,92 @@ def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
     return sorted(steps - {0})
 
 
-def check_positive(reading: Reading) -> None:
-    if not reading.value:
-        raise ReadingError(
-            f"{reading.where} has 0, which is not a rate or a time; they are positive"
-            " and finite: look at what the program did"
-        )
-
-
 class LineReader:
-    """Splits one stream into lines, and finds the number in each."""
+    """Finds the number in each line."""
 
-    def __init__(
-        self,
-        pattern: re.Pattern[str],
-        option: str = "--metric",
-        quantity: Quantity = Quantity.RATE,
-        notation: Notation = PLAIN,
-    ) -> None:
-        self._pattern, self.option = pattern, option
-        self._quantity, self._notation = quantity, notation
-        self._inverse, self._near = _inverse(pattern), _near(pattern)
-        self._terminal = TerminalLine()
-        self.missed: list[str] = []  # that match but for the number
-        self.num_read = 0  # that have one
+    def __init__(self, pattern: re.Pattern[str], meaning: Meaning) -> None:
+        self._meaning = meaning
+        self._patterns, self._near = [pattern], None
+        if (parts := _parts(pattern.pattern)) is not None:
+            before, group, behind = parts
+            self._patterns += filter(None, [_inverse(pattern, before + group, behind)])
+            self._near = _near(pattern, before, behind)
+        self._missed: list[str] = []  # that match but for the number
+        self._num_read = 0  # that have one
 
-    def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
-        for line in self._terminal.feed(chunk):
-            yield from self._read(line, ns)
-
-    def _read(self, line: str, ns: int) -> Iterator[Reading]:
-        is_cut, text = len(line) > MOST_COLUMNS, line[:MOST_COLUMNS]
-        pattern = self._pattern
-        matches = [*pattern.finditer(text)]
-        if not matches and self._inverse is not None:
-            pattern = self._inverse
-            matches = [*pattern.finditer(text)]
+    def read(self, line: str, ns: int) -> Iterator[Reading]:
+        text = line[:MOST_COLUMNS]
         shown = printable(text.strip())[:SHOWN]
+        found = ([*pattern.finditer(text)] for pattern in self._patterns)
+        matches = next(filter(None, found), [])
         if len(matches) > 1:
             raise ReadingError(
-                f"the pattern of {self.option} matches {len(matches)} times in the line"
-                f" {shown!r}; add what stands before the number that you mean"
+                f"the pattern of {self._meaning.option} matches {len(matches)} times in"
+                f" the line {shown!r}; add what stands before the number that you mean"
             )
         where = f"the line {shown!r}"
+        whole = text + "\u2026" * (len(line) > MOST_COLUMNS)
         for match in matches:
-            self.num_read += 1
-            place = _place(pattern, match, is_cut=is_cut)
-            value = number(place, where, self.option, self._quantity, self._notation)
+            self._num_read += 1
+            value = _number(whole, where, self._meaning, match)
             yield Reading(ns, value, where, counters(text))
         near = None if matches else self._near
         if near is not None and any(map(near.search, (text, text + " "))):
-            self.missed.append(shown)
+            self._missed.append(shown)
 
-
-def check_missed(readers: Iterable[LineReader]) -> None:
-    """Checks that no line lacked its number, once the program has printed enough."""
-    for reader in readers:
-        if number_of := len(reader.missed):
+    def check_missed(self) -> None:
+        """Checks that no line lacked its number, once enough has been printed."""
+        if number := len(self._missed):
             raise ReadingError(
-                f"{number_of} of {number_of + reader.num_read} lines that"
-                f" {reader.option} looks for have no number, such as"
-                f" {reader.missed[0]!r}: what was computed there failed, or the pattern"
+                f"{number} of {number + self._num_read} lines that"
+                f" {self._meaning.option} looks for have no number, such as"
+                f" {self._missed[0]!r}: what was computed there failed, or the pattern"
                 " is too narrow; look at what the program did"
             )
 
 
-def _place(pattern: re.Pattern[str], match: re.Match[str], *, is_cut: bool) -> Place:
-    text, start = match.string, max(match.start(1), 0)
-
-    def asks(first: int, last: int) -> bool:
-        """Whether the pattern finds the number only where this stands here."""
-        filler = "x" if text[first].isdecimal() else "q"
-        other = text[:first] + filler * (last - first) + text[last:]
-        return all(
-            other_match.start(1) != start for other_match in pattern.finditer(other)
-        )
-
-    return Place(
-        text=text + "\u2026" * is_cut,
-        start=start,
-        is_led=match.start() < start,
-        asks=asks,
-    )
-
-
-def _group(source: str) -> tuple[int, int] | None:
-    """Returns where the capturing group of a pattern stands, brackets included."""
+def _parts(source: str) -> tuple[str, str, str] | None:
+    """Returns what stands before, in and behind the capturing group of a pattern."""
     opened: list[int | None] = []
     for token in _GROUP.finditer(source):
         if token[0][0] == "(":
             opened.append(token.start() if token[0] in ("(", "(?P<") else None)
-        elif token[0] == ")" and opened:
-            start = opened.pop()
-            if start is not None:
-                return start, token.end()
+        elif token[0] == ")" and opened and (start := opened.pop()) is not None:
+            return source[:start], source[start : token.end()], source[token.end() :]
     return None
 
 
-def _replaced(
-    pattern: re.Pattern[str], prefix: str, rest: str
-) -> re.Pattern[str] | None:
+def _replaced(pattern: re.Pattern[str], source: str) -> re.Pattern[str] | None:
     try:
-        return re.compile(prefix + rest, pattern.flags & ~re.UNICODE)
+        return re.compile(source, pattern.flags & ~re.UNICODE)
     except re.error:
         return None
 
 
-def _near(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+def _near(pattern: re.Pattern[str], before: str, behind: str) -> re.Pattern[str] | None:
     """Returns what finds the lines that match but for the number; None if any would."""
-    group = _group(pattern.pattern)
-    if group is None:
-        return None
-    prefix, suffix = pattern.pattern[: group[0]], pattern.pattern[group[1] :]
     literals = [
         re.search(r"\w", re.sub(r"\\\w|\[[^\]]*\]|\(\?\w*", "", part))
-        for part in (prefix, suffix)
+        for part in (before, behind)
     ]
-    is_whole = prefix.startswith("^") and suffix.endswith("$")
+    is_whole = before.startswith("^") and behind.endswith("$")
     if not (any(literals) or is_whole):
         return None
-    end = "" if suffix else r"(?=[\s,;|)\]}]|$)"
-    empty = r"|(?=\s*$)" if literals[0] and not suffix.strip("$") else ""
+    end = "" if behind else r"(?=[\s,;|)\]}]|$)"
+    empty = r"|(?=\s*$)" if literals[0] and not behind.strip("$") else ""
     no_number = _NO_NUMBER.replace("{empty}", empty).replace("{end}", end)
-    return _replaced(pattern, prefix, no_number + suffix)
+    return _replaced(pattern, before + no_number + behind)
 
 
-def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+def _inverse(
+    pattern: re.Pattern[str], before: str, behind: str
+) -> re.Pattern[str] | None:
     """Returns the pattern for s/it if one asks for it/s, or the reverse."""
-    group = _group(pattern.pattern)
-    per = _PER.match(pattern.pattern, group[1]) if group else None
-    if per is None or group is None or "s" not in (per["first"], per["second"]):
+    per = _PER.match(behind)
+    if per is None or "s" not in (per["first"], per["second"]):
         return None
-    prefix = pattern.pattern[: group[1]] + per["gap"]
-    rest = f"{per['second']}/{per['first']}" + pattern.pattern[per.end() :]
-    return _replaced(pattern, prefix, rest)
+    unit = f"{per['gap']}{per['second']}/{per['first']}"
+    return _replaced(pattern, before + unit + behind[per.end() :])
 
 
 # A count (bytes on the wire, nodes of a graph, launches) is the same in every run of
@@ -282,11 +220,11 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
 _PROTOCOL: Final = "printed by the program; the number that it printed last"
 
 
-def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
-    counts: dict[str, tuple[re.Pattern[str], Notation]] = {}
+def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Meaning]]:
+    counts: dict[str, tuple[re.Pattern[str], Meaning]] = {}
     for text in texts:
         left, equals, where = text.partition("=")
-        name, notation, _ = numbers.declared(left, OPTION, text)
+        name, meaning = numbers.declared(left, OPTION, text)
         if not equals or not where or not _NAME.fullmatch(name):
             raise PlanError(
                 f"{OPTION} {text!r} is not NAME=PATTERN; write a name of letters and"
@@ -295,7 +233,7 @@ def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notati
             )
         if name in counts:
             raise PlanError(f"{OPTION} {name!r} is given twice; give two names")
-        counts[name] = numbers.compiled(where, OPTION, text), notation
+        counts[name] = numbers.compiled(where, OPTION, text), meaning
     if len(counts) > MAX_METRICS:
         raise PlanError(f"{len(counts)} {OPTION} are too many; give {MAX_METRICS}")
     return counts
@@ -317,25 +255,35 @@ def count_facts(texts: Sequence[str]) -> tuple[MetricFacts, ...]:
     )
 
 
-class CountReader:
-    """Looks for the counts in the lines of both streams of a program."""
+class OutputReader:
+    """Finds the numbers of the metric and of the counts in what a program prints."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._lines = {
-            name: [LineReader(pattern, OPTION, Quantity.COUNT, notation) for _ in "12"]
-            for name, (pattern, notation) in parse_count(texts).items()
+    def __init__(self, metric: Metric, count_texts: Sequence[str]) -> None:
+        self._streams = TerminalLine(), TerminalLine()
+        self._metric = metric.pattern and LineReader(metric.pattern, metric.meaning)
+        self._counts: dict[str, tuple[LineReader, list[float]]] = {
+            name: (LineReader(*sought), [])
+            for name, sought in parse_count(count_texts).items()
         }
-        self._found: dict[str, list[float]] = {name: [] for name in self._lines}
 
-    def feed(self, stream: int, chunk: bytes, ns: int) -> None:
-        for name, lines in self._lines.items():
-            for reading in lines[stream].feed(chunk, ns):
-                self._found[name].append(reading.value)
+    def feed(self, stream: int, chunk: bytes, ns: int) -> Iterator[Reading]:
+        """Yields the numbers of the metric, and keeps those of the counts."""
+        lines = [*self._streams[stream].feed(chunk)]
+        for reader, values in self._counts.values():
+            for line in lines:
+                values.extend(found.value for found in reader.read(line, ns))
+        if self._metric is not None:
+            for line in lines:
+                yield from self._metric.read(line, ns)
 
-    def metrics(self) -> Iterator[dict[str, object]]:
+    def check_missed(self) -> None:
+        if self._metric is not None:
+            self._metric.check_missed()
+
+    def counts(self) -> Iterator[dict[str, object]]:
         """Yields the fields of a ``window_metric`` line for each count."""
-        for name, values in self._found.items():
-            check_missed(self._lines[name])
+        for name, (reader, values) in self._counts.items():
+            reader.check_missed()
             if not values:
                 raise CommandError(
                     f"no line that the command printed matches {OPTION} {name!r}; print"
@@ -363,9 +311,9 @@ class MetricFile:
         self._written, self._before = 0, b""
         with contextlib.suppress(OSError, ReadingError):
             self._written = path.stat().st_mtime_ns
-            before = content(path)
-            numbers_in(metric, before, path.name)
-            self._before = before
+            before = self._content()
+            if self._numbers(before):
+                self._before = before
         self._file, self._offset = (0, 0), 0  # what is read, and how far
         self._rest, self._rest_ns = b"", 0  # the last line, without an end so far
         self._head: bytes | None = None
@@ -399,160 +347,144 @@ class MetricFile:
         self._rest_ns = now_ns
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            self._take(now_ns, line)
+            self._take(line)
 
-    def _take(self, ns: int, line: bytes) -> None:
-        is_csv, is_head = self._metric.file_kind == "csv", self._head is None
-        if self._head is None:
-            self._head = line
-        if self._timed is None or not line.strip() or (is_csv and is_head):
+    def _take(self, line: bytes) -> None:
+        text = line
+        if self._metric.file_kind == "csv":
+            if self._head is None:
+                self._head = line
+                return
+            text = self._head + b"\n" + line
+        if self._timed is None or not line.strip():
             return
-        text = self._head + b"\n" + line if is_csv else line
         try:
-            values = _numbers(self._metric, text, self._path.name)
+            values = self._numbers(text)
         except ReadingError:  # a document of several lines, or said by read()
             self._timed = None
-        else:
-            others = counters(line.decode(errors="replace"))
-            self._timed += [Reading(ns, value, self._where, others) for value in values]
+            return
+        others = counters(line.decode(errors="replace"))
+        for value in values:
+            self._timed.append(Reading(self._rest_ns, value, self._where, others))
 
     def read(self) -> list[Reading]:
         """Returns the numbers that the program wrote.
 
         Each has its time if it was in a line of its own, so that it was seen to come.
         """
-        now = content(self._path)
-        values = numbers_in(self._metric, now, self._path.name)
+        now = self._content()
+        values = self._numbers(now)
+        if not values:
+            raise ReadingError(
+                f"{self._where} has no number {self._metric.key!r}; name one that it"
+                " has"
+            )
         if self._path.stat().st_mtime_ns == self._written:
             raise ReadingError(
-                f"the file {self._path.name!r} of --metric was there before the program"
-                " started, which did not write it; let it do so in each run"
+                f"{self._where} was there before the program started, which did not"
+                " write it; let it do so in each run"
             )
         if self._before and now != self._before and now.startswith(self._before):
             raise ReadingError(
-                f"the file {self._path.name!r} of --metric has the numbers of a run"
-                " before as well, since the program writes behind them; let it begin"
-                " anew, or write into {output_dir}"
+                f"{self._where} has the numbers of a run before as well, since the"
+                " program writes behind them; let it begin anew, or write into"
+                " {output_dir}"
             )
         if self._rest:  # the last line need not have an end
-            self._take(self._rest_ns, self._rest)
+            self._take(self._rest)
             self._rest = b""
         timed = self._timed or []
         if [reading.value for reading in timed] == values:
             return timed
         return [Reading(0, value, self._where) for value in values]
 
-
-def content(path: Path) -> bytes:
-    where = f"the file {path.name!r} of --metric"
-    try:
-        facts = path.stat()
-        if facts.st_size > MOST_BYTES:
-            raise ReadingError(
-                f"{where} has more than {MOST_BYTES // 2**20} MiB; write numbers only"
-            )
-        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
-            raise ReadingError(f"{where} is not a regular file; write one")
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ReadingError(
-            f"{where} was not written: {error.strerror}; paths are relative to where"
-            " the program starts, or begin with {output_dir}"
-        ) from error
-    except OSError as error:
-        raise ReadingError(
-            f"{where} cannot be read: {error.strerror}; repeat the trial with --retry"
-            " failed when it can"
-        ) from error
-
-
-def numbers_in(metric: Metric, text: bytes, name: str) -> list[float]:
-    values = _numbers(metric, text, name)
-    if not values:
-        raise ReadingError(
-            f"the file {name!r} of --metric has no number {metric.key!r}; name one"
-            " that it has"
-        )
-    return values
-
-
-def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
-    where = f"the file {name!r} of --metric"
-    try:
-        decoded = text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
-    try:
-        of_kind = _columns if metric.file_kind == "csv" else _members
-        members = [*of_kind(decoded, metric.key, where)]
-    except csv.Error as error:
-        raise ReadingError(
-            f"{where} is not CSV: {error}; write numbers only"
-        ) from error
-    except RecursionError as error:
-        raise ReadingError(
-            f"{where} is nested too deeply; write numbers only"
-        ) from error
-    return [
-        number(Place(text, 0), where, "--metric", metric.quantity, metric.notation)
-        for text in (
-            value if isinstance(value, str) else repr(value) for value in members
-        )
-    ]
-
-
-def _columns(text: str, key: str, where: str) -> Iterator[str]:
-    head = text.partition("\n")[0]
-    separator = next((one for one in ",;\t" if key in _names(head, one)), ",")
-    names = _names(head, separator)
-    if names.count(key) != 1:
-        what = f"{names.count(key)} columns" if key in names else "no column"
-        raise ReadingError(
-            f"{where} has {what} {key!r}; it has {', '.join(names)[:200] or 'none'}"
-        )
-    column = names.index(key)
-    rows = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
-    next(rows, None)
-    yield from (row[column] for row in rows if len(row) > column and row[column])
-
-
-def _names(head: str, separator: str) -> list[str]:
-    rows = csv.reader([head], delimiter=separator, skipinitialspace=True)
-    return [name.strip() for name in next(rows, [])]
-
-
-def _members(text: str, key: str, where: str) -> Iterator[Any]:
-    try:
-        documents = [json.loads(text)]
-    except ValueError:
+    def _content(self) -> bytes:
+        where = self._where
         try:
-            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
+            facts = self._path.stat()
+            if facts.st_size > MOST_BYTES:
+                raise ReadingError(
+                    f"{where} has more than {MOST_BYTES // 2**20} MiB; write numbers"
+                    " only"
+                )
+            if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
+                raise ReadingError(f"{where} is not a regular file; write one")
+            return self._path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise ReadingError(
-                f"{where} is not JSON: {error}; write one document, or one per line"
+                f"{where} was not written: {error.strerror}; paths are relative to"
+                " where the program starts, or begin with {output_dir}"
             ) from error
-    for document in documents:
-        yield from _follow(document, key, where)
+        except OSError as error:
+            raise ReadingError(
+                f"{where} cannot be read: {error.strerror}; repeat the trial with"
+                " --retry failed when it can"
+            ) from error
 
+    def _numbers(self, content: bytes) -> list[float]:
+        read_all = self._column if self._metric.file_kind == "csv" else self._members
+        try:
+            values = [*read_all(content.decode("utf-8-sig"))]
+        except UnicodeDecodeError as error:
+            why = f"is not UTF-8 text: {error}"
+            raise ReadingError(f"{self._where} {why}") from error
+        except csv.Error as error:
+            why = f"is not CSV: {error}; write numbers only"
+            raise ReadingError(f"{self._where} {why}") from error
+        except RecursionError as error:
+            why = "is nested too deeply; write numbers only"
+            raise ReadingError(f"{self._where} {why}") from error
+        texts = (each if isinstance(each, str) else repr(each) for each in values)
+        return [_number(text, self._where, self._metric.meaning) for text in texts]
 
-def _follow(value: Any, key: str, where: str) -> list[Any]:
-    """Returns what a key leads to; its dots may be of names, or between them."""
-    if isinstance(value, list):
-        return [members for member in value for members in _follow(member, key, where)]
-    if not key:
-        return [value]
-    if not isinstance(value, dict):
-        return []
-    ends = [index for index, one in enumerate(key + ".") if one == "."]
-    members = [
-        _follow(value[key[:end]], key[end + 1 :], where)
-        for end in ends
-        if key[:end] in value
-    ]
-    ways = [way for way in members if way]
-    if len(ways) > 1:
-        raise ReadingError(
-            f"{where} has {key!r} in {len(ways)} ways, since names have dots; rename"
-            " one of them"
-        )
-    return ways[0] if ways else []
+    def _column(self, text: str) -> Iterator[str]:
+        key = self._metric.key
+        for separator in ",;\t,":  # the first one again, for the message
+            lines = io.StringIO(text)
+            rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+            names = [name.strip() for name in next(rows, [])]
+            if key in names:
+                break
+        if names.count(key) != 1:
+            what = f"{names.count(key)} columns" if key in names else "no column"
+            has = ", ".join(names)[:200] or "none"
+            raise ReadingError(f"{self._where} has {what} {key!r}; it has {has}")
+        column = names.index(key)
+        yield from (row[column] for row in rows if len(row) > column and row[column])
+
+    def _members(self, text: str) -> Iterator[Any]:
+        try:
+            documents = [json.loads(text)]
+        except ValueError:
+            lines = filter(str.strip, text.splitlines())
+            try:
+                documents = [*map(json.loads, lines)]
+            except ValueError as error:
+                raise ReadingError(
+                    f"{self._where} is not JSON: {error}; write one document, or one"
+                    " per line"
+                ) from error
+        for document in documents:
+            yield from self._follow(document, self._metric.key)
+
+    def _follow(self, value: Any, key: str) -> list[Any]:
+        """Returns what a key leads to; its dots may be of names, or between them."""
+        if isinstance(value, list):
+            return [found for member in value for found in self._follow(member, key)]
+        if not key:
+            return [value]
+        if not isinstance(value, dict):
+            return []
+        ends = [index for index, one in enumerate(key + ".") if one == "."]
+        paths = [
+            self._follow(value[key[:end]], key[end + 1 :])
+            for end in ends
+            if key[:end] in value
+        ]
+        paths = [*filter(None, paths)]
+        if len(paths) > 1:
+            raise ReadingError(
+                f"{self._where} has {key!r} in {len(paths)} ways, since names have"
+                " dots; rename one of them"
+            )
+        return paths[0] if paths else []

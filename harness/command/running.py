@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -22,16 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from harness.client.scaling_client import (
-    ClientError,
-    LostHarnessError,
-    RankFile,
-    rank_path,
-)
-from harness.command import peers
+from harness.client.scaling_client import LostHarnessError
 from harness.trial import process_tree
 from harness.trial.process_tree import request_death_signal
-from harness.trial.rank_file import end_like, one_line
 from results.records.texts import printed
 
 if TYPE_CHECKING:
@@ -166,28 +160,16 @@ def first_cause(text: str) -> str:
     """
     lines = [line.rstrip() for line in text.splitlines()]
     lines = [line for line in lines if not _RULER.fullmatch(line)]
-    raised = _exceptions(lines)
-    root = _root(lines)
-    for rank, line in raised:
-        if rank == root or (rank == "" and (root is None or len(raised) == 1)):
-            return _named(rank, line)
+    raised, root = _exceptions(lines), _root(lines)
+    is_only = root is None or len(raised) == 1
+    first = (one for one in raised if one[0] == root or (is_only and not one[0]))
     if raised:
-        return _named(*raised[0])
+        rank, line = next(first, raised[0])
+        return f"rank {rank}: {line}" if rank else line
     said = [line for line in lines if not _LAUNCHER.search(line)]
     outer = [line for line in said if line[0] != " " and line != _TRACEBACK]
-    said = [line.strip() for line in outer or said]
-    last = said[-1] if said else (lines[-1].strip() if lines else "")
+    last = next((each[-1].strip() for each in (outer, said, lines) if each), "")
     return f"{last} (rank {root} failed first)" if root is not None else last
-
-
-def _shown(data: bytes) -> Iterator[str]:
-    line = TerminalLine()
-    yield from line.feed(data)
-    yield from line.feed(b"")
-
-
-def _named(rank: str, line: str) -> str:
-    return f"rank {rank}: {line}" if rank else line
 
 
 def _root(lines: list[str]) -> str | None:
@@ -228,6 +210,8 @@ TAIL_BYTES: Final = 64 * 2**10
 
 
 class KeptOutput:
+    """The beginning and the end of a stream, as they are passed on."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.last_bytes = b""
@@ -236,26 +220,30 @@ class KeptOutput:
     def add(self, chunk: bytes) -> None:
         left = max(0, HEAD_BYTES - self.num_bytes)
         self.num_bytes += len(chunk)
-        _write(self._descriptor, chunk[:left])
+        self._write(chunk[:left])
         self.last_bytes = (self.last_bytes + chunk)[-TAIL_BYTES:]
 
     def end(self) -> None:
-        left_out = self.num_bytes - HEAD_BYTES - TAIL_BYTES
-        if left_out > 0:
-            mark = f"\n[... {left_out} bytes left out ...]\n".encode()
-            _write(self._descriptor, mark + self.last_bytes)
-        elif self.num_bytes > HEAD_BYTES:
-            _write(self._descriptor, self.last_bytes[HEAD_BYTES - self.num_bytes :])
+        rest = self.num_bytes - HEAD_BYTES
+        if rest > TAIL_BYTES:
+            mark = f"\n[... {rest - TAIL_BYTES} bytes left out ...]\n"
+            self._write(mark.encode())
+        if rest > 0:
+            self._write(self.last_bytes[-rest:])
+
+    def _write(self, content: bytes) -> None:
+        while content:
+            content = content[os.write(self._descriptor, content) :]
 
     @property
     def tail(self) -> str:
         lines = self.last_bytes.decode("utf-8", errors="replace").splitlines()
         return "\n".join(lines[-30:])
 
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
+    @property
+    def shown(self) -> str:
+        line = TerminalLine()
+        return "\n".join((*line.feed(self.last_bytes), *line.feed(b"")))
 
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -278,14 +266,20 @@ class Run:
         self.duration_sec = 0.0  # from start to end
         self.cpu_sec = 0.0  # of all its processes
 
+    @property
+    def busy_cores(self) -> float:
+        return self.cpu_sec / max(self.duration_sec, 1e-9)
+
+    @property
+    def bytes_per_sec(self) -> float:
+        return sum(kept.num_bytes for kept in self.kept) / max(self.duration_sec, 1.0)
+
     def described(self, first: int = 2) -> str:
         """Says what it printed last, by default of stream 2 first; masks tokens."""
         order = self.kept[::-1] if first > 1 else self.kept
-        texts = ["\n".join(_shown(kept.last_bytes)) for kept in order]
+        texts = [kept.shown for kept in order]
         cause = next(filter(None, map(first_cause, texts)), "none")
-        is_last = cause == "none" or any(
-            each.rstrip().endswith(cause) for each in texts
-        )
+        is_last = cause == "none" or any(x.rstrip().endswith(cause) for x in texts)
         return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
 
     def output(
@@ -372,7 +366,7 @@ class Run:
                     exited_at = min(exited_at, now)
 
     def _sample(self, look: Callable[[list[int]], None]) -> None:
-        processes = _descendants()
+        processes = psutil.Process().children(recursive=True)
         self.num_processes = max(self.num_processes, len(processes))
         total = 0
         for process in processes:
@@ -384,70 +378,28 @@ class Run:
     def _end_all(self, process: subprocess.Popen[bytes]) -> int:
         """Ends all processes; returns how many outlived the program by themselves."""
         has_exited = process.poll() is not None
-        deadline = time.monotonic() + (_DRAIN_SEC if has_exited else 0.0)
-        while True:
-            left = [one for one in _living() if one.pid != process.pid]
-            if not left or time.monotonic() > deadline:
+        deadline = time.monotonic() + _DRAIN_SEC * has_exited
+        while left := [one for one in _living() if one.pid != process.pid]:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        number = len(left) if has_exited else 0
-        signal_all = psutil.Process.terminate
         deadline = time.monotonic() + process_tree.TERMINATE_GRACE_SEC
         while alive := _living():
+            is_late = time.monotonic() > deadline
             for one in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    signal_all(one)
+                    one.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
             pause = time.monotonic() + 0.5
             while _living() and time.monotonic() < pause:
                 process.poll()
                 time.sleep(0.02)
-            if time.monotonic() > deadline:
-                signal_all = psutil.Process.kill
-        return number
-
-
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+        return len(left) if has_exited else 0
 
 
 def _living() -> list[psutil.Process]:
     living = []
-    for process in _descendants():
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
     return living
-
-
-# They write their own rank files and take turns; this process keeps what they print,
-# ends what outlives the program, and says what is wrong where none has connected.
-
-
-def run_supervised(
-    words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
-) -> int:
-    # Its processes say themselves what they use; looking through all processes every
-    # second would take from the blocks of other trials.
-    running, why = Run(), ""
-    try:
-        for _ in running.output(words, folder, variables):
-            pass
-    except CommandError as error:
-        why = str(error)
-    code = running.exit_code
-    if rank_path(trial_dir, 0).exists():
-        peers.check_losses(trial_dir)
-        return 1 if code is None else end_like(code)
-    if not why and code:
-        why = f"the command exited with code {code}, before it had connected; "
-        why += running.described()
-    elif not why:
-        why = (
-            "the command ended well, and no process of it had connected: call"
-            " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
-            f" prints; {running.described()}"
-        )
-    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-    file.fail(ClientError(one_line(why)))
-    file.close()
-    return 1

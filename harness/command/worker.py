@@ -14,29 +14,27 @@ import contextlib
 import itertools
 import math
 import os
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from harness.client.scaling_client import LostHarnessError, RankFile
-from harness.command import numbers, program, running
+from harness.client.scaling_client import ClientError, LostHarnessError, RankFile
+from harness.command import numbers, peers, program, running
 from harness.command.reader import (
     POLL_SEC,
-    CountReader,
-    LineReader,
     MetricFile,
+    OutputReader,
     Reading,
     ReadingError,
     advances,
-    check_missed,
-    check_positive,
 )
 from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
-from harness.trial.rank_file import end_like, rank_path, signal_name
+from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
 from results.records.limits import MAX_STEPS
 from results.records.models import (
     Environment,
@@ -51,7 +49,7 @@ from results.records.models import (
 from results.records.program import FEWEST_OF_WINDOW, MAX_ADVANCES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from harness.trial.rank_file import RankLog
     from results.records.models import Placement
@@ -64,18 +62,17 @@ if TYPE_CHECKING:
 
 
 def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
-    assert spec.program is not None
+    own = spec.program
+    assert own is not None
     readings, used = log.all("reading"), log.last("used")
     if not readings:
         raise ValueError("the command printed no number")
-    metric = numbers.parse_metric(spec.program.metric)
+    metric = numbers.parse_metric(own.metric)
     starts_ns = [reading["ns"] for reading in readings]
-    remarks: tuple[str, ...]
-    if spec.program.is_wall:
+    num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)
+    if own.is_wall:
         num_warmup, evidence, remarks = 0, Evidence.WINDOW, ()
         starts_ns = [readings[0]["ns"] - round(readings[0]["value"] * 1e9)]
-    else:
-        num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)
     sizes = spec.global_batch_size, spec.num_replicas
     warmup, measured = (
         # A rate of 0 is none yet.
@@ -84,29 +81,27 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     )
     if not measured:
         raise ValueError("the command printed no number above 0")
+    rank = RankTimes(
+        rank=0,
+        time_to_first_step_sec=0.0,
+        warmup_step_time_sec=warmup,
+        step_time_sec=measured,
+        window_start_ns=starts_ns[max(0, num_warmup - 1)],
+        window_end_ns=readings[-1]["ns"],
+        losses=(),
+        peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
+    )
+    counts = map(QualityMetric.model_validate, log.all("window_metric"))
     return TrialResult(
         trial_id=trial_id,
-        example_unit=spec.program.unit,
+        example_unit=own.unit,
         num_parameters=0,
         global_batch_size=spec.global_batch_size,
         num_measured_steps=len(measured),
         window_sec=math.fsum(measured),
-        ranks=(
-            RankTimes(
-                rank=0,
-                time_to_first_step_sec=0.0,
-                warmup_step_time_sec=warmup,
-                step_time_sec=measured,
-                window_start_ns=starts_ns[max(0, num_warmup - 1)],
-                window_end_ns=readings[-1]["ns"],
-                losses=(),
-                peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
-            ),
-        ),
+        ranks=(rank,),
         sanity=(),
-        window_metrics=tuple(
-            map(QualityMetric.model_validate, log.all("window_metric"))
-        ),
+        window_metrics=tuple(counts),
         readings=Readings(
             evidence=evidence,
             num_readings=len(warmup) + len(measured),
@@ -190,20 +185,13 @@ class Trial:
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
         self._metric = metric = numbers.parse_metric(spec.program.metric)
-        self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
-        self._lines = [
-            LineReader(metric.pattern, "--metric", metric.quantity, metric.notation)
-            for _ in range(2)
-            if metric.pattern is not None
-        ]
-        self._counts = CountReader(spec.program.counts)
+        self._output = OutputReader(metric, spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._file: MetricFile | None = None
         self._run = Run(self._other_gpus.look)
-        self._is_ended = False  # since it had printed enough
 
-    def run(self, folder: Path) -> int:
+    def run(self, folder: Path) -> None:
         spec = self._spec
         self._writer.write(
             "facts",
@@ -214,7 +202,7 @@ class Trial:
             num_replicas=spec.num_replicas,
             metric=self._metric.name,
         )
-        values = values_of(spec, self._placement, make_output_dir())
+        values = values_of(spec, self._placement)
         words = program.fill(program.split(self._program.command), values)
         if self._metric.path:
             (path,) = program.fill([self._metric.path], values)
@@ -222,34 +210,33 @@ class Trial:
         period_sec = running.POLL_SEC if self._file is None else POLL_SEC
         output = self._run.output(words, folder, variables_of(os.environ), period_sec)
         with contextlib.closing(output):
-            self._is_ended = any(itertools.starmap(self._has_enough, output))
-        code = self._run.exit_code
-        if code and code < 0 and not self._is_ended:
-            if signal_name(-code) == "SIGKILL":
-                return end_like(code)  # the harness knows whether memory ran out
-            raise CommandError(
-                f"the command ended with signal {signal_name(-code)}{self._so_far()}"
-            )
-        if code and not self._is_ended:
-            raise CommandError(f"the command exited with code {code}{self._so_far()}")
+            is_enough = any(itertools.starmap(self._has_enough, output))
+        if not is_enough:
+            self._check_exit(self._run.exit_code or 0)
         if self._program.is_wall:
             self._take(Reading(time.monotonic_ns(), self._run.duration_sec))
         if self._file is not None:
             self._file.look(time.monotonic_ns())
             any(map(self._take, self._file.read()))  # until there are enough
         self._check_number()
-        check_missed(self._lines)
-        for count in self._counts.metrics():
+        self._output.check_missed()
+        for count in self._output.counts():
             self._writer.write("window_metric", **count)
         self._write_use()
         self._writer.enter(Phase.REPORT)
         self._writer.write("done", ns=time.monotonic_ns())
-        return 0
 
-    def _so_far(self) -> str:
+    def _check_exit(self, code: int) -> None:
+        if not code:
+            return
+        if code == -signal.SIGKILL:
+            end_like(code)  # the harness knows whether memory ran out
+        how = f"exited with code {code}"
+        if code < 0:
+            how = f"ended with signal {signal_name(-code)}"
         number = len(self._readings)
         after = f" after it had printed {_count(number, 'number')}" if number else ""
-        return f"{after}; {self._run.described()}"
+        raise CommandError(f"the command {how}{after}; {self._run.described()}")
 
     def tail(self) -> str:
         return "\n".join(filter(None, (kept.tail for kept in self._run.kept)))
@@ -258,26 +245,25 @@ class Trial:
         """Reads what came; returns whether there are as many numbers as asked for."""
         if stream is None:
             return self._file is not None and self._is_enough(self._file.look(ns))
-        self._counts.feed(stream, chunk, ns)
-        if not self._lines:
-            return False
-        return any(map(self._take, self._lines[stream].feed(chunk, ns)))
+        return any(map(self._take, self._output.feed(stream, chunk, ns)))
 
     def _take(self, reading: Reading) -> bool:
-        if len(self._readings) >= MAX_STEPS:
+        number = len(self._readings)
+        num_warmup = 0 if self._program.is_wall else self._spec.num_warmup_steps
+        if number >= MAX_STEPS:
             raise ReadingError(
                 f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
                 " program by --steps +MEASURED"
             )
-        if not self._readings:
+        if not number:
             self._writer.enter(Phase.WARMUP)
-        if len(self._readings) == self._num_warmup:
+        if number == num_warmup:
             self._writer.enter(Phase.MEASURE)
-        if len(self._readings) >= self._num_warmup:
-            check_positive(reading)
+        if number >= num_warmup:
+            reading.check_positive()
         self._readings.append(reading)
         self._writer.write("reading", ns=reading.ns, value=reading.value)
-        return self._is_enough(len(self._readings))
+        return self._is_enough(number + 1)
 
     def _is_enough(self, number: int) -> bool:
         wanted = self._spec.num_measured_steps
@@ -286,7 +272,7 @@ class Trial:
     def _check_number(self) -> None:
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
-            check_missed(self._lines)
+            self._output.check_missed()
             raise CommandError(
                 "the command ended well, and no line that it printed matches"
                 f" --metric {self._program.metric!r}; {self._run.described(1)}"
@@ -305,65 +291,54 @@ class Trial:
             peak_memory_bytes=run.peak_bytes,
             method="resident size of all processes, sampled every second",
         )
-        num_bytes = sum(kept.num_bytes for kept in run.kept)
-        busy_cores = run.cpu_sec / max(run.duration_sec, 1e-9)
         window = self._readings[max(0, self._spec.num_warmup_steps - 1) :]
         self._writer.write(
             "used",
             num_processes=run.num_processes,
-            busy_cores=busy_cores,
+            busy_cores=run.busy_cores,
             advances=advances([each.counters for each in window])[:MAX_ADVANCES],
             remarks=remarks_on(
-                num_left=run.num_left,
-                bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
-                busy_cores=busy_cores,
-                num_cores=len(self._placement.cpusets[0]),
-                other_gpus=sorted(self._other_gpus.used),
+                run, len(self._placement.cpusets[0]), self._other_gpus.used
             ),
         )
 
 
-def remarks_on(
-    *,
-    num_left: int,
-    bytes_per_sec: float,
-    busy_cores: float,
-    num_cores: int,
-    other_gpus: Sequence[int] = (),
-) -> list[str]:
+def remarks_on(run: Run, num_cores: int, other_gpus: Collection[int]) -> list[str]:
     """Returns what the user of a program should know of a run of it."""
     remarks = []
-    if num_left:
+    if run.num_left:
         remarks.append(
-            f"{_count(num_left, 'process', 'processes')} outlived the command and were"
+            f"{_count(run.num_left, 'process', 'es')} outlived the command and were"
             " ended; let it wait for what it starts"
         )
-    if bytes_per_sec > _FLOOD:
+    if run.bytes_per_sec > _FLOOD:
         remarks.append(
-            f"it printed {bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes time"
-            " from its cores; print less"
+            f"it printed {run.bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes"
+            " time from its cores; print less"
         )
-    if busy_cores > _MORE * num_cores:
+    if run.busy_cores > _MORE * num_cores:
         remarks.append(
-            f"it kept {busy_cores:.1f} cores busy and has {_count(num_cores, 'core')};"
-            " leave the affinity as it is, and start as many threads as {cores}"
+            f"it kept {run.busy_cores:.1f} cores busy and has"
+            f" {_count(num_cores, 'core')}; leave the affinity as it is, and start as"
+            " many threads as {cores}"
         )
     if other_gpus:
-        numbers = ", ".join(map(str, other_gpus))
+        indices = ", ".join(map(str, sorted(other_gpus)))
         remarks.append(
             f"it used {_count(len(other_gpus), 'GPU')} that its trial does not have"
-            f" ({numbers}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
+            f" ({indices}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
         )
     return remarks
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"
 
 
-def values_of(
-    spec: TrialSpec, placement: Placement, output_dir: Path
-) -> dict[str, object]:
+def values_of(spec: TrialSpec, placement: Placement) -> dict[str, object]:
+    """Returns the values of the placeholders; makes the folder that one is."""
+    output_dir = Path(os.environ["TMPDIR"]) / "output"
+    output_dir.mkdir()
     share = min(allocation.replicas_per_worker(spec.variables), spec.num_replicas)
     values = {
         "replicas": spec.num_replicas,
@@ -381,51 +356,25 @@ def values_of(
     return values | spec.options
 
 
-def make_output_dir() -> Path:
-    folder = Path(os.environ["TMPDIR"]) / "output"
-    folder.mkdir()
-    return folder
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def variables_of(own: dict[str, str] | os._Environ[str]) -> dict[str, str]:
+def variables_of(own: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the program: the user's, without our packages."""
     variables = dict(own)
     _, _, rest = variables.pop("PYTHONPATH", "").partition(os.pathsep)
-    if rest:
-        variables["PYTHONPATH"] = rest
-    return variables
-
-
-def main(argv: Sequence[str]) -> int:
-    folder, trial_dir = Path(argv[0]), Path(argv[1])
-    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
-    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    os.sched_setaffinity(0, env.placement.cpusets[0])
-    assert spec.program is not None
-    try:
-        if not spec.is_client:
-            return record(spec, env.placement, folder, trial_dir)
-        values = values_of(spec, env.placement, make_output_dir())
-        words = program.fill(program.split(spec.program.command), values)
-        return running.run_supervised(
-            words, folder, variables_of(os.environ), trial_dir
-        )
-    except LostHarnessError:
-        process_tree.kill_tree(os.environ[process_tree.MARKER])
-        return 1
+    return variables | ({"PYTHONPATH": rest} if rest else {})
 
 
 def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path) -> int:
+    """Runs a program that prints its numbers."""
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, placement, writer)
     try:
-        return trial.run(folder)
+        trial.run(folder)
     except LostHarnessError:
         raise
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
@@ -437,6 +386,59 @@ def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path)
         return 1
     finally:
         writer.close()
+    return 0
+
+
+def supervise(
+    spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path
+) -> int:
+    """Runs a program whose processes connect, and write their own rank files.
+
+    This process keeps what they print, ends what outlives the program, and says what is
+    wrong where none has connected.
+    """
+    assert spec.program is not None
+    words = program.fill(
+        program.split(spec.program.command), values_of(spec, placement)
+    )
+    # Its processes say themselves what they use; looking through all processes every
+    # second would take from the blocks of other trials.
+    run, why = Run(), ""
+    try:
+        for _ in run.output(words, folder, variables_of(os.environ)):
+            pass
+    except CommandError as error:
+        why = str(error)
+    code = run.exit_code
+    if rank_path(trial_dir, 0).exists():
+        peers.check_losses(trial_dir)
+        return 1 if code is None else end_like(code)
+    if not why and code:
+        why = f"the command exited with code {code}, before it had connected; "
+        why += run.described()
+    elif not why:
+        why = (
+            "the command ended well, and no process of it had connected: call"
+            " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
+            f" prints; {run.described()}"
+        )
+    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    file.fail(ClientError(one_line(why)))
+    file.close()
+    return 1
+
+
+def main(argv: Sequence[str]) -> int:
+    folder, trial_dir = Path(argv[0]), Path(argv[1])
+    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    os.sched_setaffinity(0, env.placement.cpusets[0])
+    run = supervise if spec.is_client else record
+    try:
+        return run(spec, env.placement, folder, trial_dir)
+    except LostHarnessError:
+        process_tree.kill_tree(os.environ[process_tree.MARKER])
+        return 1
 
 
 if __name__ == "__main__":

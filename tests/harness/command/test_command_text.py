@@ -11,6 +11,7 @@ from harness.cli import exit_codes
 from harness.command import numbers as numbers_lib
 from harness.command import program, reader, worker
 from harness.command.reader import Reading, ReadingError
+from harness.command.running import Run
 from harness.command.worker import OtherGpus, judge
 from results.records.models import Evidence
 
@@ -105,11 +106,10 @@ def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
 )
 def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     path = tmp_path / "out"
+    file = reader.MetricFile(_of_file(kind, key), path)
     path.write_text(text)
 
-    assert values == reader.numbers_in(
-        _of_file(kind, key), path.read_bytes(), path.name
-    )
+    assert values == [reading.value for reading in file.read()]
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,12 @@ def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
 )
 def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
     path = tmp_path / "out"
+    file = reader.MetricFile(_of_file(kind), path)
     if text is not None:
         path.write_text(text)
 
     with pytest.raises(ReadingError, match=message):
-        reader.numbers_in(_of_file(kind), reader.content(path), path.name)
+        file.read()
 
 
 @pytest.mark.parametrize(
@@ -218,10 +219,11 @@ def test_evidence_follows_from_when_numbers_came(printed, expected):
 
 
 def test_a_program_that_takes_more_cores_is_told():
-    facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2}
-
-    assert [] == worker.remarks_on(**facts, busy_cores=2.1)
-    (remark,) = worker.remarks_on(**facts, busy_cores=3.9)
+    run = Run()
+    run.duration_sec, run.cpu_sec = 10.0, 21.0
+    assert [] == worker.remarks_on(run, 2, ())
+    run.cpu_sec = 39.0
+    (remark,) = worker.remarks_on(run, 2, ())
     assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
 
 
@@ -243,8 +245,7 @@ def test_a_program_that_takes_other_gpus_is_told(install_gpus):
         assert {2} == used(own, {0: [41], 2: [7, 42]}, {0: [41]})
     assert set() == used(None, {2: [41]})
 
-    facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2, "busy_cores": 1.0}
-    (remark,) = worker.remarks_on(**facts, other_gpus=[2, 3])
+    (remark,) = worker.remarks_on(Run(), 2, {3, 2})
     assert remark.startswith("it used 2 GPUs that its trial does not have (2, 3); leav")
 
 

@@ -7,7 +7,7 @@ import pytest
 from repositories import commit, git
 
 from harness.cli import exit_codes
-from harness.command import identity, program
+from harness.command import identity, numbers, program
 from harness.command import reader as reader_lib
 from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError, RevisionError
@@ -71,27 +71,30 @@ def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
     assert (5, "bytes", 1.0) == (count.num_examples, count.name, count.confidence)
 
 
+def reader_of(*counts):
+    return reader_lib.OutputReader(numbers.parse_metric("wall"), counts)
+
+
 def test_the_last_number_of_either_stream_counts():
-    reader = reader_lib.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
-    reader.feed(0, b"traced 3\nsent 1e3\ntra", 1)
-    reader.feed(1, b"traced 9", 2)
-    reader.feed(0, b"ced 0\n", 3)
-    reader.feed(1, b"", 4)
+    reader = reader_of("traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)")
+    chunks = ((0, b"traced 3\nsent 1e3\ntra"), (1, b"traced 9"), (0, b"ced 0\n"))
+    for ns, (stream, chunk) in enumerate((*chunks, (1, b""))):
+        assert [] == list(reader.feed(stream, chunk, ns))
 
     assert {("traces", 9.0, 3), ("sent", 1000.0, 1)} == {
         (count["name"], count["value"], count["num_examples"])
-        for count in reader.metrics()
+        for count in reader.counts()
     }
 
 
 def test_a_count_that_says_nothing_fails_its_trial():
-    reader = reader_lib.CountReader(["a=n ([^ ]+)"])
+    reader = reader_of("a=n ([^ ]+)")
     with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
-        list(reader.metrics())
+        list(reader.counts())
     with pytest.raises(ReadingError, match="has '-1', which is below zero"):
-        reader.feed(0, b"n -1\n", 1)
+        list(reader.feed(0, b"n -1\n", 1))
     with pytest.raises(ReadingError, match="pattern of --count matches 2 times"):
-        reader.feed(1, b"n 1 n 2\n", 1)
+        list(reader.feed(1, b"n 1 n 2\n", 1))
 
 
 def test_a_program_without_counts_keeps_its_ids(make_spec):

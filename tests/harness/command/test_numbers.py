@@ -8,15 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.command import numbers
-from harness.command.reader import CountReader, LineReader, ReadingError, check_missed
+from harness.command.reader import OutputReader, ReadingError
 
 
 def read(option, *lines):
-    of = numbers.parse_metric(option)
-    reader = LineReader(of.pattern, "--metric", of.quantity, of.notation)
+    reader = OutputReader(numbers.parse_metric(option), ())
     text = "".join(f"{line}\n" for line in lines).encode()
-    found = [reading.value for reading in (*reader.feed(text, 1), *reader.feed(b"", 2))]
-    check_missed([reader])
+    found = [reading.value for reading in reader.feed(0, text, 1)]
+    reader.check_missed()
     return found
 
 
@@ -224,13 +223,13 @@ def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
 @given(st.integers(0, 10**20), st.sampled_from(["", "_", ",", "\u202f"]))
 def test_a_count_is_exact_or_refused(value, separator):
     spelled = grouped(str(value), separator) if separator else str(value)
-    reader = CountReader(["bytes=sent ([0-9]+)"])
+    reader = OutputReader(numbers.parse_metric("wall"), ["bytes=sent ([0-9]+)"])
     try:
-        reader.feed(0, f"sent {spelled}\n".encode(), 1)
+        assert [] == [*reader.feed(0, f"sent {spelled}\n".encode(), 1)]
     except ReadingError:
         assert value > 2**53 or separator == ","
         return
-    (found,) = reader.metrics()
+    (found,) = reader.counts()
     assert Decimal(str(value)) == Decimal(found["value"])
 
 

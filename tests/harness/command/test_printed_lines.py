@@ -1,25 +1,27 @@
 """What is read of lines that a program prints: numbers, and causes of failures."""
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.command import numbers
-from harness.command.reader import LineReader
+from harness.command.reader import OutputReader
 from harness.command.running import TerminalLine, first_cause
 
 MOVES = ("back", "forward", "to", "blank")
 
 
+def make_reader(pattern):
+    return OutputReader(numbers.parse_metric(f"throughput={pattern}"), ())
+
+
 def timed(*chunks, pattern=r"rate: ([0-9.]+)"):
     """Returns when each number was read, and the numbers."""
-    reader = LineReader(numbers.parse_metric(f"throughput={pattern}").pattern)
+    reader = make_reader(pattern)
     return [
         (one.ns, one.value)
         for ns, chunk in enumerate((*chunks, b""))
-        for one in reader.feed(chunk, ns)
+        for one in reader.feed(1, chunk, ns)
     ]
 
 
@@ -36,11 +38,11 @@ def test_a_number_has_the_time_at_which_its_line_ends():
 
 
 def test_a_flood_without_line_ends_is_not_kept():
-    lines = LineReader(re.compile("^x([0-9])"))
+    lines = make_reader("^x([0-9])")
     for _ in range(5):
-        assert [] == list(lines.feed(b"y" * 100_000, 1))
+        assert [] == list(lines.feed(0, b"y" * 100_000, 1))
 
-    assert [7.0] == [one.value for one in lines.feed(b"7x\nx7\n", 1)]
+    assert [7.0] == [one.value for one in lines.feed(0, b"7x\nx7\n", 1)]
 
 
 @pytest.mark.parametrize(

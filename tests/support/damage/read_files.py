@@ -2,9 +2,8 @@
 
 import contextlib
 
-from harness.command import reader
 from harness.command.numbers import parse_metric
-from harness.command.reader import ReadingError
+from harness.command.reader import MetricFile, ReadingError
 from harness.machine import gpus
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
@@ -21,7 +20,7 @@ def of_numbers(kind, key):
     def read(path):
         with contextlib.suppress(ReadingError):
             metric = parse_metric(f"throughput={kind}:out:{key}")
-            reader.numbers_in(metric, reader.content(path), path.name)
+            MetricFile(metric, path).read()
 
     return read
 
