@@ -27,7 +27,7 @@ from results.records.limits import MAX_NAME
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from harness.machine.owned_folders import Owned
 
@@ -131,18 +131,20 @@ def _content(path: Path, *, is_known: bool) -> str:
         if inner is None or inner.root != path.resolve():
             return "folder"  # of another repository, which this one does not know
         state = " ".join((inner.commit, *map(str, inner.changes().items())))
-        return f"submodule {hashlib.blake2b(state.encode(), digest_size=8).hexdigest()}"
+        return f"submodule {_blake2b(state.encode()).hexdigest()}"
     try:
-        mode = " x" if os.access(path, os.X_OK) else ""
-        return f"{digest_of_file(path)}{mode}"
+        return digest_of_file(path) + " x" * os.access(path, os.X_OK)
     except (FileNotFoundError, NotADirectoryError):
         return "removed"
     except PermissionError:
         return "not readable"  # nor by the program, which is of the same user
 
 
+_blake2b = functools.partial(hashlib.blake2b, digest_size=8)
+
+
 def digest_of_file(path: Path) -> str:
-    hasher = hashlib.blake2b(digest_size=8)
+    hasher = _blake2b()
     try:
         with path.open("rb") as file:
             while chunk := file.read(2**20):
@@ -197,15 +199,15 @@ def program_identity(
 ) -> dict[str, str]:
     repository = source or find_repository(folder, left_out)
     words = tuple(shlex.split(command))  # which was checked
+    named = [path for word in words if (path := folder / word).is_file()]
     parts = {"harness": _harness_version()}
-    image = environment.image_of()
-    if image:
+    if image := environment.image_of():
         parts["container image"] = image
     if repository is None:
         parts["git commit"] = NO_REPOSITORY
-        named = [path for word in words if (path := folder / word).is_file()]
         parts |= {f"file {path.name}": digest_of_file(path) for path in named}
-        root = folder
+        others = [path for path in named if python_of(path) != str(path)]
+        root, places = folder, [folder, *(path.parent for path in others)]
     else:
         parts["git commit"] = repository.commit or "before the first commit"
         in_command = {(folder / word).resolve() for word in words}
@@ -216,7 +218,12 @@ def program_identity(
             parts[key_of_change(name) + _DATA * is_data] = digested
         top = git(folder, "rev-parse", "--show-toplevel")
         root = repository.root if top.returncode else Path(top.stdout.strip())
-    parts |= _files_below(_places(words, folder, repository), folder, left_out)
+        places = [
+            path.parent
+            for path in filter(_is_code, named)
+            if git(folder, "check-ignore", "-q", "--", str(path)).returncode != 1
+        ]
+    parts |= _files_below(places, folder, {path.resolve() for path in left_out})
     for where in dict.fromkeys((root, folder)):
         beside = "" if where == root else " beside the program"
         for path in filter(Path.is_file, (where / name for name in LOCKS)):
@@ -260,83 +267,62 @@ def _is_code(path: Path) -> bool:
     return bool(_CODE.fullmatch(path.name)) or path.name in LOCKS
 
 
-def _places(
-    words: tuple[str, ...], folder: Path, repository: Repository | None
-) -> list[Path]:
-    named = [path for word in words if (path := folder / word).is_file()]
-    if repository is None:
-        others = [path for path in named if python_of(path) != str(path)]
-        return [folder, *(path.parent for path in others)]
-    return [
-        path.parent
-        for path in filter(_is_code, named)
-        if git(folder, "check-ignore", "-q", "--", str(path)).returncode != 1
-    ]
-
-
 def _files_below(
-    places: Sequence[Path], folder: Path, left_out: Sequence[Path]
+    places: Sequence[Path], folder: Path, left_out: Collection[Path]
 ) -> dict[str, str]:
     """Returns a digest of each file of code below folders, which git does not know."""
-    skipped = {path.resolve() for path in left_out}
     files: dict[str, str] = {}
     for root in dict.fromkeys(path.resolve() for path in places):
-        paths, is_all = _code_below(root, skipped)
+        paths, is_all = _code_below(root, left_out)
         if not is_all:
             files[f"below {printable(str(root))}"[:MAX_NAME]] = "too much to read"
-        for path in paths:
+        for path in sorted(paths):
             with contextlib.suppress(OSError):
-                name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
                 facts = path.stat()
-                files[name] = (
-                    digest_of_file(path)
-                    if facts.st_size <= _MOST_OF_FILE
-                    else f"{facts.st_size} bytes, {facts.st_mtime_ns}"
-                )
+                digested = f"{facts.st_size} bytes, {facts.st_mtime_ns}"
+                if facts.st_size <= _MOST_OF_FILE:
+                    digested = digest_of_file(path)
+                name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
+                files[name] = digested
     shown = dict(sorted(files.items())[:_MOST_MODULES])
     others = {name: text for name, text in files.items() if name not in shown}
     return shown | ({f"{len(others)} other files": digest(others)} if others else {})
 
 
-def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
+def _code_below(root: Path, left_out: Collection[Path]) -> tuple[list[Path], bool]:
     """Returns the code below a folder, level by level, and whether this is all."""
     files: list[Path] = []
-    level, num_files = [root], 0
+    level, num_entries = [root], 0
     while level:
         entries: list[os.DirEntry[str]] = []
         for folder in level:
             with contextlib.suppress(OSError), os.scandir(folder) as listed:
                 entries += listed
-        num_files += len(entries)
-        if num_files > _MOST_LOOKED_AT and level != [root]:
+        num_entries += len(entries)
+        if num_entries > _MOST_LOOKED_AT and level != [root]:
             return files, False
-        paths = sorted(Path(entry) for entry in entries)
-        folders = {
-            Path(inner) for inner in entries if inner.is_dir(follow_symlinks=False)
-        }
-        files += [path for path in paths if path not in folders and _is_code(path)]
-        level = [path for path in paths if path in folders and _may_be_code(path)]
-        level = [path for path in level if path not in skipped]
+        level = []
+        for entry, path in zip(entries, map(Path, entries), strict=True):
+            if not entry.is_dir(follow_symlinks=False):
+                files += [path] * _is_code(path)
+            elif path not in left_out and not _is_environment(path):
+                level.append(path)
     return files, True
 
 
-def _may_be_code(folder: Path) -> bool:
-    """Whether a folder is neither an environment nor a cache."""
-    return not (
-        folder.name.startswith((".", "__pycache__"))
-        or folder.name in {"node_modules", "site-packages"}
-        or (folder / "pyvenv.cfg").exists()
-    )
+def _is_environment(folder: Path) -> bool:
+    """Whether a folder has installed packages, or is a cache."""
+    is_named = folder.name.startswith((".", "__pycache__"))
+    is_named = is_named or folder.name in {"node_modules", "site-packages"}
+    return is_named or (folder / "pyvenv.cfg").exists()
 
 
 def _interpreter(word: str, folder: Path) -> dict[str, str]:
     """Returns the interpreter and its packages, or the program file by content."""
-    name = str(folder / word) if os.sep in word else word
-    path = shutil.which(name)
+    path = shutil.which(str(folder / word) if os.sep in word else word)
     if path is None:
         return {"program": "not found"}
-    python = python_of(Path(path))
-    if python:
+    if python := python_of(Path(path)):
         said = answer_of(python, _LIST_PACKAGES, folder).split()
         if len(said) == len(("version", "digest", "number")):
             return {"python": said[0], "packages": f"{said[2]} ({said[1]})"}

@@ -52,9 +52,7 @@ _AS_EVER: Final = (Control.NONE, Control.AA)
 def write_losses(
     trial_dir: Path, spec: TrialSpec, losses: Sequence[float], source: str, dtype: str
 ) -> None:
-    number = min(len(losses), spec.num_warmup_steps)
-    if spec.control not in _AS_EVER:
-        number = 1
+    number = spec.num_warmup_steps if spec.control in _AS_EVER else 1
     fields = {"of": source, "dtype": dtype, "losses": list(losses[:number])}
     atomic.write_text(trial_dir / LOSSES_FILE, json.dumps(fields) + "\n")
 
@@ -70,23 +68,17 @@ def check_losses(trial_dir: Path) -> None:
     is_passed, detail = compare(
         losses_here, expected["losses"], expected["of"], tolerance
     )
-    fields = {
-        "kind": "sanity",
-        "name": OWN_CHECK,
-        "is_passed": is_passed,
-        "detail": detail,
-    }
+    fields = {"name": OWN_CHECK, "is_passed": is_passed, "detail": detail}
     path = rank_path(trial_dir, 0)
     with atomic.named(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(fields) + "\n")
+        file.write(json.dumps({"kind": "sanity", **fields}) + "\n")
 
 
 def _mean_losses(trial_dir: Path) -> list[float | None]:
     first = read_rank(trial_dir, 0)
-    logs = [first]
-    logs += [read_rank(trial_dir, rank) for rank in range(1, first.num_ranks or 1)]
+    others = (read_rank(trial_dir, rank) for rank in range(1, first.num_ranks or 1))
     means: list[float | None] = []
-    for steps in zip(*(log.steps for log in logs), strict=False):
+    for steps in zip(first.steps, *(log.steps for log in others), strict=False):
         losses = [step.loss for step in steps if step.loss is not None]
         is_whole = len(losses) == len(steps)
         means.append(statistics.fmean(losses) if is_whole else None)

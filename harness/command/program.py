@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 import shlex
 from pathlib import Path
@@ -108,33 +109,29 @@ def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]
         if len({*values}) < len(values):
             raise PlanError(f"{PARAM} {text!r} repeats a value; give each once")
         params[name] = values
-    missing = [name for name in params if name not in names_in(command, params)]
-    if missing:
+    used = names_in(command, params)
+    for name in (name for name in params if name not in used):
         raise PlanError(
-            f"{PARAM} {missing[0]} with --command {command!r}, which has no"
-            f" {{{missing[0]}}}; write it where the program takes the value"
+            f"{PARAM} {name} with --command {command!r}, which has no {{{name}}}; write"
+            " it where the program takes the value"
         )
-    chosen = [
-        dict(zip(params, values, strict=True))
-        for values in itertools.product(*params.values())
-    ]
-    if len(chosen) > MAX_VARIANTS:
+    number = math.prod(map(len, params.values()))
+    if number > MAX_VARIANTS:
         raise PlanError(
-            f"{PARAM} makes {len(chosen)} variants; allowed are {MAX_VARIANTS}: give"
-            " fewer values"
+            f"{PARAM} makes {number} variants; allowed are {MAX_VARIANTS}: give fewer"
+            " values"
         )
-    axes = {
-        " ".join(f"{name}={value}" for name, value in one.items()): one
-        for one in chosen
-        if one
-    }
-    for words in axes:
+    variants = {}
+    for values in itertools.product(*params.values()) if params else ():
+        chosen = dict(zip(params, values, strict=True))
+        words = " ".join(f"{name}={value}" for name, value in chosen.items())
         if len(words) > MAX_NAME // 2 or not words.isprintable():
             raise PlanError(
                 f"{PARAM}: the variant {words[:MAX_NAME]!r} has a name of more than"
                 f" {MAX_NAME // 2} printable characters; give shorter values"
             )
-    return axes
+        variants[words] = chosen
+    return variants
 
 
 def params_of(variants: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
