@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _COMMAND: Final = "harness.cli.subcommand.command"
 """Key of the words of the command, with all that a study file says."""
 MOST_BYTES: Final = 2**20  # Of a study file.
+_OTHER: Final = "Options"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +43,6 @@ class Call:
     # What to record: the command with all that a study file set.
     command: tuple[str, ...]
     overrides: Mapping[str, Any]  # Replaces fields of ``RunSettings``; for tests.
-
-
-_OTHER: Final = "Options"
 
 
 def _parameter(each: Option) -> click.Parameter:
@@ -65,17 +63,16 @@ def _parameter(each: Option) -> click.Parameter:
         metavar = None if each.metavar == kind.metavar else each.metavar
         nargs = -1 if kind.is_multiple else 1
         return click.Argument([each.field], metavar=metavar, nargs=nargs, **common)
-    name = each.spelling + f"/--no-{each.name}" * (
-        kind.is_flag and each.value is not False
-    )
+    name = each.spelling
     if kind.is_flag:
+        name += f"/--no-{each.name}" * (each.value is not False)
         # Not False: click would take a last option without a value as given.
         common |= {"is_flag": True, "type": click.BOOL}
     if not each.is_required:  # what is not given is neither False nor empty
         common["default"] = None
     return click.Option(
         [*filter(None, [each.short]), name, each.field],
-        help=_help(each),
+        help=each.described(),
         multiple=kind.is_multiple,
         metavar=each.metavar or None,
         **common,
@@ -128,9 +125,16 @@ class Subcommand(click.Command):
                 raise
             raise PlanError(f"{name} is no longer an option: {instead}") from error
         options = [each for each in order if isinstance(each, click.Option)]
-        _check_repeated(options)
+        for each, number in collections.Counter(options).items():
+            if number > 1 and not each.multiple and each.opts[-1] != "--help":
+                raise PlanError(
+                    f"{each.opts[-1]} is given {number} times, and only one would"
+                    " count; give it once"
+                )
         if isinstance(file := given.get(str(STUDY_FILE.name)), str):
-            words = file_words(Path(file), self.request, given)
+            words = [*_file_words(Path(file), self.request, given)]
+            # A shell's arguments are checked before; these come from a file.
+            check_arguments(words)
             words += _words(options, given)
             ctx.meta[_COMMAND] = [str(ctx.info_name), *words]
             args = [*words, "--", file, *rest]
@@ -147,8 +151,6 @@ class Subcommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         from harness.options import option
 
-        command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
-        call = Call(command=command, overrides=ctx.obj or {})
         own = {each.field: each for each in option.declared(self.request)}
         texts = ctx.params.pop(option.SET, ())
         given = {  # what is not given has the default of its field
@@ -156,36 +158,33 @@ class Subcommand(click.Command):
             for name, value in ctx.params.items()
             if value not in (None, ())
         }
-        marks, fields = option.contributed(self.request), self.request.model_fields
-        chosen = {
-            field: str(given.get(mark.by, fields[mark.by].default))
-            for field, mark in marks.items()
-        }
-        owners = {
-            field: f"--{marks[field].by} {each}" for field, each in chosen.items()
-        }
-        values = self._set(texts, ["", *owners.values()])
-        for field, mark in marks.items():
-            model = mark.models().get(chosen[field], option.Options)
-            given[field] = model(**values[owners[field]])
-        request = self.request(**given, **values[""])
-        return importlib.import_module(self._module).run(request, call)
+        mark = option.contributed(self.request)
+        if mark is None:
+            given |= self._set(texts)[""]
+        else:
+            default = self.request.model_fields[mark.by].default
+            chosen = str(given.get(mark.by, default))
+            owner = f"--{mark.by} {chosen}"
+            values = self._set(texts, owner)
+            model = mark.models().get(chosen, option.Options)
+            given |= {mark.field: model(**values[owner]), **values[""]}
+        command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
+        call = Call(command=command, overrides=ctx.obj or {})
+        return importlib.import_module(self._module).run(self.request(**given), call)
 
-    def _set(
-        self, texts: Sequence[str], owners: Sequence[str]
-    ) -> dict[str, dict[str, Any]]:
-        """Returns what ``--set`` gives each owner, by fields."""
+    def _set(self, texts: Sequence[str], *owners: str) -> dict[str, dict[str, Any]]:
+        """Returns what ``--set`` gives each owner, by fields; "" is the subcommand."""
         from harness.catalog import look_up
         from harness.options import option
 
-        values: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+        values: dict[str, dict[str, Any]] = {owner: {} for owner in ("", *owners)}
         known = option.settings(self.request)
         for text in texts:
             name, equals, value = text.partition("=")
             if not equals:
                 raise PlanError(f"--set {text!r} is not KEY=VALUE; see --help for keys")
             named = look_up(known, name, what="key of --set")
-            each = next((each for each in named if each.owner in owners), None)
+            each = next((each for each in named if each.owner in values), None)
             if each is None:
                 others = " or ".join(each.owner for each in named)
                 instead = self.request.former.get(name)
@@ -216,17 +215,12 @@ class Subcommand(click.Command):
                 rows.setdefault(group, []).append(record)
         for name, own in option.settings(self.request).items():
             owners = " or ".join(each.owner for each in own if each.owner)
-            text = _help(own[0]) + f"  [with {owners}]" * bool(owners)
+            text = own[0].described() + f"  [with {owners}]" * bool(owners)
             rows[option.SETTINGS].append((f"{name}={own[0].metavar}", text))
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
         for group, records in rows.items():
             with formatter.section(group):
                 formatter.write_dl(records)
-
-
-def _help(each: Option) -> str:
-    default = f"  [default: {each.default_text}]" if each.default_text else ""
-    return each.plain_help + default
 
 
 def _renamed(
@@ -244,18 +238,6 @@ def _renamed(
         yield word
         if word == "--":
             yield from words
-
-
-def _check_repeated(options: Iterable[click.Option]) -> None:
-    counts = collections.Counter(
-        each for each in options if not (each.multiple or each.opts[-1] == "--help")
-    )
-    for param, number in counts.items():
-        if number > 1:
-            raise PlanError(
-                f"{param.opts[-1]} is given {number} times, and only one would count;"
-                " give it once"
-            )
 
 
 def _words(options: Iterable[click.Option], given: Mapping[str, Any]) -> Iterator[str]:
@@ -280,45 +262,34 @@ def _words(options: Iterable[click.Option], given: Mapping[str, Any]) -> Iterato
 STUDY_FILE: Final = click.Argument(["file"], required=False, expose_value=False)
 
 
-def file_words(path: Path, model: type[Options], given: Mapping[str, Any]) -> list[str]:
+def _file_words(
+    path: Path, model: type[Options], given: Mapping[str, Any]
+) -> Iterator[str]:
     from harness.options import option
 
-    data = _parse(path)
-    for mark in option.contributed(model).values():
-        if isinstance(chosen := data.get(mark.by), str):
-            mark.use(chosen)
-    keys = option.keys_of(model)
-    _check(path, data, keys, model)
-    words: list[str] = []
+    keys, data = _read(path, model)
     for name, value in data.items():
         each = keys[name]
+        pairs = [_text(value)]
         if each.is_setting:
-            pair = f"{name}={_text(value)}"
-            words += _repeated("--set", [pair], given.get(option.SET, ()))
+            pairs = [f"{name}={pairs[0]}"]
+        elif isinstance(value, dict):
+            pairs = [f"{key}={_text(one)}" for key, one in value.items()]
         elif each.kind.is_multiple:
             pairs = value
-            if isinstance(value, dict):
-                pairs = [f"{key}={_text(one)}" for key, one in value.items()]
-            words += _repeated(each.spelling, pairs, given.get(each.field, ()))
         elif each.field in given:
             continue
         elif each.kind.is_flag:
-            words += [each.spelling] if value else [f"--no-{name}"] * bool(each.value)
-        else:
-            words += [each.spelling, _text(value)]
-    # A shell's arguments are checked before; these come from a file.
-    check_arguments(words)
-    return words
-
-
-def _repeated(
-    spelling: str, texts: Iterable[str], given: Sequence[str]
-) -> Iterator[str]:
-    """Yields an option for each text, without those whose key is given."""
-    keys = {text.partition("=")[0] for text in given}
-    for text in texts:
-        if text.partition("=")[0] not in keys:
-            yield from (spelling, text)
+            off = [f"--no-{name}"] * bool(each.value)
+            yield from [each.spelling] if value else off
+            continue
+        field, spelling = each.field, each.spelling
+        if each.is_setting:
+            field, spelling = option.SET, "--set"
+        beside = {text.partition("=")[0] for text in given.get(field, ())}
+        for pair in pairs:
+            if pair.partition("=")[0] not in beside:
+                yield from (spelling, pair)
 
 
 def _text(value: object) -> str:
@@ -328,88 +299,84 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _read(
+    path: Path, model: type[Options]
+) -> tuple[Mapping[str, Option], dict[str, Any]]:
+    """Returns the keys that a study file can have, and those that it has."""
+    import pydantic
+
+    from harness.options import option
+    from harness.options.kinds import shown
+
+    what = f"study file {str(path)!r}"
+    data = _parse(path, what)
+    mark = option.contributed(model)
+    if mark is not None and isinstance(chosen := data.get(mark.by), str):
+        mark.use(chosen)
+    keys = option.keys_of(model)
+    former = {**model.former} | {
+        name[2:]: f"use {now[2:]}, a text with a unit such as {unit}"
+        for name, (now, unit) in model.renamed.items()
+    }
+    for name in (name for name in data if name not in keys):
+        if name in former:
+            raise ParseError(f"{what}: {name} is no longer a key: {former[name]}")
+        noun = f"table [{name}]" if isinstance(data[name], dict) else f"key {name!r}"
+        wanted = name.replace("_", "-").lower()
+        close = difflib.get_close_matches(wanted, list(keys), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ParseError(
+            f"{what}: unknown {noun[:100]}{hint} allowed are the options of 'sweep'"
+            " without their dashes, see docs/schema/study.schema.json"
+        )
+    try:
+        option.make_model(keys).model_validate(data)
+    except pydantic.ValidationError as error:
+        name = str(error.errors(include_url=False)[0]["loc"][0])
+        raise ParseError(
+            f"{what}: {name} is {shown(data[name])}, but must be"
+            f" {keys[name].kind.must_be}"
+        ) from error
+    for key in data.get("option", {}):
+        if not key or "=" in key:
+            raise ParseError(
+                f"{what}: [option] has the key {key!r}; use the name of an option of"
+                " the workload"
+            )
+    return keys, data
+
+
+def _parse(path: Path, what: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
 
-    text = _content(path)
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise ParseError(
-            f"study file {str(path)!r} is not TOML: {error}; values of text are in"
-            ' double quotes, such as workload = "resnet50"'
-        ) from error
-    except RecursionError as error:
-        raise ParseError(
-            f"study file {str(path)!r} is not a study: its arrays or tables are nested"
-            " too deeply; the only table is [option]"
-        ) from error
-
-
-def _content(path: Path) -> str:
     try:
         # A link of the user's own is followed.
         real = Path(os.path.realpath(path))
         text = untrusted.read_text(real, max_bytes=MOST_BYTES)
     except untrusted.DamagedFileError as error:
         raise ParseError(
-            f"study file {str(path)!r}: {error}; give a TOML file in UTF-8, such as"
-            " studies/laptop.toml"
+            f"{what}: {error}; give a TOML file in UTF-8, such as studies/laptop.toml"
         ) from error
-    if text is not None:
-        return text
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = [file.name for file in path.parent.glob("*.toml")]
-    hint = "; those of this project are in studies/"
-    for close in difflib.get_close_matches(path.name, names, n=1):
-        hint = f"; did you mean {str(path.with_name(close))!r}?"
-    raise ParseError(f"study file {str(path)!r} does not exist{hint}")
-
-
-def _check(
-    path: Path,
-    data: Mapping[str, Any],
-    keys: Mapping[str, Option],
-    model: type[Options],
-) -> None:
-    import pydantic
-
-    from harness.options.kinds import shown
-    from harness.options.option import make_model
-
-    former = dict(model.former)
-    for name, (now, unit) in model.renamed.items():
-        former[name[2:]] = f"use {now[2:]}, a text with a unit such as {unit}"
-    for name in (name for name in data if name not in keys):
-        if name in former:
-            raise ParseError(
-                f"study file {str(path)!r}: {name} is no longer a key: {former[name]}"
-            )
-        is_table = isinstance(data[name], dict)
-        what = f"table [{name}]" if is_table else f"key {name!r}"
-        wanted = name.replace("_", "-").lower()
-        close = difflib.get_close_matches(wanted, list(keys), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ParseError(
-            f"study file {str(path)!r}: unknown {what[:100]}{hint} allowed are the"
-            " options of 'sweep' without their dashes, see"
-            " docs/schema/study.schema.json"
-        )
+    if text is None:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [file.name for file in path.parent.glob("*.toml")]
+        hint = "; those of this project are in studies/"
+        for close in difflib.get_close_matches(path.name, names, n=1):
+            hint = f"; did you mean {str(path.with_name(close))!r}?"
+        raise ParseError(f"{what} does not exist{hint}")
     try:
-        make_model(keys).model_validate(data)
-    except pydantic.ValidationError as error:
-        name = str(error.errors(include_url=False)[0]["loc"][0])
+        return tomllib.loads(text)
+    except ValueError as error:
         raise ParseError(
-            f"study file {str(path)!r}: {name} is {shown(data[name])}, but must be"
-            f" {keys[name].kind.must_be}"
+            f"{what} is not TOML: {error}; values of text are in double quotes, such"
+            ' as workload = "resnet50"'
         ) from error
-    for key in data.get("option", {}):
-        if not key or "=" in key:
-            raise ParseError(
-                f"study file {str(path)!r}: [option] has the key {key!r}; use the name"
-                " of an option of the workload"
-            )
+    except RecursionError as error:
+        raise ParseError(
+            f"{what} is not a study: its arrays or tables are nested too deeply; the"
+            " only table is [option]"
+        ) from error

@@ -119,7 +119,7 @@ def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     return of_type[schema["type"]]
 
 
-_COUNT_RANGE = re.compile(r"(?P<first>\d+)(?:\.\.|-)(?P<last>\d+)(?:x(?P<factor>\d+))?")
+_COUNT_RANGE = re.compile(r"(\d+)(?:\.\.|-)(\d+)(?:x(\d+))?")
 _ALLOWED = (
     "allowed are positive integers (4), lists (1,2,4), ranges (1..8 or 1-8) and"
     " geometric ranges (1..16x2)"
@@ -134,42 +134,41 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """Returns the distinct counts that ``text`` names, ascending."""
     counts: set[int] = set()
     for part in map(str.strip, text.split(",")):
-        in_text = "" if part == text else f" in {text!r}"
         match = _COUNT_RANGE.fullmatch(part)
-        ends = (match["first"], match["last"]) if match else (part, part)
-        first, last = (_parse_count(end, text, what) for end in ends)
+        start, end, factor = match.groups() if match else (part, part, None)
+        first, last = (_parse_count(digits, text, what) for digits in (start, end))
+        shown_part = repr(part) + f" in {text!r}" * (part != text)
         if last < first:
             raise ParseError(
-                f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
-                f" write {last}..{first}"
+                f"{what}: {shown_part} ends before it starts ({last} < {first}); write"
+                f" {last}..{first}"
             )
-        if match is None or match["factor"] is None:
+        if factor is None:
             counts.update(range(first, last + 1))
             continue
-        factor = _read(match["factor"])
-        if factor <= 1:
+        if (times := _int(factor)) <= 1:
             raise ParseError(
-                f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
-                " the factor must be 2 or more"
+                f"{what}: {shown_part} multiplies by {times} and would never end; the"
+                " factor must be 2 or more"
             )
         while first <= last:
             counts.add(first)
-            first *= factor
+            first *= times
     return tuple(sorted(counts))
 
 
 def _parse_count(digits: str, text: str, what: str) -> int:
-    in_text = "" if digits == text else f" in {text!r}"
-    if re.fullmatch(r"[+-]?\d+", digits) is None:
-        raise ParseError(f"{what}: {digits!r}{in_text} is not an integer; {_ALLOWED}")
-    count = _read(digits)
-    if 1 <= count <= MAX_COUNT:
-        return count
-    why = "not positive" if count < 1 else f"more than {MAX_COUNT}"
-    raise ParseError(f"{what}: {digits!r}{in_text} is {why}; {_ALLOWED}")
+    why = "is not an integer"
+    if re.fullmatch(r"[+-]?\d+", digits):
+        count = _int(digits)
+        if 1 <= count <= MAX_COUNT:
+            return count
+        why = f"is {'not positive' if count < 1 else f'more than {MAX_COUNT}'}"
+    in_text = f" in {text!r}" * (digits != text)
+    raise ParseError(f"{what}: {digits!r}{in_text} {why}; {_ALLOWED}")
 
 
-def _read(digits: str) -> int:
+def _int(digits: str) -> int:
     """Returns the number; one with too many digits is replaced by one too large."""
     number = int(digits.lstrip("+-0")[: _MOST_DIGITS + 1] or "0")
     return -number if digits.startswith("-") else number
@@ -267,27 +266,6 @@ def seconds_of(text: str) -> float | None:
     return seconds if 0 < seconds <= MAX_SEC else None
 
 
-def parse_duration(text: str, what: str, *, is_zero_allowed: bool = False) -> float:
-    if is_zero_allowed and text == "0":
-        return 0.0
-    seconds = seconds_of(text)
-    if seconds is not None:
-        return seconds
-    advice, bare = "", text.strip()
-    if _BARE.fullmatch(bare) and float(bare) > 0 and len(bare) <= _MOST_DIGITS:
-        advice = f"it has no unit: write {bare}s or {bare}min; "
-    elif clock := _CLOCK.fullmatch(bare):
-        hours, minutes, whole = map(int, clock.groups())
-        total = 3600 * hours + 60 * minutes + whole
-        advice = f"write {write_duration(total)}; " if total else ""
-    raise ParseError(
-        f"{what}: {shown(text)} is not a duration; {advice}allowed are numbers above 0"
-        f" with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s"
-        + ", or 0"
-        * is_zero_allowed
-    )
-
-
 def write_duration(seconds: float) -> str:
     for unit in ("h", "min"):
         count = seconds / SECONDS_OF[unit]
@@ -299,11 +277,25 @@ def write_duration(seconds: float) -> str:
 def duration(unit: Unit = "s", *, is_zero_allowed: bool = False) -> Kind:
     scale = SECONDS_OF[unit]
 
-    def parse(text: str, what: str) -> float:
-        return parse_duration(text, what, is_zero_allowed=is_zero_allowed) / scale
+    def read(text: str, what: str) -> float:
+        seconds = 0.0 if is_zero_allowed and text == "0" else seconds_of(text)
+        if seconds is not None:
+            return seconds / scale
+        advice, bare = "", text.strip()
+        if _BARE.fullmatch(bare) and float(bare) > 0 and len(bare) <= _MOST_DIGITS:
+            advice = f"it has no unit: write {bare}s or {bare}min; "
+        elif clock := _CLOCK.fullmatch(bare):
+            hours, minutes, whole = map(int, clock.groups())
+            total = 3600 * hours + 60 * minutes + whole
+            advice = f"write {write_duration(total)}; " if total else ""
+        zero = ", or 0" * is_zero_allowed
+        raise ParseError(
+            f"{what}: {shown(text)} is not a duration; {advice}allowed are numbers"
+            f" above 0 with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s{zero}"
+        )
 
     return Kind(
-        parse,
+        read,
         must_be='text with a unit, such as "90s", "12min" or "2h"',
         metavar="TIME",
         write=lambda value: write_duration(value * scale),

@@ -76,16 +76,17 @@ class Option:
         return f"--set {self.name}" if self.is_setting else f"--{self.name}"
 
     @property
-    def plain_help(self) -> str:
-        return self.help.replace("`", "")
-
-    @property
     def default_text(self) -> str:
         """What holds without the option, as plain text; empty for nothing."""
         is_nothing = self.value is None or self.value is False or self.value == {}
         if self.default or is_nothing:
             return self.default.replace("`", "")
         return self.kind.write(self.value)
+
+    def described(self, gap: str = "  ") -> str:
+        """Returns its help and default as plain text."""
+        default = self.default_text and f"{gap}[default: {self.default_text}]"
+        return self.help.replace("`", "") + default
 
 
 def option(value: Any, text: str = "", group: str = "", **settings: Any) -> Any:
@@ -108,15 +109,18 @@ class Contributed:
     models: Callable[[], Mapping[str, type[Options]]]
     # Makes the model of a further name known, such as that of a plugin.
     use: Callable[[str], object]
+    field: str = ""  # Name of the field, once it is declared.
 
 
-def contributed(model: type[Options]) -> dict[str, Contributed]:
-    return {
-        field: mark
-        for field, info in model.model_fields.items()
-        for mark in info.metadata
-        if isinstance(mark, Contributed) and field not in model.not_options
-    }
+NO_OPTIONS: Final = Options()  # Of a name that has no options.
+
+
+def contributed(model: type[Options]) -> Contributed | None:
+    for field, info in model.model_fields.items():
+        for mark in info.metadata:
+            if isinstance(mark, Contributed) and field not in model.not_options:
+                return dataclasses.replace(mark, field=field)
+    return None
 
 
 def declared(model: type[Options]) -> list[Option]:
@@ -124,31 +128,25 @@ def declared(model: type[Options]) -> list[Option]:
     group = "Options"
     for field, info in model.model_fields.items():
         own = [mark for mark in info.metadata if isinstance(mark, Option)]
-        if not own:
+        group = own[0].group or group if own else group
+        if not own or field in model.not_options:
             continue
-        given, group = own[0], own[0].group or group
-        if field in model.not_options:
-            continue
-        value = info.get_default(call_default_factory=True)
-        kind = given.kind
+        given, kind = own[0], own[0].kind
         if kind is _OF_THE_FIELD:
             kind = kinds.kind_of(info.annotation, info.metadata)
-        options.append(
-            dataclasses.replace(
-                given,
-                field=field,
-                group=group,
-                name=given.name or field.replace("_", "-"),
-                kind=kind,
-                metavar=given.metavar or kind.metavar,
-                value=None if value is PydanticUndefined else value,
-                is_required=info.is_required(),
-            )
+        value = info.get_default(call_default_factory=True)
+        made = dataclasses.replace(
+            given,
+            field=field,
+            group=group,
+            name=given.name or field.replace("_", "-"),
+            kind=kind,
+            metavar=given.metavar or kind.metavar,
+            value=None if value is PydanticUndefined else value,
+            is_required=info.is_required(),
         )
+        options.append(made)
     return options
-
-
-NO_OPTIONS: Final = Options()  # Of a name that has no options.
 
 
 SET: Final = "settings"
@@ -156,17 +154,15 @@ SET: Final = "settings"
 
 
 def settings(model: type[Options]) -> dict[str, list[Option]]:
-    """Returns the keys of ``--set``: of the model, or of what other options name."""
-    by_name: dict[str, list[Option]] = {}
-    for each in declared(model):
-        if each.is_setting:
-            by_name[each.name] = [each]
-    for mark in contributed(model).values():
-        for name, own in mark.models().items():
+    """Returns the keys of ``--set``: of the model, or of what another option names."""
+    by_name = {each.name: [each] for each in declared(model) if each.is_setting}
+    if (mark := contributed(model)) is None:
+        return by_name
+    for name, own in mark.models().items():
+        for each in declared(own):
             owner = f"--{mark.by} {name}"
-            for each in declared(own):
-                made = dataclasses.replace(each, is_setting=True, owner=owner)
-                by_name.setdefault(each.name, []).append(made)
+            made = dataclasses.replace(each, is_setting=True, owner=owner)
+            by_name.setdefault(each.name, []).append(made)
     return by_name
 
 
@@ -197,8 +193,7 @@ def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:
     """Returns the model that checks a study file: closed, and without conversions."""
     fields: dict[str, Any] = {}
     for name, key in keys.items():
-        default = f" [default: {key.default_text}]" if key.default_text else ""
-        words = key.plain_help + default
+        words = key.described(" ")
         field = pydantic.Field(default=None, alias=name, description=words)
         fields[key.field] = (key.kind.annotation, field)
     model: type[pydantic.BaseModel] = pydantic.create_model(
