@@ -6,12 +6,11 @@ cannot be stored in a file or a record or shown on a terminal.
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.errors import DifferentStudyError, ParseError, causes
+from harness.errors import DifferentStudyError, ParseError
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -23,21 +22,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 65_536
 """Characters of one argument; 65,536 replica counts as a range take ten."""
 MAX_MESSAGE = 1_000
-OUT_OF_MEMORY = (
-    "there is not enough memory for this; end other programs, or allow this one more"
-    " ('ulimit -v', the limit of its control group); what was finished is kept, so run"
-    " the same command again"
-)
 _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-
-# Errors that a path chosen by the user can cause; none of them is a bug of ours.
-_REFUSALS = frozenset(
-    {
-        *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.EISDIR, errno.ELOOP),
-        *(errno.EMFILE, errno.ENAMETOOLONG, errno.ENFILE, errno.ENOMEM, errno.ENOSPC),
-        *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT),
-    }
-)
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -56,35 +41,6 @@ def check_arguments(arguments: Sequence[str]) -> None:
                 f"argument {argument[:200]!r}: {unusable[0]!r} {what}; use printable"
                 " characters only, and rename a file with such a name"
             )
-
-
-def is_output_full(error: BaseException) -> bool:
-    """Whether stdout has no space, or a disk that fails: no path is known."""
-    full = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-    return isinstance(error, OSError) and not error.filename and error.errno in full
-
-
-def refusal(error: OSError) -> str | None:
-    """Returns the message for an unusable path, or None for an internal error."""
-    if is_output_full(error):
-        return f"cannot write the output: {error.strerror}; free space, or redirect it"
-    if error.filename is None or error.errno not in _REFUSALS:
-        return None
-    return (
-        f"cannot use {str(error.filename)!r}: {error.strerror}; choose another path, or"
-        " fix this one"
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, whatever a library makes of it."""
-    for cause in causes(error):
-        is_said = isinstance(cause, RuntimeError) and "out of memory" in str(cause)
-        if isinstance(cause, MemoryError) or is_said:
-            return True
-        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
-            return cause.filename is None
-    return False
 
 
 def one_line(message: str) -> str:

@@ -7,6 +7,7 @@ stderr for progress, notes and errors. There are no interactive prompts.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli import exit_codes
-from harness.cli.arguments import (
-    OUT_OF_MEMORY,
-    check_arguments,
-    is_out_of_memory,
-    is_output_full,
-    one_line,
-    refusal,
-)
+from harness.cli.arguments import check_arguments, one_line
 from harness.cli.subcommand import STUDY_FILE, Subcommand
-from harness.errors import HarnessError, Interrupted, UnfitMachineError
+from harness.errors import HarnessError, Interrupted, UnfitMachineError, causes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +26,21 @@ SCRIPT = "replicator-harness"
 """The command that installing the package makes: shells complete commands by name."""
 COMPLETION = "_REPLICATOR_HARNESS_COMPLETE"
 """The variable by which a shell asks click for completions."""
+
+
+OUT_OF_MEMORY = (
+    "there is not enough memory for this; end other programs, or allow this one more"
+    " ('ulimit -v', the limit of its control group); what was finished is kept, so run"
+    " the same command again"
+)
+# Errors that a path chosen by the user can cause; none of them is a bug of ours.
+_REFUSALS = frozenset(
+    {
+        *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.EISDIR, errno.ELOOP),
+        *(errno.EMFILE, errno.ENAMETOOLONG, errno.ENFILE, errno.ENOMEM, errno.ENOSPC),
+        *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT),
+    }
+)
 
 
 class _Group(click.Group):
@@ -160,7 +169,7 @@ def main(
         return exit_codes.OK
     except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
         message = _user_message(error)
-        if is_output_full(error):
+        if _is_output_full(error):
             _forget_stdout()
         if message is None:
             import traceback
@@ -185,15 +194,41 @@ def _forget_stdout() -> None:
 
 def _user_message(error: Exception) -> str | None:
     """Returns the message for an error that the user can fix; None for any other."""
-    if isinstance(error, click.UsageError):
-        subcommand = error.ctx.command_path if error.ctx else "python -m harness"
-        return f"{error.format_message()} (see {subcommand} --help)"
     if isinstance(error, click.ClickException):
-        return error.format_message()
+        see = ""
+        if isinstance(error, click.UsageError):
+            path = error.ctx.command_path if error.ctx else "python -m harness"
+            see = f" (see {path} --help)"
+        return error.format_message() + see
     from results.errors import ResultsError
 
     if isinstance(error, (HarnessError, ResultsError)):
         return str(error)
-    if is_out_of_memory(error):
+    if _is_out_of_memory(error):
         return OUT_OF_MEMORY
-    return refusal(error) if isinstance(error, OSError) else None
+    if isinstance(error, OSError):
+        name, why = error.filename, error.strerror
+        if _is_output_full(error):
+            return f"cannot write the output: {why}; free space, or redirect it"
+        if name is not None and error.errno in _REFUSALS:
+            return (
+                f"cannot use {str(name)!r}: {why}; choose another path, or fix this one"
+            )
+    return None
+
+
+def _is_output_full(error: Exception) -> bool:
+    """Whether stdout has no space, or a disk that fails: no path is known."""
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+    return isinstance(error, OSError) and not error.filename and error.errno in full
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, whatever a library makes of it."""
+    for cause in causes(error):
+        is_said = isinstance(cause, RuntimeError) and "out of memory" in str(cause)
+        if isinstance(cause, MemoryError) or is_said:
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return cause.filename is None
+    return False
