@@ -47,11 +47,11 @@ from harness.sources.code_digest import CodeWatch
 from harness.trial import gpu_probe
 from results.records import identity, program
 from results.records.models import Order, Plan, PlannedTrial
-from results.store import atomic, manifest, untrusted
+from results.store import atomic, untrusted
 from results.store import studies as studies_lib
 from results.store.lock import lock_study
 from results.store.studies import Varied
-from results.store.study_store import PLAN_NAME, TRIALS_NAME, VARIED_NAME, Store
+from results.store.study_store import PLAN_NAME, TRIALS_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from harness.cli.running import Conclude
     from harness.cli.subcommand import Call
     from harness.cli.subcommands.sweep_command import RunRequest
-    from harness.doctor.gpu import GpuState
     from harness.machine.gpus import Gpu
     from harness.planning.design import CheckedSweep
 
@@ -68,14 +67,13 @@ if TYPE_CHECKING:
 HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
 
 
-def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
+def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     study, command = planned.study, planned.command
     specs = [trial.spec for trial in planned.trials]
-    per_worker = request.replicas_per_worker
     workers, gpus_per_worker = launcher.num_hosts, 0
     if any(spec.device == "gpu" for spec in specs):
-        replicas = max(spec.num_replicas for spec in specs)
-        workers, gpus_per_worker = -(-replicas // per_worker), per_worker
+        gpus_per_worker = request.replicas_per_worker
+        workers = -(-max(spec.num_replicas for spec in specs) // gpus_per_worker)
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
     arguments = _without(command[command.index("harness") + 1 :], "--study")
     job = Job(
@@ -87,11 +85,10 @@ def submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
     )
     submitted = request.info.submit(job, request.launcher_options, request.runs_dir)
     click.echo(submitted.number)
-    click.echo(
+    running.note(
         f"submitted job {submitted.number}; follow it with {submitted.follow}; its"
         f" study is {request.runs_dir / study}; {submitted.end} ends it, and the same"
-        " command continues it",
-        err=True,
+        " command continues it"
     )
     return exit_codes.OK
 
@@ -112,10 +109,9 @@ def _without(words: Sequence[str], *options: str) -> list[str]:
 def _ready(
     missing: Sequence[PlannedTrial],
     call: Call,
-    runs_dir: Path | None = None,
-    *,
     study: str,
     num_hosts: int,
+    runs_dir: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Checks what can be checked before trials run, and holds their GPUs meanwhile."""
     replaced = dict(call.overrides)
@@ -125,20 +121,26 @@ def _ready(
         estimate.check_memory(missing, runs_dir, study=study, gpu=chosen[0].name)
     with gpu_watch.hold_gpus(chosen, study=study):
         for state in gpu_lib.read_gpu_states(chosen) if chosen else ():
+            name = f"GPU {state.index} ({state.name})"
             if state.fault:
                 raise UnfitMachineError(
-                    f"GPU {state.index} ({state.name}) cannot be read ({state.fault}),"
-                    " so it is unknown who uses it; reset it (sudo nvidia-smi"
-                    " --gpu-reset), or hide it with CUDA_VISIBLE_DEVICES"
+                    f"{name} cannot be read ({state.fault}), so it is unknown who uses"
+                    " it; reset it (sudo nvidia-smi --gpu-reset), or hide it with"
+                    " CUDA_VISIBLE_DEVICES"
                 )
             if state.is_busy:
-                raise UnfitMachineError(_busy(state, chosen))
+                left = [gpu.cuda_id for gpu in chosen if gpu.index != state.index]
+                without = f", or leave it out: CUDA_VISIBLE_DEVICES={','.join(left)}"
+                used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
+                if number := state.num_users:
+                    used = f"used by {number} other process{'es' * (number > 1)}"
+                raise UnfitMachineError(
+                    f"{name} is {used}, but a trial needs its GPUs for itself; end the"
+                    f" others ('nvidia-smi' lists them){without * bool(left)}"
+                )
         if chosen and any(trial.spec.program is None for trial in missing):
             ids = [gpu.cuda_id for gpu in chosen]
-            try:
-                gpu_probe.check(probe(ids), ids)
-            except gpu_probe.MissingGpuError as error:
-                raise UnfitMachineError(str(error)) from error
+            gpu_probe.check(probe(ids), ids)
         yield replaced
 
 
@@ -148,19 +150,6 @@ def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, 
     if not counts:
         return ()
     return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
-
-
-def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
-    others = ",".join(gpu.cuda_id for gpu in chosen if gpu.index != state.index)
-    without = f", or leave it out: CUDA_VISIBLE_DEVICES={others}" * bool(others)
-    used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
-    if state.num_users:
-        plural = "es" * (state.num_users > 1)
-        used = f"used by {state.num_users} other process{plural}"
-    return (
-        f"GPU {state.index} ({state.name}) is {used}, but a trial needs its GPUs for"
-        f" itself; end the others ('nvidia-smi' lists them){without}"
-    )
 
 
 def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
@@ -209,9 +198,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
 def sweep(
     request: RunRequest,
     call: Call,
-    *,
     conclude: Conclude | None = None,
-    name_prefix: str = "",
     check: Callable[[Plan], object] = lambda _: None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports."""
@@ -219,7 +206,9 @@ def sweep(
     if request.study is not None:
         plan_module.check_name(request.study)
     request, launcher, checked = _checked(request)
-    name = request.study or name_prefix + plan_module.default_name(checked)
+    prefix = "gate-quality-" if request.is_quality_only else "gate-"
+    prefix *= request.gate is not None
+    name = request.study or prefix + plan_module.default_name(checked)
     root = runs_dir / name
     known = plan_module.read_existing_plan(root)
     is_order_free = request.order is None
@@ -236,7 +225,7 @@ def sweep(
     check(new)
     is_submitted = request.info.is_submitted()
     if is_submitted and not request.is_dry_run:
-        return submit(request, launcher, new)
+        return _submit(request, launcher, new)
     if not is_submitted:  # a login node has no GPUs of the job
         _check_models(new.trials, launcher.num_hosts)
     measured = Store(root) if known is not None else None
@@ -244,16 +233,11 @@ def sweep(
     notes += [note] * bool(note)
     if request.is_dry_run:
         return _print_plan(request, plan, asked, notes, root)
-    launcher.check_folder(runs_dir.absolute())
-    peers.check_environments(new.trials, launcher.name, launchers.DEFAULT)
+    _check_launch(launcher, new, runs_dir)
+    missing = _missing(root, asked, is_failed_retried=is_failed_retried)
+    earlier = None if is_failed_retried else runs_dir
     with (
-        _ready(
-            _missing(root, asked, is_failed_retried=is_failed_retried),
-            call,
-            None if is_failed_retried else runs_dir,
-            study=name,
-            num_hosts=launcher.num_hosts,
-        ) as replaced,
+        _ready(missing, call, name, launcher.num_hosts, earlier) as replaced,
         # Made before it is locked.
         lock_study((store := Store.create(root)).root),
     ):
@@ -265,7 +249,7 @@ def sweep(
         for note in notes:
             running.note(note)
         run_study = functools.partial(
-            _run_study, store, request, launcher, conclude, replaced
+            _run_study, store, request, launcher, replaced, conclude
         )
         try:
             return run_study(plan, asked)
@@ -289,28 +273,30 @@ def sweep(
             return run_study(plan, plan.trials)
 
 
+def _check_launch(launcher: Launcher, plan: Plan, folder: Path) -> None:
+    launcher.check_folder(folder.absolute())
+    peers.check_environments(plan.trials, launcher.name, launchers.DEFAULT)
+
+
 def _run_study(
     store: Store,
     request: RunRequest,
     launcher: Launcher,
-    conclude: Conclude | None,
     replaced: Mapping[str, Any],
+    conclude: Conclude | None,
     plan: Plan,
     trials: Sequence[PlannedTrial],
 ) -> int:
     left_out, folders = [store.root.parent, store.root], request.folders
     watch = CodeWatch(plan, folders=folders, left_out=left_out)
+    baseline = request.baseline
     settings = RunSettings(
         timeout_sec=plan.timeout_sec,
         topology=machine_state.read_topology(),
         is_failed_retried=request.retry is not None,
         data_dir=plan.data_dir,
         measuring=plan.measuring,
-        trees={
-            revision.revision: revision
-            for revision in [request.baseline]
-            if revision is not None
-        },
+        trees={} if baseline is None else {baseline.revision: baseline},
         folders=folders,
         launcher=launcher,
         changed_code=watch.changed,
@@ -456,22 +442,23 @@ def write_page(root: Path) -> int:
     return exit_codes.OK
 
 
-def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """Returns the folder of a varied study and its studies; None of any other study."""
+def studies_of(text: str, runs_dir: Path) -> tuple[Path, list[str] | None]:
+    """Returns a study, and of a varied one the names of the studies in it."""
     root = plan_module.find_study(text, runs_dir)
-    if (study_list := studies_lib.read(root)) is None:
-        return None
-    begun = (n for n in study_list.studies if untrusted.is_there(root / n / PLAN_NAME))
-    return root, tuple(begun)
+    if (varied_study := studies_lib.read(root)) is None:
+        return root, None
+    names = varied_study.studies
+    return root, [n for n in names if untrusted.is_there(root / n / PLAN_NAME)]
 
 
-def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
-    """Returns the names of studies, each varied one replaced by its own."""
-    names = []
+def expanded(texts: Iterable[str], runs_dir: Path) -> Iterator[str]:
+    """Yields the names of studies, each varied one replaced by its own."""
     for text in texts:
-        root, own = names_of(text, runs_dir) or (None, (text,))
-        names += [str((root / name).absolute()) if root else name for name in own]
-    return names
+        root, names = studies_of(text, runs_dir)
+        if names is None:
+            yield text
+        else:
+            yield from (str((root / name).absolute()) for name in names)
 
 
 def for_each(
@@ -480,11 +467,9 @@ def for_each(
     after: Callable[[Path], int] | None = None,
 ) -> int:
     """Does for a study what a subcommand does, or for each study of a varied one."""
-    named = names_of(request.study, request.runs_dir)
-    if named is None:
-        root = plan_module.find_study(request.study, request.runs_dir)
+    root, names = studies_of(request.study, request.runs_dir)
+    if names is None:
         return run(Store.open(root))
-    root, names = named
     if request.is_json:
         raise StudyError(
             f"--json is for one study, and {root.name!r} has {len(names)}; name"
@@ -499,37 +484,6 @@ def for_each(
     if after is not None:
         codes.append(after(root))
     return combined(codes) if codes else exit_codes.NOTHING_MEASURED
-
-
-def compare(root: Path) -> int:
-    """Compares which studies there are, and their page with one made anew."""
-    from reports.site import build as site
-    from results.verify import check as check_lib
-    from results.verify.check import Check
-
-    check, index = Check(), studies_lib.read(root)
-    folders = {folder.name for folder in untrusted.folders_with(root, PLAN_NAME)}
-    for name in sorted(folders - set(index.studies if index else ())):
-        check.differ(check_lib.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")
-    listed = check_lib.read_manifest(root, check)
-    if listed is not None:  # an earlier version wrote none
-        own = manifest.digest_of(root / VARIED_NAME)
-        check_lib.compare_digest(VARIED_NAME, own, listed, check)
-    for item in check.differences:
-        both = f"stated {item.stated}, recomputed {item.recomputed}"
-        click.echo(f"differs: {item.where}: {both}")
-    if check.differences:
-        return exit_codes.SOME_TRIALS_FAILED
-    path = root / "report" / "index.html"
-    try:
-        stored = untrusted.read_text(path)
-        if stored is None or stored == site.build_varied(root):
-            return exit_codes.OK
-        said = " is not what the records say; 'report' writes it again"
-    except untrusted.DamagedFileError as error:
-        said = f": stated {error}, recomputed a page"
-    click.echo(f"differs: {path}{said}")
-    return exit_codes.SOME_TRIALS_FAILED
 
 
 _TAKEN = {"study", "runs_dir", "retry", "timeout_sec", "launcher", "is_json"}
@@ -556,8 +510,7 @@ def _continue(request: RunRequest, call: Call, store: Store) -> int:
     code_digest.check_code(plan, store=store)
     launcher = launchers.start(request.launcher)
     launcher.check(trial.spec for trial in plan.trials)
-    launcher.check_folder(root.absolute())
-    peers.check_environments(plan.trials, launcher.name, launchers.DEFAULT)
+    _check_launch(launcher, plan, root)
     update: dict[str, Any] = {"data_dir": plan_module.data_dir_here() or plan.data_dir}
     if request.timeout_sec != defaults.TIMEOUT_SEC:
         update["timeout_sec"] = request.timeout_sec
@@ -565,6 +518,5 @@ def _continue(request: RunRequest, call: Call, store: Store) -> int:
     trials, is_retried = plan.trials, request.retry is not None
     with lock_study(root):
         missing = _missing(root, trials, is_failed_retried=is_retried)
-        hosts = launcher.num_hosts
-        with _ready(missing, call, study=plan.study, num_hosts=hosts) as replaced:
-            return _run_study(store, request, launcher, None, replaced, plan, trials)
+        with _ready(missing, call, plan.study, launcher.num_hosts) as replaced:
+            return _run_study(store, request, launcher, replaced, None, plan, trials)

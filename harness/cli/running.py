@@ -24,14 +24,14 @@ from harness.run.rounds import interleaved_sec
 from results.errors import ResultsError, StudyLostError
 from results.figures import conditions
 from results.judging.gate import is_decided
-from results.records.models import PlannedTrial, TrialStatus
-from results.study.cases import UNMATCHED, Study, load_study
+from results.study.cases import Study, load_study
 from results.study.equivalence import Match, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.run.trial_runner import RunSettings
+    from results.records.models import PlannedTrial
     from results.store.study_store import Store
 
     Conclude = Callable[[Store, Study, Sequence[PlannedTrial]], int]
@@ -121,19 +121,11 @@ def conclude_sweep(
     _conclude(store, is_json=is_json)
     # Replicas that do not match one are not sane; a trial that was measured beside load
     # is ok: its case leaves it out, or says so.
-    status_of: dict[str, TrialStatus] = {}
-    for entry in study.entries:
-        if entry.state == UNMATCHED:
-            status_of[entry.trial_id] = TrialStatus.FAILED_CHECKS
-        elif entry.is_disturbed:
-            status_of[entry.trial_id] = TrialStatus.OK
-        elif entry.trial is not None and entry.trial.status is not None:
-            status_of[entry.trial_id] = entry.trial.status.status
-    statuses = [status_of.get(trial.trial_id) for trial in trials]
-    num_failed = len(statuses) - statuses.count(TrialStatus.OK)
+    ok = {entry.trial_id for entry in study.entries if entry.is_measured}
+    num_failed = sum(trial.trial_id not in ok for trial in trials)
     if num_failed:
         note(
-            f"{num_failed} of {len(statuses)} trials are not ok: see"
+            f"{num_failed} of {len(trials)} trials are not ok: see"
             f" 'status {store.root}'; --retry failed runs them again"
         )
     if (counts := conditions.count_blocks(study)).busy:
@@ -144,7 +136,7 @@ def conclude_sweep(
             f"{num_disturbed} trials were measured beside load only, which is no"
             " evidence; --retry failed measures their runs again"
         )
-    if num_failed == len(statuses):
+    if num_failed == len(trials):
         return exit_codes.NOTHING_MEASURED
     is_part = num_failed or any(match.has_failed for match in study.matches)
     return exit_codes.SOME_TRIALS_FAILED if is_part else exit_codes.OK

@@ -14,6 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
+from harness.errors import UnfitMachineError
 from harness.machine import environment
 from harness.machine.gpus import NO_GPU
 from results.records.texts import printable
@@ -39,7 +40,7 @@ class TensorFlowGpus:
     architectures: Sequence[str] = ()
 
 
-class MissingGpuError(RuntimeError):
+class MissingGpuError(UnfitMachineError):
     """TensorFlow does not see the GPUs that the process was given."""
 
 

@@ -44,9 +44,8 @@ from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from harness.cli.running import Conclude
     from harness.cli.subcommand import Call
     from results.judging.gate import Gate
     from results.study.cases import Study
@@ -182,16 +181,10 @@ def measured_request(request: GateRequest, rule: Rule) -> GateRequest:
     learned = ["throughput"]
     if request.program is None:
         learned = catalog.judged_metrics(catalog.workload(request.workload))
-    for name, value in (
-        ("--budget ", None if request.program else request.budget),
-        ("--set quality-repeats=", request.num_seeds),
-    ):
-        if value is not None:
-            raise PlanError(
-                f"{name}{value} has no effect with --metric {rule.metric.name}: such a"
-                " gate has no quality runs; leave it out, or use --metric"
-                f" {'|'.join(learned)}"
-            )
+    budget = None if request.program else request.budget
+    given = {"--budget ": budget, "--set quality-repeats=": request.num_seeds}
+    why = "such a gate has no quality runs; leave it out, or use --metric"
+    _refuse(given, rule, f"{why} {'|'.join(learned)}")
     fewest = group_sequential.FEWEST_REPETITIONS
     if request.repeats is not None and request.repeats < fewest:
         raise PlanError(
@@ -199,11 +192,10 @@ def measured_request(request: GateRequest, rule: Rule) -> GateRequest:
             f" about the spread between processes; use {fewest} or more"
         )
     request = request.model_copy(update={"budget": "none"})
-    takes_turns = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
-    has_blocks = takes_turns and rule.metric in gate_metrics.OF_BLOCKS
-    if has_blocks and design.choose_order(request) is Order.INTERLEAVED:
+    takes_turns = request.program is None or request.program.record.is_client
+    if takes_turns and _is_interleaved(request, rule):
         return request
     # Others exist once per process, and are measured best where it is alone.
     if (
@@ -218,6 +210,20 @@ def measured_request(request: GateRequest, rule: Rule) -> GateRequest:
     repeats = request.repeats or group_sequential.fewest_to_pass(rule.alpha)
     order = request.order or Order.SEQUENTIAL
     return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _refuse(given: Mapping[str, object], rule: Rule, why: str) -> None:
+    """Refuses options that are given and have no effect on what is judged."""
+    for name, value in given.items():
+        if value is not None:
+            raise PlanError(
+                f"{name}{value} has no effect with --metric {rule.metric.name}: {why}"
+            )
+
+
+def _is_interleaved(request: GateRequest, rule: Rule) -> bool:
+    is_of_blocks = rule.metric in gate_metrics.OF_BLOCKS
+    return is_of_blocks and design.choose_order(request) is Order.INTERLEAVED
 
 
 def _check_counts(request: GateRequest) -> None:
@@ -257,10 +263,8 @@ def _counted_on(backend: str) -> list[str]:
         return []
     if info.processes == catalog.PARAMETER_SERVERS:
         return [measuring.RETRACES]
-    is_planned = "explained_plan" not in info.lacks
-    return [
-        unit for unit in measuring.UNITS if is_planned or unit not in measuring.OF_PLANS
-    ]
+    left_out = measuring.OF_PLANS if "explained_plan" in info.lacks else ()
+    return [unit for unit in measuring.UNITS if unit not in left_out]
 
 
 def _check_efficiency(request: GateRequest) -> None:
@@ -276,18 +280,17 @@ def _check_efficiency(request: GateRequest) -> None:
         )
 
 
-def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
-    is_interleaved = rule.metric in gate_metrics.OF_BLOCKS and (
-        design.choose_order(request) is Order.INTERLEAVED
-    )
+def design_of(
+    request: GateRequest, rule: Rule, baseline: str, *, is_study: bool = False
+) -> GateDesign:
+    is_interleaved = not is_study and _is_interleaved(request, rule)
+    has_looks = is_interleaved and request.repeats is None
     return GateDesign(
         metric=rule.metric.name,
         baseline=baseline,
         delta=rule.delta,
         alpha=rule.alpha,
-        looks=group_sequential.planned_looks(rule.alpha)
-        if is_interleaved and request.repeats is None
-        else (),
+        looks=group_sequential.planned_looks(rule.alpha) if has_looks else (),
         num_stretches=NUM_STRETCHES if is_interleaved else 0,
         counts=request.counts if request.program is None else (),
     )
@@ -295,13 +298,11 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
 
 def _quality_request(request: GateRequest, rule: Rule) -> GateRequest:
     order = None if request.order is None else request.order.label
-    for name, value in (("--repeats", request.repeats), ("--order", order)):
-        if value is not None:
-            raise PlanError(
-                f"{name} {value} has no effect with --metric {rule.metric.name}:"
-                " quality runs are not timed, and run one after the other; use"
-                " --set quality-repeats=N for the number of seeds"
-            )
+    why = (
+        "quality runs are not timed, and run one after the other; use"
+        " --set quality-repeats=N for the number of seeds"
+    )
+    _refuse({"--repeats ": request.repeats, "--order ": order}, rule, why)
     fewest = quality_gate.fewest_seeds(rule.alpha)
     usual = max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
     repeats = request.num_seeds or usual
@@ -325,7 +326,7 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
     commit = revisions.find_commit(name, source)
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
-    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
+    def conclude(store: Store, study: Study, _trials: object) -> int:
         gate = gate_module.judge_revisions(study, rule, baseline=baseline)
         return _conclude(store, gate, request)
 
@@ -336,8 +337,7 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
         if source is None:
             revisions.check_runs(name, update["baseline"], planned.trials[-1].spec)
 
-    update: dict[str, Any] = {}
-    design = design_of(request, rule, baseline)
+    update: dict[str, Any] = {"gate": design_of(request, rule, baseline)}
     fewest = group_sequential.fewest_to_pass(rule.alpha)
     try:
         with stop_signals(), contextlib.ExitStack() as stack:
@@ -354,8 +354,8 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
                     f"--repeats {request.repeats} can show a regression, and cannot"
                     f" pass: that takes {fewest} at --alpha {rule.alpha:.1%}"
                 )
-            request = request.model_copy(update={**update, "gate": design})
-            return _measure(request, call, rule, judge_revisions, check)
+            request = request.model_copy(update=update)
+            return commands.sweep(request, call, conclude, check)
     except _EqualCodeError as error:
         gate = gate_module.judge_equal_code(rule, error.args, baseline=baseline)
         return _conclude(None, gate, request)
@@ -364,11 +364,50 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
         return exit_codes.INTERRUPTED
 
 
+def _beside_study(
+    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
+) -> int:
+    def conclude(store: Store, study: Study, _trials: object) -> int:
+        gate = gate_module.judge_studies(study, stored, rule, baseline=name)
+        # Seen only now: placement and machine are recorded with the trials.
+        is_allowed = request.is_different_allowed
+        check_comparable(str(store.root), name, gate.differences, is_allowed)
+        return _conclude(store, gate, request)
+
+    def check(planned: Plan) -> None:
+        differences = case_pairs.planned_differences(
+            planned.trials,
+            stored,
+            revisions.fingerprint(planned.trials[0].spec),
+            are_quality_runs=rule.metric.is_quality,
+        )
+        check_comparable("this tree", name, differences, request.is_different_allowed)
+
+    gate_design = design_of(request, rule, name, is_study=True)
+    request = request.model_copy(update={"gate": gate_design})
+    return commands.sweep(request, call, conclude, check)
+
+
+def _conclude(store: Store | None, gate: Gate, request: GateRequest) -> int:
+    record = judgement.record_of(gate)
+    if store is not None:
+        from reports.page import build
+
+        gate_module.write_gate(store, record)
+        build.write_report(store, store.report_path)
+    for path, form in _files_of(request).items():
+        atomic.write_text(path, judgement.WRITERS[form](record) + "\n")
+    click.echo(judgement.WRITERS[request.form](record))
+    if store is not None:
+        running.note(f"report of this tree: {store.report_path}")
+    return gate.exit_code
+
+
 USUAL_SPREAD: Final = 0.03
 """Standard deviation of a log ratio between repetitions, as on two shared cores."""
 
 
-def show_outlook(
+def _show_outlook(
     request: GateRequest, call: Call, rule: Rule, stored: Study | None
 ) -> int:
     """Prints the trials of one side, and how often such a gate gives each verdict."""
@@ -395,18 +434,20 @@ def show_outlook(
             f" {each:.1f} min, but a verdict needs {fewest} or more; use --time-budget"
             f" {math.ceil(fewest * each)}min or more"
         )
-    power = power_module.design(
-        delta=rule.delta, alpha=rule.alpha, num_repetitions=request.repeats, most=number
-    )
     text = judgement.power_text(
         spread,
-        power,
+        power_module.design(
+            delta=rule.delta,
+            alpha=rule.alpha,
+            num_repetitions=request.repeats,
+            most=number,
+        ),
         source=source,
         num_cases=len({trial.case_id for trial in planned[0].trials}),
         minutes_per_repetition=each,
     )
     click.echo(text)
-    return code or exit_codes.OK
+    return code
 
 
 def _spread_of(study: Study) -> tuple[float, str]:
@@ -479,64 +520,9 @@ def run(request: GateRequest, call: Call) -> int:
     root = plan_module.find_study(name, request.runs_dir)
     if untrusted.is_there(root / PLAN_NAME):
         stored = plan_module.load(name, request.runs_dir)
-        name = f"study {name}"
     if request.is_dry_run:
-        return show_outlook(request, call, rule, stored)
-    if stored is not None:
-        gate_module.check_stored(rule, name)  # before anything is measured
-        return _against_study(request, call, stored, name, rule)
-    return _beside_revision(request, call, name, rule)
-
-
-def _against_study(
-    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
-) -> int:
-    def judge_studies(store: Store, study: Study, _trials: object) -> int:
-        gate = gate_module.judge_studies(study, stored, rule, baseline=name)
-        if gate.differences and not request.is_different_allowed:
-            # Seen only now: placement and machine are recorded with the trials.
-            check_comparable(str(store.root), name, gate.differences, False)
-        return _conclude(store, gate, request)
-
-    def check(planned: Plan) -> None:
-        differences = case_pairs.planned_differences(
-            planned.trials,
-            stored,
-            revisions.fingerprint(planned.trials[0].spec),
-            are_quality_runs=rule.metric.is_quality,
-        )
-        check_comparable("this tree", name, differences, request.is_different_allowed)
-
-    design = design_of(request, rule, name).model_copy(
-        update={"looks": (), "num_stretches": 0}
-    )
-    request = request.model_copy(update={"gate": design})
-    return _measure(request, call, rule, judge_studies, check)
-
-
-def _measure(
-    request: GateRequest,
-    call: Call,
-    rule: Rule,
-    conclude: Conclude,
-    check: Callable[[Plan], object],
-) -> int:
-    prefix = "gate-quality-" if rule.metric.is_quality else "gate-"
-    return commands.sweep(
-        request, call, conclude=conclude, name_prefix=prefix, check=check
-    )
-
-
-def _conclude(store: Store | None, gate: Gate, request: GateRequest) -> int:
-    record = judgement.record_of(gate)
-    if store is not None:
-        from reports.page import build
-
-        gate_module.write_gate(store, record)
-        build.write_report(store, store.report_path)
-    for path, form in _files_of(request).items():
-        atomic.write_text(path, judgement.WRITERS[form](record) + "\n")
-    click.echo(judgement.WRITERS[request.form](record))
-    if store is not None:
-        running.note(f"report of this tree: {store.report_path}")
-    return gate.exit_code
+        return _show_outlook(request, call, rule, stored)
+    if stored is None:
+        return _beside_revision(request, call, name, rule)
+    gate_module.check_stored(rule, f"study {name}")  # before anything is measured
+    return _beside_study(request, call, stored, f"study {name}", rule)

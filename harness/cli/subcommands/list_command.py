@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -23,11 +23,13 @@ from results.store import study_store, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from harness.cli.subcommand import Call
     from results.plugins import Complaint
+
+    Rows = list[dict[str, Any]]
 
 
 class ListRequest(Options):
@@ -38,12 +40,23 @@ class ListRequest(Options):
     is_json: IsJson = False
 
 
+_TEXTS: Final = {
+    "workloads": "{description}; data: {data}, {other_data}",
+    "presets": "{description}; {data}, {per_replica_batch_size} per replica,"
+    " {num_warmup_steps} + {num_measured_steps} steps",
+    "backends": "{description} ({kind})",
+    "plugins": "{title} ({kind} of {package}, {object})",
+    "studies": "{date}  {num_ok}/{num_trials} ok  {workloads} {presets}, x{replicas},"
+    " {backends}",
+}
+"""What is said of each thing of a list, by the fields of its row."""
+
+
 def run(request: ListRequest, _: Call) -> int:
     """Lists workloads, backends, presets and plugins, or the studies of a directory.
 
     A plugin or study that cannot be used is named on stderr; the exit code is then 2.
     """
-    rows: list[dict[str, Any]]
     if request.what == "studies":
         rows, problems = _read_studies(request.runs_dir)
         lists = {"studies": rows}
@@ -57,24 +70,38 @@ def run(request: ListRequest, _: Call) -> int:
     if request.is_json:
         click.echo(json.dumps(lists, indent=2))
     elif request.what == "studies":
-        for line in _lines(rows):
+        for line in _lines("studies", rows):
             click.echo(printable(line))
         if not rows and not problems:
             click.echo(f"no study in {str(request.runs_dir)!r}", err=True)
     else:
-        blocks = [
-            "\n  ".join([name if each else f"{name}: none is installed", *_lines(each)])
-            for name, each in lists.items()
-        ]
+        blocks = []
+        for kind, each in lists.items():
+            title = kind if each else f"{kind}: none is installed"
+            blocks.append("\n  ".join([title, *_lines(kind, each)]))
         click.echo("\n\n".join(blocks))
     return exit_codes.USAGE if problems else exit_codes.OK
 
 
-def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _lines(kind: str, rows: Rows) -> Iterator[str]:
+    names = [" ".join(filter(None, (row.get("workload"), row["name"]))) for row in rows]
+    width = max(map(len, names), default=0)
+    comma = ", " if kind == "workloads" else ","
+    for name, row in zip(names, rows, strict=True):
+        shown = {
+            field: comma.join(map(str, value)) if isinstance(value, list) else value
+            for field, value in row.items()
+        }
+        date = str(row.get("created_at"))[: len("2026-01-01 00:00")].replace("T", " ")
+        yield f"{name:<{width}}  {_TEXTS[kind].format_map({**shown, 'date': date})}"
+
+
+def _read_studies(runs_dir: Path) -> tuple[Rows, list[str]]:
     roots = untrusted.folders_with(runs_dir, PLAN_NAME)
     for varied in untrusted.folders_with(runs_dir, VARIED_NAME):
         roots += untrusted.folders_with(varied, PLAN_NAME)
-    rows, problems = [], []
+    rows: Rows = []
+    problems = []
     for root in sorted(roots):
         name = root.relative_to(runs_dir).as_posix()
         try:
@@ -87,12 +114,13 @@ def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
-    statuses = [
+    records = (
         study_store.read_record(
             store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
         )
         for trial in plan.trials
-    ]
+    )
+    statuses = [record and record.status for record in records]
     return {
         # What the subcommands take: the folder, which may have been renamed.
         "name": name,
@@ -103,14 +131,11 @@ def _row(store: Store, name: str) -> dict[str, Any]:
         "backends": list(dict.fromkeys(spec.backend for spec in specs)),
         "replicas": sorted({spec.num_replicas for spec in specs}),
         "num_trials": len(plan.trials),
-        "num_ok": sum(
-            status is not None and status.status is TrialStatus.OK
-            for status in statuses
-        ),
+        "num_ok": statuses.count(TrialStatus.OK),
     }
 
 
-def _lists() -> dict[str, list[dict[str, Any]]]:
+def _lists() -> dict[str, Rows]:
     fields = ("name", "description", "kind", "max_replicas")
     return {
         "workloads": [
@@ -136,36 +161,6 @@ def _lists() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _lines(rows: list[dict[str, Any]]) -> list[str]:
-    names = [" ".join(filter(None, (row.get("workload"), row["name"]))) for row in rows]
-    width = max(map(len, names), default=0)
-    about = zip(names, map(_about, rows), strict=True)
-    return [f"{name:<{width}}  {text}" for name, text in about]
-
-
-def _about(row: dict[str, Any]) -> str:
-    if "num_trials" in row:
-        date = row["created_at"][: len("2026-01-01 00:00")].replace("T", " ")
-        replicas = ",".join(map(str, row["replicas"]))
-        workloads, presets = ",".join(row["workloads"]), ",".join(row["presets"])
-        return (
-            f"{date}  {row['num_ok']}/{row['num_trials']} ok  {workloads} {presets},"
-            f" x{replicas}, {','.join(row['backends'])}"
-        )
-    if "package" in row:
-        return f"{row['title']} ({row['kind']} of {row['package']}, {row['object']})"
-    if "workload" in row:
-        return (
-            f"{row['description']}; {row['data']},"
-            f" {row['per_replica_batch_size']} per replica,"
-            f" {row['num_warmup_steps']} + {row['num_measured_steps']} steps"
-        )
-    if "kind" in row:
-        return f"{row['description']} ({row['kind']})"
-    data = ", ".join(row["data"])
-    return f"{row['description']}; data: {data}, {row['other_data']}"
-
-
 def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
     """Returns the names that this project has of each kind, and the check of others."""
     from reports.exports import export_formats
@@ -183,12 +178,12 @@ def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
     }
 
 
-def _read_plugins() -> tuple[list[dict[str, Any]], list[str]]:
+def _read_plugins() -> tuple[Rows, list[str]]:
     """Imports every plugin that is installed; the catalogues have them then.
 
     Returns the facts of each, and why others cannot be used.
     """
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     problems: list[str] = []
     for kind, (table, complain) in _tables().items():
         built_in = plugins.built_in_of(kind, table)
@@ -207,9 +202,7 @@ def _read_plugins() -> tuple[list[dict[str, Any]], list[str]]:
                 table.setdefault(name, loaded)
             titles = ("description", "title", "TITLE", "summary", "output")
             title = next(
-                getattr(loaded, attribute)
-                for attribute in titles
-                if hasattr(loaded, attribute)
+                getattr(loaded, each) for each in titles if hasattr(loaded, each)
             )
             row = {"name": name, "title": str(title), "kind": plugins.KINDS[kind]}
             row |= {"package": plugin.distribution, "object": plugin.target}

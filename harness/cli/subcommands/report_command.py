@@ -104,18 +104,20 @@ class ReportRequest(Options):
         )
 
 
-def check(request: ReportRequest) -> None:
-    form = request.format
+_TWO = 2
+
+
+def _check(request: ReportRequest) -> None:
+    form, number = request.format, len(request.studies)
     needs = _NEEDS_NAME.get(form.output)
     if needs and request.output is None:
         raise StudyError(f"--format {form.name} writes {needs} with -o")
-    if form.takes_one and len(request.studies) > 1:
+    if form.takes_one and number > 1:
         raise StudyError(
-            f"--format {form.name} is for one study, not for {len(request.studies)};"
-            " name one"
+            f"--format {form.name} is for one study, not for {number}; name one"
         )
     is_page = form.output is Output.PAGE
-    is_of_study = is_page and (len(request.studies) == 1 or request.is_site)
+    is_of_study = is_page and (number == 1 or request.is_site)
     urls = {"--data-url": request.data_url, "--source-url": request.source_url}
     for name, url in urls.items():
         if url is not None and not _URL.match(url):
@@ -130,37 +132,29 @@ def check(request: ReportRequest) -> None:
             )
     if request.is_site and request.data_url and "{study}" not in request.data_url:
         raise StudyError(
-            f"--data-url {request.data_url!r} is the same for"
-            f" {len(request.studies)} studies; put {{study}} where their names are"
+            f"--data-url {request.data_url!r} is the same for {number} studies; put"
+            " {study} where their names are"
         )
-    if len(request.studies) > _TWO and is_page and not request.is_site:
+    if number > _TWO and is_page and not request.is_site:
         raise StudyError(
-            f"{len(request.studies)} studies need a site; name its directory with -o,"
-            " such as -o site"
+            f"{number} studies need a site; name its directory with -o, such as -o site"
         )
-
-
-_TWO = 2
 
 
 def run(request: ReportRequest, _: Call) -> int:
     is_page = request.format.output is Output.PAGE
     if len(request.studies) == 1 and request.output is None and is_page:
-        varied = commands.names_of(request.studies[0], request.runs_dir)
+        root, varied = commands.studies_of(request.studies[0], request.runs_dir)
         if varied is not None:
-            return commands.write_page(varied[0])
+            return commands.write_page(root)
     names = tuple(commands.expanded(request.studies, request.runs_dir))
     request = request.model_copy(update={"studies": names})
-    check(request)
+    _check(request)
     with contextlib.ExitStack() as unpacked:
         stores = [_opened(name, request, unpacked) for name in request.studies]
         problems = [store.read().problems for store in stores]
-        if is_page:
-            path, code = _write_page(request, stores)
-            click.echo(str(path))
-        else:
-            content, code = _content(request, stores)
-            _emit(request, content)
+        written, code = (_write_page if is_page else _write_content)(request, stores)
+        click.echo(written)
         return max([code, *map(status_command.name_problems, problems)])
 
 
@@ -175,25 +169,24 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
     return store
 
 
-def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[Path, int]:
+def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
+    """Writes a page or a site; returns its path."""
     from reports.exports import exports
     from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
     from reports.site.card import slugs
 
-    path, data_url, source_url = request.output, request.data_url, request.source_url
+    data_url, source_url = request.data_url, request.source_url
     if request.is_site:
-        assert path is not None
-        metric = gate_metrics.metric_of(request.metric)
+        assert request.output is not None
+        metric, url = gate_metrics.metric_of(request.metric), source_url or ""
         records, missing = exports.records_of_studies(stores, data_url or "")
         for reason in missing:
             running.note(f"no raw records beside a page: {reason}")
-        path = site.write_site(
-            stores, path, metric, records, source_url=source_url or ""
-        )
-        return path, exit_codes.OK
-    path = path or stores[0].report_path
+        path = site.write_site(stores, request.output, metric, records, source_url=url)
+        return str(path), exit_codes.OK
+    path = request.output or stores[0].report_path
     if len(stores) == 1:
         path = path / "index.html" if path.is_dir() else path
         html, links = build.build_report(stores[0]), {}
@@ -202,13 +195,13 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[Path, 
         if source_url is not None:
             links |= site.source_links(load_study(stores[0]), source_url)
         output_file.write(path, site.with_links(html, links), what="report")
-        return path, exit_codes.OK
+        return str(path), exit_codes.OK
     compared, code = _compared(request, stores)
     if request.output is None:
         slug = slugs([compared.second.plan.study])[0]
         path = path.with_name(f"compared-with-{slug}.html")
     output_file.write(path, comparison.build(compared))
-    return path, code
+    return str(path), code
 
 
 def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared, int]:
@@ -220,6 +213,23 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
     name, other = request.studies
     check_comparable(name, other, compared.reasons, request.is_different_allowed)
     return compared, exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
+
+
+def _write_content(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
+    """Writes another format; returns its path, or what is to be printed."""
+    content, code = _content(request, stores)
+    path = request.output
+    if path is None:
+        assert isinstance(content, str)  # as was checked
+        return content, code
+    if isinstance(content, (str, bytes)):
+        whole = f"{content}\n" if isinstance(content, str) else content
+        output_file.write(path, whole)
+    else:
+        form = request.format
+        paths = output_file.write_all(path, content, what=form.name)
+        running.note(f"{len(paths)} {form.files}")
+    return str(path), code
 
 
 def _content(request: ReportRequest, stores: Sequence[Store]) -> tuple[Content, int]:
@@ -252,19 +262,3 @@ def _terminal(request: ReportRequest, store: Store) -> str:
     with shown.capture() as captured:
         exports.print_summary(store, shown)
     return captured.get().strip("\n")
-
-
-def _emit(request: ReportRequest, content: Content) -> None:
-    if request.output is None:
-        assert isinstance(content, str)  # as was checked
-        click.echo(content)
-        return
-    if isinstance(content, str):
-        output_file.write(request.output, f"{content}\n")
-    elif isinstance(content, bytes):
-        output_file.write(request.output, content)
-    else:
-        form = request.format
-        paths = output_file.write_all(request.output, content, what=form.name)
-        running.note(f"{len(paths)} {form.files}")
-    click.echo(str(request.output))

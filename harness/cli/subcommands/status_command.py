@@ -21,7 +21,7 @@ from harness.run import rounds
 from harness.run.progress import describe_trial
 from results.errors import CorruptRecordError, MissingRecordError
 from results.figures import scaling
-from results.records.models import Order, PlannedTrial, StatusRecord
+from results.records.models import Order, PlannedTrial
 from results.records.texts import printable, tokens
 from results.store import lock, study_store
 from results.study.cases import Study, load_study
@@ -60,8 +60,10 @@ def run(request: StatusRequest, _: Call) -> int:
 def _show(request: StatusRequest, store: Store) -> int:
     shown = None
     while True:
-        reading, is_running = store.read(), _is_held(store)
-        study = None
+        holder, is_running = lock.read_holder(store.root), False
+        with contextlib.suppress(OverflowError):  # a file names it
+            is_running = holder is not None and psutil.pid_exists(holder)
+        reading, study = store.read(), None
         with contextlib.suppress(CorruptRecordError, MissingRecordError):
             study = load_study(store)  # a corrupt plan is reported below
         lines, data = _describe(store, reading, study, is_running=is_running)
@@ -83,6 +85,7 @@ def _describe(
     trial_of = {trial.trial_id: trial for trial in reading.trials}
     try:
         plan = store.read_plan()
+        name, trials = plan.study, plan.trials
     except CorruptRecordError:
         # Reported below with the other corrupt records; the trials found are shown.
         name = store.root.name
@@ -92,8 +95,6 @@ def _describe(
             )
             for trial in trial_of.values()
         )
-    else:
-        name, trials = plan.study, plan.trials
     matches = [
         running.describe_match(match)
         for match in (() if study is None else study.matches)
@@ -106,9 +107,12 @@ def _describe(
     for planned in trials:
         trial = trial_of.get(planned.trial_id)
         record = trial.status if trial is not None else None
-        counts[_state(record, is_running=is_running, has_begun=trial is not None)] += 1
-        failure = None if record is None else record.failure
-        if record is None or failure is None:
+        if record is None:
+            state = "waiting" if trial is None else "running"
+            counts[state if is_running else "missing"] += 1
+            continue
+        counts[record.status.label] += 1
+        if (failure := record.failure) is None:
             continue
         facts = {
             "trial_id": planned.trial_id,
@@ -121,10 +125,11 @@ def _describe(
         how = f"{record.status.label} in {facts['phase']}: {failure.reason}"
         shown.append(f"  {planned.trial_id[:8]}  {facts['trial']}: {how}")
         shown += [f"    {printable(tokens(line))}" for line in failure.place]
+    counted = dict(sorted(counts.items()))
     data = {
         "study": name,
         "num_trials": len(trials),
-        "counts": dict(sorted(counts.items())),
+        "counts": counted,
         "failures": failures,
         "matches": matches,
         "num_earlier_attempts": num_earlier,
@@ -132,11 +137,10 @@ def _describe(
             {"path": str(p.path), "reason": p.reason} for p in reading.problems
         ],
     }
-    listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+    listed = ", ".join(f"{n} {state}" for state, n in counted.items())
     now = _now(store, trials, trial_of) if is_running else ""
-    lines = [one_line(f"{name}: {len(trials)} trials: {listed}{now}")]
-    lines += shown
-    lines += [one_line(line) for line in matches]
+    lines = [one_line(f"{name}: {len(trials)} trials: {listed}{now}"), *shown]
+    lines += map(one_line, matches)
     if num_earlier:
         attempts = "attempt" if num_earlier == 1 else "attempts"
         lines.append(
@@ -146,49 +150,31 @@ def _describe(
     return lines, data
 
 
-def _is_held(store: Store) -> bool:
-    """Whether the process that locked the study last is alive; a file names it."""
-    holder = lock.read_holder(store.root)
-    try:
-        return holder is not None and psutil.pid_exists(holder)
-    except OverflowError:
-        return False
-
-
-def _state(record: StatusRecord | None, *, is_running: bool, has_begun: bool) -> str:
-    """Returns the state of a trial: as it ended, or whether it runs or will run."""
-    if record is not None:
-        return record.status.label
-    if not is_running:
-        return "missing"
-    return "running" if has_begun else "waiting"
-
-
 def _now(
     store: Store, trials: Sequence[PlannedTrial], trial_of: Mapping[str, Trial]
 ) -> str:
     """Says where a running sweep is: in matching, or a repetition and a round."""
-    alive = [
-        planned
-        for planned in trials
-        if planned.trial_id in trial_of and trial_of[planned.trial_id].status is None
+    begun = (planned for planned in trials if planned.trial_id in trial_of)
+    alive = [each for each in begun if trial_of[each.trial_id].status is None]
+    runs = [
+        planned.spec.repetition_index
+        for planned in alive
+        if planned.spec.order is Order.INTERLEAVED
     ]
-    folders = [store.trial_dir(planned.trial_id) for planned in alive]
+    if not runs:
+        checks = store.equivalence.trials()
+        is_check = not alive and any(trial.status is None for trial in checks)
+        return "; matching replicas with one" * is_check
+    most = max(planned.spec.repetition_index for planned in trials)
+    prefix = f"; run {max(runs) + 1} of {most + 1}, "
+    folders = (store.trial_dir(planned.trial_id) for planned in alive)
     blocks = list(filter(None, map(rounds.last_block, folders)))
-    interleaved = [
-        planned for planned in alive if planned.spec.order is Order.INTERLEAVED
-    ]
-    if not interleaved:
-        is_equivalence_check = any(
-            trial.status is None for trial in store.equivalence.trials()
-        )
-        return "; matching replicas with one" * (is_equivalence_check and not alive)
-    number = max(planned.spec.repetition_index for planned in interleaved) + 1
-    most = max(planned.spec.repetition_index for planned in trials) + 1
-    prefix = f"; run {number} of {most}, "
-    round_index, is_sustained = max(blocks, default=(-1, False))
-    now = f"round {round_index + 1}" if blocks else "starting"
-    return prefix + ("sustained stretches" if is_sustained else now)
+    if not blocks:
+        return f"{prefix}starting"
+    round_index, is_sustained = max(blocks)
+    return prefix + (
+        "sustained stretches" if is_sustained else f"round {round_index + 1}"
+    )
 
 
 def _rates(study: Study) -> Iterator[str]:

@@ -20,19 +20,22 @@ from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from results import errors, plugins
 from results.judging import gate as gate_module
 from results.judging import gate_metrics
-from results.store import studies, study_store, untrusted
+from results.store import manifest, studies, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME
+from results.store.study_store import PLAN_NAME, VARIED_NAME
 from results.study.cases import load_study
 from results.verify import check as check_module
 from results.verify import trials
+from results.verify.check import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from harness.cli.subcommand import Call
     from results.records.models import Plan
     from results.store.study_store import Store
-    from results.verify.check import Check
+    from results.verify.check import Mismatch
 
 _PAGE: Final = "page"
 _GATE: Final = "record of the gate"
@@ -59,7 +62,37 @@ def run(request: VerifyRequest, _: Call) -> int:
         if root != path:
             request = request.model_copy(update={"study": str(root.absolute())})
         run = functools.partial(_verify, request)
-        return commands.for_each(request, run, commands.compare)
+        return commands.for_each(request, run, _verify_varied)
+
+
+def _verify_varied(root: Path) -> int:
+    """Compares which studies a varied one has, and their page with one made anew."""
+    from reports.site import build as site
+
+    check, index = Check(), studies.read(root)
+    folders = {folder.name for folder in untrusted.folders_with(root, PLAN_NAME)}
+    for name in sorted(folders - set(index.studies if index else ())):
+        check.differ(check_module.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")
+    listed = check_module.read_manifest(root, check)
+    if listed is not None:  # an earlier version wrote none
+        own = manifest.digest_of(root / VARIED_NAME)
+        check_module.compare_digest(VARIED_NAME, own, listed, check)
+    differences = [*map(_shown, check.differences)]
+    path = root / "report" / "index.html"
+    try:
+        stored = None if differences else untrusted.read_text(path)
+        if stored is not None and stored != site.build_varied(root):
+            said = "is not what the records say; 'report' writes it again"
+            differences.append(f"differs: {path} {said}")
+    except untrusted.DamagedFileError as error:
+        differences.append(f"differs: {path}: stated {error}, recomputed a page")
+    for line in differences:
+        click.echo(line)
+    return exit_codes.SOME_TRIALS_FAILED if differences else exit_codes.OK
+
+
+def _shown(item: Mismatch) -> str:
+    return f"differs: {item.where}: stated {item.stated}, recomputed {item.recomputed}"
 
 
 def _verify(request: VerifyRequest, store: Store) -> int:
@@ -185,8 +218,7 @@ def _print(check: Check) -> None:
         table.add_row(kind.kind, *(f"{count:,}" for count in counts))
     console().print(table)
     for item in check.differences[:_MOST_SHOWN]:
-        both = f"stated {item.stated}, recomputed {item.recomputed}"
-        click.echo(one_line(f"differs: {item.where}: {both}"))
+        click.echo(one_line(_shown(item)))
     for reason in check.missing[:_MOST_SHOWN]:
         click.echo(one_line(f"not verified: {reason}"))
     for name, items in (("differ", check.differences), ("missing", check.missing)):
