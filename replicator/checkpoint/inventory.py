@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +37,7 @@ class Inventory:
 
     def __init__(self, trackables: Mapping[str, Any]) -> None:
         # What TensorFlow saves, by name; for a wrapped optimizer, the inner one.
-        self.objects = {n: _unwrap(n, value) for n, value in trackables.items()}
+        self.objects = {name: _inside(value) for name, value in trackables.items()}
         self.variables: dict[str, Any] = {}  # the tf.Variable behind each path
         self.optimizers: dict[str, Any] = {}  # among and under the objects, by path
         # By name, what the object lists but TensorFlow would not save: the states of
@@ -47,16 +45,32 @@ class Inventory:
         self.extra: dict[str, list[Any]] = {}
         self.others: list[str] = []  # paths of what has state, but is no variable
         self._seen: set[int] = set()
+        for name, value in self.objects.items():
+            if not _tf_compat.is_trackable(value):
+                is_list = isinstance(value, (list, tuple))
+                each = ", and each item of a list by a name of its own" * is_list
+                raise TypeError(
+                    f"{name}={format_value(value)} cannot be saved: it is a "
+                    f"{type(value).__name__!r}; pass Keras models and optimizers, "
+                    "tf.Modules, tf.Variables and other objects that "
+                    f"tf.train.Checkpoint accepts{each}"
+                )
         # An optimizer also refers to the weights; their path goes through the model.
         later: list[tuple[str, Any]] = []
         self._walk(sorted(trackables.items()), later)
         for path, optimizer in later:
-            inner = _inside(optimizer)
-            if id(inner) not in self._seen:
+            if id(_inside(optimizer)) not in self._seen:
                 self.optimizers[path] = optimizer
-                self._walk([(path, inner)], None)
+                self._walk([(path, _inside(optimizer))], None)
         for name, value in self.objects.items():
-            self._add_extra(name, value)
+            for index, variable in enumerate(getattr(value, "variables", ())):
+                inner = _tf_compat.unwrap(variable)
+                if id(inner) not in self._seen and _tf_compat.is_variable(variable):
+                    self._seen.add(id(inner))
+                    self.extra.setdefault(name, []).append(variable)
+                    self.variables[f"{name}/variables[{index}]"] = inner
+        # Path of each variable by its ``id``.
+        self.paths = {id(value): path for path, value in self.variables.items()}
 
     def _walk(
         self, start: Sequence[tuple[str, Any]], later: list[tuple[str, Any]] | None
@@ -81,18 +95,6 @@ class Inventory:
             children = tf.train.TrackableView.children(value)
             queue.extend((f"{path}/{key}", child) for key, child in children.items())
 
-    def _add_extra(self, name: str, value: Any) -> None:
-        for index, variable in enumerate(getattr(value, "variables", ())):
-            inner = _tf_compat.unwrap(variable)
-            if id(inner) not in self._seen and _tf_compat.is_variable(variable):
-                self._seen.add(id(inner))
-                self.extra.setdefault(name, []).append(variable)
-                self.variables[f"{name}/variables[{index}]"] = inner
-
-    def paths(self) -> dict[int, str]:
-        """Path of each variable by its ``id``."""
-        return {id(variable): path for path, variable in self.variables.items()}
-
     def facts(self) -> dict[str, VariableFacts]:
         """Shape and type of each variable, by path."""
         return {
@@ -105,33 +107,13 @@ class Inventory:
 
     def optimized_paths(self) -> dict[str, list[str] | None]:
         """By path of an optimizer, its weights' paths; None if it is not built."""
-        paths = self.paths()
         result: dict[str, list[str] | None] = {}
         for path, optimizer in self.optimizers.items():
             updated = _tf_compat.optimized_variables(optimizer)
             result[path] = updated and [
-                paths[id(_tf_compat.unwrap(variable))] for variable in updated
+                self.paths[id(_tf_compat.unwrap(variable))] for variable in updated
             ]
         return result
-
-
-def digest(facts: Mapping[str, VariableFacts]) -> str:
-    """A hash of the paths, shapes and types; identical for identical models."""
-    text = json.dumps(sorted((path, str(f)) for path, f in facts.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _unwrap(name: str, value: Any) -> Any:
-    value = _inside(value)
-    if not _tf_compat.is_trackable(value):
-        is_list = isinstance(value, (list, tuple))
-        each = ", and each item of a list by a name of its own" if is_list else ""
-        raise TypeError(
-            f"{name}={format_value(value)} cannot be saved: it is a "
-            f"{type(value).__name__!r}; pass Keras models and optimizers, tf.Modules, "
-            f"tf.Variables and other objects that tf.train.Checkpoint accepts{each}"
-        )
-    return value
 
 
 def _inside(value: Any) -> Any:
@@ -141,9 +123,8 @@ def _inside(value: Any) -> Any:
 # The format is TensorFlow's own ``tf.train.Example``, so that reading a checkpoint
 # never executes code.
 
-_LOCAL = "local/"
-_ITERATOR = "iterator/"
-_REASON = "reason"
+_LOCAL, _ITERATOR, _REASON = "local/", "iterator/", "reason"
+_TENSOR = type(tf.make_tensor_proto(0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,13 +138,20 @@ class Payload:
     reason: str = ""  # Why ``iterators`` is None although there are pipelines.
 
     def encode(self) -> bytes:
-        features = {
-            _LOCAL + path: _feature([_to_bytes(value) for value in values])
+        parts: dict[str, Sequence[bytes]] = {
+            _LOCAL + path: [
+                tf.make_tensor_proto(np.asarray(value)).SerializeToString()
+                for value in values
+            ]
             for path, values in self.local.items()
         }
-        for index, parts in enumerate(self.iterators or ()):
-            features[f"{_ITERATOR}{index}"] = _feature(parts)
-        features[_REASON] = _feature([self.reason.encode()])
+        for index, states in enumerate(self.iterators or ()):
+            parts[f"{_ITERATOR}{index}"] = states
+        parts[_REASON] = [self.reason.encode()]
+        features = {
+            key: tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+            for key, values in parts.items()
+        }
         example = tf.train.Example(features=tf.train.Features(feature=features))
         return bytes(example.SerializeToString())
 
@@ -171,27 +159,17 @@ class Payload:
     def decode(cls, text: bytes) -> Payload:
         """Reads the result of ``encode``."""
         encoded = tf.train.Example.FromString(text).features.feature
-        features = {key: list(value.bytes_list.value) for key, value in encoded.items()}
-        num_iterators = sum(key.startswith(_ITERATOR) for key in features)
-        iterators = [features[f"{_ITERATOR}{index}"] for index in range(num_iterators)]
+        parts = {key: list(value.bytes_list.value) for key, value in encoded.items()}
+        num_iterators = sum(key.startswith(_ITERATOR) for key in parts)
+        iterators = [parts[f"{_ITERATOR}{index}"] for index in range(num_iterators)]
         return cls(
             local={
-                key.removeprefix(_LOCAL): list(map(_from_bytes, parts))
-                for key, parts in features.items()
+                key.removeprefix(_LOCAL): [
+                    tf.make_ndarray(_TENSOR.FromString(value)) for value in values
+                ]
+                for key, values in parts.items()
                 if key.startswith(_LOCAL)
             },
             iterators=iterators or None,
-            reason=features[_REASON][0].decode(),
+            reason=parts[_REASON][0].decode(),
         )
-
-
-def _feature(parts: Sequence[bytes]) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=parts))
-
-
-def _to_bytes(value: Any) -> bytes:
-    return bytes(tf.make_tensor_proto(np.asarray(value)).SerializeToString())
-
-
-def _from_bytes(text: bytes) -> Any:
-    return tf.make_ndarray(type(tf.make_tensor_proto(0)).FromString(text))

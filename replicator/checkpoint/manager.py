@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -24,7 +25,7 @@ from replicator import catalog
 from replicator._tf import compat as _tf_compat
 from replicator._tf.workers import reason_of
 from replicator.checkpoint import position
-from replicator.checkpoint.inventory import Inventory, Payload, VariableFacts, digest
+from replicator.checkpoint.inventory import Inventory, Payload, VariableFacts
 from replicator.checkpoint.position import Position
 from replicator.core.validation import INT64_MAX, format_value, is_integer, path_of
 from replicator.errors import CheckpointError, CheckpointMismatchError
@@ -34,16 +35,14 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from replicator.checkpoint.position import Job
 
 FORMAT = 2
-# In the first, positions do not say how many pipelines the job has.
-_READ = (1, FORMAT)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Metadata:
     """Facts about a checkpoint and the job that saved it."""
 
@@ -54,7 +53,7 @@ class Metadata:
     library_version: str  # Version of this package.
     tensorflow_version: str  # Version of TensorFlow.
     variables: Mapping[str, VariableFacts]  # Shape and type of every variable, by path.
-    digest: str  # A hash of ``variables``.
+    digest: str  # A hash of ``variables``: identical for identical models.
     # By name, the paths of the weights that an optimizer updates, in its order; None if
     # it had not updated any.
     optimizers: Mapping[str, list[str] | None]
@@ -129,7 +128,26 @@ class CheckpointManager:
         max_to_keep: int | None,
         inputs: InputIterator | None,
     ) -> None:
-        _check_arguments(trackables, max_to_keep, inputs)
+        if not trackables:
+            raise ValueError(
+                "make_checkpoint_manager() got nothing to save; pass for example "
+                "model=model, optimizer=optimizer"
+            )
+        for name in sorted(_RESERVED & trackables.keys()):
+            raise ValueError(
+                f"{name!r} is reserved: checkpoints use this name themselves; choose "
+                "another"
+            )
+        if max_to_keep is not None and not is_integer(max_to_keep, least=1):
+            raise ValueError(
+                f"max_to_keep {format_value(max_to_keep)} must be an integer of at "
+                "least 1, or None to keep all"
+            )
+        if inputs is not None and not isinstance(inputs, InputIterator):
+            raise TypeError(
+                "make_checkpoint_manager(inputs) takes what make_input_iterator "
+                f"returned, or None, not a {type(inputs).__name__!r}"
+            )
         self.directory = path_of(directory, "make_checkpoint_manager(directory)")
         self._repl = repl
         self._trackables = dict(trackables)
@@ -176,7 +194,7 @@ class CheckpointManager:
         inventory = Inventory(self._trackables)
         # Distributed state is gathered while it is written.
         with repl.consolidated_state(list(inventory.variables.values())):
-            paths = inventory.paths()
+            paths = inventory.paths
             local = {
                 paths[id(state.variable)]: state
                 for state in repl.local_state()
@@ -193,6 +211,7 @@ class CheckpointManager:
                 text.value, there = tf.train.BytesList.FromString(answer).value
                 positions += [Position(**fields) for fields in json.loads(there)]
             facts = inventory.facts()
+            described = json.dumps(sorted((path, str(f)) for path, f in facts.items()))
             metadata = Metadata(
                 step=step,
                 backend=_backend_name(repl),
@@ -201,16 +220,16 @@ class CheckpointManager:
                 library_version=_library_version(),
                 tensorflow_version=tf.__version__,
                 variables=facts,
-                digest=digest(facts),
+                digest=hashlib.sha256(described.encode()).hexdigest()[:16],
                 optimizers=inventory.optimized_paths(),
                 kinds={path: state.kind.value for path, state in local.items()},
                 positions=tuple(positions),
             )
             # Not asdict, which would copy the facts of each variable first.
-            names = [field.name for field in dataclasses.fields(metadata)]
-            fields = {"format": FORMAT, **{n: getattr(metadata, n) for n in names}}
-            encoded = json.dumps(fields, default=dataclasses.asdict)
-            self._metadata.value = encoded.encode()
+            fields = {"format": FORMAT, **vars(metadata)}
+            self._metadata.value = json.dumps(
+                fields, default=dataclasses.asdict
+            ).encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
         # Also a barrier: no worker proceeds before the checkpoint is complete.
@@ -229,11 +248,8 @@ class CheckpointManager:
         previous = self.latest_checkpoint
         matches = (re.search(r"-(\d+)$", path) for path in self.checkpoints)
         number = 1 + max((int(match[1]) for match in matches if match), default=0)
-        checkpoint = tf.train.Checkpoint(
-            **inventory.objects,
-            **_extra(inventory),
-            **{_METADATA: self._metadata, _WORKERS: self._workers},
-        )
+        texts = {_METADATA: self._metadata, _WORKERS: self._workers}
+        checkpoint = _checkpoint_of(inventory, **texts)
         options = tf.train.CheckpointOptions(experimental_write_callbacks=[_flush])
         try:
             # Created each time: after a failure it would still list the lost files.
@@ -248,11 +264,9 @@ class CheckpointManager:
                     for pattern in (f"{prefix.name}.*", f"{prefix.name}_temp/*"):
                         for file in prefix.parent.glob(pattern):
                             file.unlink()
-            kept = (
-                f"the latest valid checkpoint is {previous!r}"
-                if previous
-                else "there is no earlier checkpoint"
-            )
+            kept = "there is no earlier checkpoint"
+            if previous:
+                kept = f"the latest valid checkpoint is {previous!r}"
             return (
                 f"checkpoint {str(prefix)!r} could not be written: {reason_of(error)}; "
                 f"{kept}; free space or repair the directory, then save again"
@@ -286,36 +300,60 @@ class CheckpointManager:
           CheckpointError: The files are missing or damaged.
           TypeError: ``path`` is not a path.
         """
+        path = self.latest_checkpoint if path is None else path
         if path is None:
-            if self.latest_checkpoint is None:
-                return None
-            path = self._require_latest()
+            return None
         path = path_of(path, "restore(path)")
         metadata = self.read_metadata(path)
         payloads = list(map(Payload.decode, self._read_texts(path)[1:]))
         # A worker more than there were continues where any of them was: all had read as
         # many steps. Its iterators' states are then not used, as the layout differs.
         before = min(self._repl.worker_id, metadata.num_workers - 1)
-        self._check_inputs(metadata, before, path)
+        own = payloads[before]
+        continuation = None
+        if self._inputs is not None:
+            if not metadata.positions:
+                raise CheckpointMismatchError(
+                    f"checkpoint {path!r} has no input position, because it was saved "
+                    "without inputs; create the manager with inputs=None to restart "
+                    "the data"
+                )
+            continuation = position.Continuation(
+                self._inputs,
+                metadata.positions[before],
+                self._here(),
+                own.iterators,
+                own.reason,
+            )
         inventory = self._require_inventory(metadata, path)
         self._read(path, inventory)
-        restored = self._restore_local_state(inventory, metadata, payloads)
-        self._repl.restored(list(inventory.variables.values()))
-        where = ""
-        if self._inputs is not None:
-            own, saved = payloads[before], metadata.positions[before]
-            here = self._here()
-            where = position.restore(
-                self._inputs, saved, own.iterators, own.reason, here
+        saved = [
+            LocalState(
+                variable=inventory.variables[name],
+                kind=Kind(kind),
+                values=tuple(v for payload in payloads for v in payload.local[name]),
             )
+            for name, kind in metadata.kinds.items()
+        ]
+        num_replicas = self._repl.num_replicas
+        how = f"{len(saved)} variables, each replica its own values"
+        if not saved:
+            how = "nothing to restore"
+        elif metadata.num_replicas != num_replicas:
+            how = (
+                f"{len(saved)} variables, combined from {metadata.num_replicas} "
+                f"replicas and copied to {num_replicas}"
+            )
+        self._repl.restore_local_state(saved)
+        self._repl.restored(list(inventory.variables.values()))
         return RestoredCheckpoint(
             path=path,
             step=metadata.step,
             backend=metadata.backend,
             num_replicas=metadata.num_replicas,
             num_variables=len(inventory.variables),
-            local_state=restored,
-            input_position=where,
+            local_state=how,
+            input_position=continuation.start() if continuation else "",
         )
 
     def read_metadata(self, path: str | os.PathLike[str] | None = None) -> Metadata:
@@ -328,12 +366,11 @@ class CheckpointManager:
           CheckpointError: There is no such checkpoint, or a manager did not write it.
           TypeError: ``path`` is not a path.
         """
-        path = path_of(
-            self._require_latest() if path is None else path, "read_metadata(path)"
-        )
+        path = self._require_latest() if path is None else path
+        path = path_of(path, "read_metadata(path)")
         fields = json.loads(self._read_texts(path)[0])
         version = fields.pop("format")
-        if version not in _READ:
+        if version != FORMAT:
             raise CheckpointError(
                 f"checkpoint {path!r} has format {version!r}, but this version reads "
                 f"{FORMAT!r}; use the library version {fields['library_version']}"
@@ -347,7 +384,8 @@ class CheckpointManager:
 
     def _read_texts(self, path: str) -> list[bytes]:
         """The metadata of a checkpoint, and what each worker has put into it."""
-        reader = _open_reader(path)
+        with _reading(path):
+            reader = tf.train.load_checkpoint(path)
         key = f"{_METADATA}/{_STATE}"
         if not reader.has_tensor(key):
             raise CheckpointError(
@@ -360,11 +398,8 @@ class CheckpointManager:
 
     def _read(self, path: str, inventory: Inventory) -> None:
         """Sets the variables to those of a checkpoint."""
-        checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
-        try:
-            checkpoint.read(path).assert_existing_objects_matched()
-        except (tf.errors.OpError, OSError, LookupError) as error:
-            raise _unreadable(path, error) from error
+        with _reading(path):
+            _checkpoint_of(inventory).read(path).assert_existing_objects_matched()
 
     def _require_latest(self) -> str:
         path = self.latest_checkpoint
@@ -400,24 +435,10 @@ class CheckpointManager:
         repl = self._repl
         return position.current(self._inputs, repl.num_replicas, repl.num_workers)
 
-    def _check_inputs(self, metadata: Metadata, worker: int, path: str) -> None:
-        """Refuses a position that these inputs cannot have, before anything changes."""
-        if self._inputs is None:
-            return
-        if not metadata.positions:
-            raise CheckpointMismatchError(
-                f"checkpoint {path!r} has no input position, because it was saved "
-                "without inputs; create the manager with inputs=None to restart the "
-                "data"
-            )
-        saved, divided = metadata.positions[worker], position.division_of(self._inputs)
-        position.steps_here(saved, self._here(), divided)
-
     def _require_inventory(self, metadata: Metadata, path: str) -> Inventory:
         """Returns the inventory of the objects to restore, with built optimizers."""
+        self._build_optimizers(metadata)
         inventory = Inventory(self._trackables)
-        if self._build_optimizers(metadata, inventory):
-            inventory = Inventory(self._trackables)
         saved, here = metadata.variables, inventory.facts()
         differences = []
         for name in sorted(saved.keys() | here):
@@ -440,15 +461,15 @@ class CheckpointManager:
             )
         return inventory
 
-    def _build_optimizers(self, metadata: Metadata, inventory: Inventory) -> bool:
-        """Creates the slots that the checkpoint has values for; whether it did."""
+    def _build_optimizers(self, metadata: Metadata) -> None:
+        """Creates the slots that the checkpoint has values for."""
+        inventory = Inventory(self._trackables)
         # The objects that their owners return: Keras variables for Keras models.
         weights = {
             id(_tf_compat.unwrap(variable)): variable
             for value in inventory.objects.values()
             for variable in getattr(value, "variables", ())
         }
-        has_built = False
         for name, paths in metadata.optimizers.items():
             value: Any = inventory.optimizers.get(name)
             is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
@@ -457,61 +478,12 @@ class CheckpointManager:
             variables = [inventory.variables[path] for path in paths or ()]
             with self._repl.context():
                 value.build([weights.get(id(v), v) for v in variables])
-            has_built = True
-        return has_built
-
-    def _restore_local_state(
-        self, inventory: Inventory, metadata: Metadata, payloads: list[Payload]
-    ) -> str:
-        """Restores each replica's own state, or gives all the combined state."""
-        repl = self._repl
-        saved = [
-            LocalState(
-                variable=inventory.variables[path],
-                kind=Kind(kind),
-                values=tuple(v for payload in payloads for v in payload.local[path]),
-            )
-            for path, kind in metadata.kinds.items()
-        ]
-        repl.restore_local_state(saved)
-        if not saved:
-            return "nothing to restore"
-        if metadata.num_replicas == repl.num_replicas:
-            return f"{len(saved)} variables, each replica its own values"
-        return (
-            f"{len(saved)} variables, combined from {metadata.num_replicas} replicas "
-            f"and copied to {repl.num_replicas}"
-        )
 
 
-def _check_arguments(
-    trackables: Mapping[str, Any], max_to_keep: Any, inputs: Any
-) -> None:
-    if not trackables:
-        raise ValueError(
-            "make_checkpoint_manager() got nothing to save; pass for example "
-            "model=model, optimizer=optimizer"
-        )
-    taken = sorted(_RESERVED & trackables.keys())
-    if taken:
-        raise ValueError(
-            f"{taken[0]!r} is reserved: checkpoints use this name themselves; choose "
-            "another"
-        )
-    if max_to_keep is not None and not is_integer(max_to_keep, least=1):
-        raise ValueError(
-            f"max_to_keep {format_value(max_to_keep)} must be an integer of at least "
-            "1, or None to keep all"
-        )
-    if inputs is not None and not isinstance(inputs, InputIterator):
-        raise TypeError(
-            f"make_checkpoint_manager(inputs) takes what make_input_iterator returned, "
-            f"or None, not a {type(inputs).__name__!r}"
-        )
-
-
-def _extra(inventory: Inventory) -> dict[str, Any]:
-    return {_EXTRA: inventory.extra} if inventory.extra else {}
+def _checkpoint_of(inventory: Inventory, **more: Any) -> tf.train.Checkpoint:
+    if inventory.extra:
+        more[_EXTRA] = inventory.extra
+    return tf.train.Checkpoint(**inventory.objects, **more)
 
 
 def _flush(path: str) -> None:
@@ -522,19 +494,16 @@ def _flush(path: str) -> None:
             os.fsync(handle.fileno())
 
 
-def _open_reader(path: str) -> Any:
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
     try:
-        return tf.train.load_checkpoint(path)
+        yield
     except (tf.errors.OpError, ValueError, OSError, LookupError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {path!r} could not be read: {reason_of(error)}; its files "
-        "(.index and .data-*) are missing or damaged; restore another checkpoint with "
-        "restore(path)"
-    )
+        raise CheckpointError(
+            f"checkpoint {path!r} could not be read: {reason_of(error)}; its files "
+            "(.index and .data-*) are missing or damaged; restore another checkpoint "
+            "with restore(path)"
+        ) from error
 
 
 def _backend_name(repl: Job) -> str:

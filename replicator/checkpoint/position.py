@@ -53,9 +53,9 @@ _OF_ONE_PASS = {"Filter", "Shuffle", "Skip"}
 _OF_ELEMENTS = {REPEAT, *_OF_ONE_PASS}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class Division:
-    """What is known of one pipeline."""
+    """How pipelines divide examples, as far as that is known."""
 
     # Sizes of the batches that an element consists of, the innermost first; None if
     # pipelines that are zipped differ.
@@ -65,57 +65,18 @@ class Division:
     # Whether it is the work of ``split_global_batches``: every step then has the next
     # examples, whatever the replicas.
     is_global: bool = False
-    # Whether the first step here may be a rest of one, as its examples are counted.
-    may_begin_smaller: bool = False
-    # Transformations that follow on examples that were dealt.
+    # Transformations that follow on examples that were dealt, or joined.
     after_dealing: tuple[str, ...] = ()
-    # Those that follow on examples that were joined.
     after_joining: tuple[str, ...] = ()
-    # Examples in one pass over what is dealt; None if not known.
+    # Examples in one pass over what is dealt, and of one pipeline over what is joined;
+    # None if not known.
     num_dealt: float | None = None
-    # Examples in one pass of a pipeline over what is joined.
     num_joining: float | None = None
 
     @property
     def num_joined(self) -> int | Fraction:
         """Examples of an element, as far as batches have joined them."""
         return math.prod(self.joined or ())
-
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether examples are read in a single pass over what is divided."""
-        return _OF_ONE_PASS.issuperset(self.after_dealing + self.after_joining)
-
-
-def division_of(inputs: InputIterator) -> Division:
-    """How the pipelines of an iterator divide examples."""
-    division = _merge(
-        [
-            division_of_dataset(pipeline)
-            if isinstance(pipeline, tf.data.Dataset)
-            else pipeline.division  # known since it was traced
-            for pipeline in inputs.pipelines
-        ]
-    )
-    is_here = all(isinstance(p, tf.data.Dataset) for p in inputs.pipelines)
-    is_counted = division.is_global and division.num_dealt is not None
-    divides = inputs.divides_steps and is_here and is_counted
-    return dataclasses.replace(division, may_begin_smaller=divides)
-
-
-def examples_per_element(
-    division: Division, element_spec: Any
-) -> int | Fraction | None:
-    """Examples of a whole batch of one replica, or None if that is not known."""
-    if division.joined:
-        return division.num_joined
-    leaves: list[Any] = tf.nest.flatten(element_spec)
-    if not leaves or leaves[0].shape.rank is None:
-        return None
-    if leaves[0].shape.rank == 0:
-        return 1
-    size = leaves[0].shape[0]
-    return None if size is None else int(size)
 
 
 def division_of_dataset(dataset: tf.data.Dataset) -> Division:
@@ -127,67 +88,45 @@ def division_of_dataset(dataset: tf.data.Dataset) -> Division:
     last = _tf_data.last_transformation(dataset)
     if not last.inputs:
         return Division()
-    before = _merge([division_of_dataset(part) for part in last.inputs])
-    change = _CHANGES.get(last.name, _other)
-    return before if last.name in _IN_ORDER else change(before, last)
+    found = _merge([division_of_dataset(part) for part in last.inputs])
+    if last.name not in _IN_ORDER:
+        _CHANGES.get(last.name, _other)(found, last)
+    return found
 
 
-def _join(before: Division, last: Transformation) -> Division:
-    if before.joined is None:
-        return before
-    if last.num_joined is None:  # drawn, or read, while it runs
-        return dataclasses.replace(before, joined=None)
-    is_first = not before.joined
-    return dataclasses.replace(
-        before,
-        joined=(*before.joined, last.num_joined),
-        num_joining=_count(last.inputs[0]) if is_first else before.num_joining,
-    )
+def _join(found: Division, last: Transformation) -> None:
+    if found.joined is None or last.num_joined is None:
+        found.joined = None  # drawn, or read, while it runs
+        return
+    if not found.joined:
+        found.num_joining = _count(last.inputs[0])
+    found.joined += (last.num_joined,)
 
 
-def _take_apart(before: Division, last: Transformation) -> Division:
-    if before.is_global or not before.joined:
-        return _other(before, last)
-    rest = before.joined[:-1]
-    return dataclasses.replace(
-        before,
-        joined=rest,
-        after_joining=before.after_joining if rest else (),
-        num_joining=before.num_joining if rest else None,
-    )
+def _take_apart(found: Division, last: Transformation) -> None:
+    if found.is_global or not found.joined:
+        _other(found, last)
+        return
+    found.joined = found.joined[:-1]
+    if not found.joined:
+        found.after_joining, found.num_joining = (), None
 
 
-def _deal(before: Division, last: Transformation) -> Division:
-    if before.is_sharded:
-        return before
-    count = _count(last.inputs[0])
-    return dataclasses.replace(
-        before,
-        is_sharded=True,
-        num_at_once=before.num_joined,
-        num_dealt=None if count is None else count * before.num_joined,
-    )
+def _deal(found: Division, last: Transformation) -> None:
+    if not found.is_sharded:
+        found.is_sharded, found.num_at_once = True, found.num_joined
+        count = _count(last.inputs[0])
+        found.num_dealt = None if count is None else count * found.num_joined
 
 
-def _other(before: Division, last: Transformation) -> Division:
+def _other(found: Division, last: Transformation) -> None:
     """Adds what may change the order, or what an element consists of."""
-    is_sharded = before.is_sharded or before.is_global
-    is_joined = before.joined != ()
-    changed = dataclasses.replace(
-        before,
-        after_dealing=before.after_dealing + (last.name,) * is_sharded,
-        after_joining=before.after_joining + (last.name,) * is_joined,
-    )
-    if last.name in _OF_ELEMENTS:
-        return changed
-    return dataclasses.replace(
-        changed,
-        joined=(),
-        is_sharded=is_sharded,
-        is_global=False,
-        after_joining=(),
-        num_joining=None,
-    )
+    is_dealt = found.is_sharded or found.is_global
+    found.after_dealing += (last.name,) * is_dealt
+    found.after_joining += (last.name,) * (found.joined != ())
+    if last.name not in _OF_ELEMENTS:
+        found.is_sharded, found.is_global = is_dealt, False
+        found.joined, found.after_joining, found.num_joining = (), (), None
 
 
 _CHANGES = {"Batch": _join, "Shard": _deal, "Unbatch": _take_apart}
@@ -195,21 +134,20 @@ _CHANGES = {"Batch": _join, "Shard": _deal, "Unbatch": _take_apart}
 
 def _merge(parts: Sequence[Division]) -> Division:
     """What several pipelines that are read together have in common."""
-    first, *others = parts
-    for other in others:
-        # What is zipped to batches may be numbers, as those of ``enumerate``.
-        sizes = {first.joined, other.joined} - {()}
-        first = Division(
-            joined=sizes.pop() if len(sizes) == 1 else (None if sizes else ()),
-            is_sharded=first.is_sharded or other.is_sharded,
-            num_at_once=max(first.num_at_once, other.num_at_once),
-            is_global=first.is_global or other.is_global,
-            after_dealing=first.after_dealing + other.after_dealing,
-            after_joining=first.after_joining + other.after_joining,
-            num_dealt=first.num_dealt or other.num_dealt,
-            num_joining=first.num_joining or other.num_joining,
-        )
-    return first
+    # What is zipped to batches may be numbers, as those of ``enumerate``.
+    sizes = {part.joined for part in parts} - {()}
+    dealt = [part.num_dealt for part in parts if part.num_dealt is not None]
+    joining = [part.num_joining for part in parts if part.num_joining is not None]
+    return Division(
+        joined=None if len(sizes) > 1 else (*sizes, ())[0],
+        is_sharded=any(part.is_sharded for part in parts),
+        num_at_once=max(part.num_at_once for part in parts),
+        is_global=any(part.is_global for part in parts),
+        after_dealing=tuple(name for part in parts for name in part.after_dealing),
+        after_joining=tuple(name for part in parts for name in part.after_joining),
+        num_dealt=dealt[0] if dealt else None,
+        num_joining=joining[0] if joining else None,
+    )
 
 
 def _count(dataset: tf.data.Dataset) -> float | None:
@@ -217,8 +155,18 @@ def _count(dataset: tf.data.Dataset) -> float | None:
         return None
     count = _tf_data.cardinality(dataset)
     if count == tf.data.INFINITE_CARDINALITY:
-        return float("inf")
+        return math.inf
     return None if count == tf.data.UNKNOWN_CARDINALITY else count
+
+
+def _division_of(inputs: InputIterator) -> Division:
+    # A pipeline on another worker is known since it was traced.
+    return _merge(
+        [
+            division_of_dataset(p) if isinstance(p, tf.data.Dataset) else p.division
+            for p in inputs.pipelines
+        ]
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,30 +182,19 @@ class Position:
     # Examples of a whole global batch, if the pipelines say so.
     examples_per_step: int | None
     is_at_end: bool  # Whether some pipeline has no further step.
-    # Pipelines of the whole job; None in old checkpoints.
-    num_input_pipelines: int | None = None
+    num_input_pipelines: int  # Pipelines of the whole job.
     # Whether a pipeline, read again, has another order.
     is_shuffled_at_random: bool = False
-
-    def reads_as(self, other: Position) -> bool:
-        """Whether the iterators of every worker read the same elements."""
-        sizes = {self.examples_per_step, other.examples_per_step} - {None}
-        return self._layout == other._layout and len(sizes) <= 1
-
-    def deals_as(self, other: Position) -> bool:
-        """Whether the same pipelines of the job feed some replicas."""
-        if None in (self.num_input_pipelines, other.num_input_pipelines):
-            return self._layout == other._layout
-        return self.num_input_pipelines == other.num_input_pipelines
-
-    @property
-    def _layout(self) -> tuple[int, int, int]:
-        return self.num_pipelines, self.num_replicas, self.num_workers
 
 
 def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Position:
     """Reads the position of inputs."""
-    size = examples_per_element(division_of(inputs), inputs.element_spec)
+    division = _division_of(inputs)
+    size: Any = division.num_joined  # examples of a whole batch of one replica
+    if not division.joined:
+        shapes = [leaf.shape for leaf in tf.nest.flatten(inputs.element_spec)]
+        is_known = bool(shapes) and shapes[0].rank is not None
+        size = (*shapes[0], 1)[0] if is_known else None
     return Position(
         num_steps=inputs.num_steps,
         num_skipped=inputs.num_skipped,
@@ -282,24 +219,64 @@ def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
         return None, reason_of(error)
 
 
-def restore(
-    inputs: InputIterator,
-    saved: Position,
-    states: Sequence[Sequence[bytes]] | None,
-    reason: str,
-    here: Position,
-) -> str:
-    """Moves inputs to a saved position; returns a description of how."""
-    is_same = saved.reads_as(here)
-    reason = inputs.stateless_reason or reason
-    if states is not None and is_same and not inputs.stateless_reason:
+class Continuation:
+    """How inputs go on from a saved position; made only where they can."""
+
+    def __init__(
+        self,
+        inputs: InputIterator,
+        saved: Position,
+        here: Position,
+        states: Sequence[Sequence[bytes]] | None,  # what ``serialize`` returned there
+        reason: str,  # why that is None
+    ) -> None:
+        self._inputs, self._saved, self._here = inputs, saved, here
+        self._division = _division_of(inputs)
+        sizes = {saved.examples_per_step, here.examples_per_step} - {None}
+        layouts = {
+            (each.num_pipelines, each.num_replicas, each.num_workers)
+            for each in (saved, here)
+        }
+        # Whether the iterators of every worker read the same elements.
+        self._is_same = len(layouts) == 1 and len(sizes) <= 1
+        self._is_at_end = self._has_read_all()
+        self._num_steps = self._find_steps()
+        self._states = None
+        if self._is_same and not inputs.stateless_reason:
+            self._states = states
+        # States count elements of one pipeline each. Dealt to other pipelines or
+        # replicas, the same examples are other elements; what stays is how many
+        # examples all have read.
+        self._why = inputs.stateless_reason or reason
+        if not self._is_same:
+            self._why = "the topology or the size of batches has changed"
+        skips = self._states is None and self._num_steps and not self._is_at_end
+        if skips and (saved.is_shuffled_at_random or here.is_shuffled_at_random):
+            raise CheckpointMismatchError(
+                "the checkpoint's inputs cannot continue in the middle of an epoch: "
+                f"the steps that were read have to be skipped ({self._why}), but "
+                "shuffle() without a seed draws another order each time, so that "
+                "examples would be repeated and lost; train with "
+                "shuffle(..., seed=...), or restore with inputs=None to restart the "
+                "data"
+            )
+
+    def start(self) -> str:
+        """Moves the inputs there, and says how."""
+        inputs, saved = self._inputs, self._saved
+        start = functools.partial(inputs.start, num_rewinds=saved.num_rewinds)
+        if self._states is None:
+            start(self._num_steps, to_end=self._is_at_end, drops=self._drops())
+            return (
+                f"by skipping the {self._num_steps} steps that were read ({self._why})"
+            )
         if saved.is_at_end:  # a skip to the end has no number to repeat it by
-            inputs.start(saved.num_steps, num_rewinds=saved.num_rewinds, to_end=True)
+            start(saved.num_steps, to_end=True)
             return "exact, at the end of the data"
         # A state fits the dataset that it was saved of, and a skip is part of that.
-        inputs.start(saved.num_skipped, num_rewinds=saved.num_rewinds)
+        start(saved.num_skipped)
         try:
-            for iterator, state in zip(inputs.iterators, states, strict=True):
+            for iterator, state in zip(inputs.iterators, self._states, strict=True):
                 _tf_data.deserialize_iterator(iterator, state)
         except tf.errors.OpError as error:
             raise CheckpointError(
@@ -309,158 +286,132 @@ def restore(
             ) from error
         inputs.num_steps = saved.num_steps
         return "exact, from the state of the iterators"
-    # States count elements of one pipeline each. Dealt to other pipelines or replicas,
-    # the same examples are other elements; what stays is how many examples all have
-    # read.
-    divided = division_of(inputs)
-    num_steps = steps_here(saved, here, divided)
-    is_at_end = has_read_all(saved, divided)
-    why = reason if is_same else "the topology or the size of batches has changed"
-    is_random = saved.is_shuffled_at_random or here.is_shuffled_at_random
-    if num_steps and not is_at_end and is_random:
-        raise CheckpointMismatchError(
-            "the checkpoint's inputs cannot continue in the middle of an epoch: the "
-            f"steps that were read have to be skipped ({why}), but shuffle() without "
-            "a seed draws another order each time, so that examples would be repeated "
-            "and lost; train with shuffle(..., seed=...), or restore with inputs=None "
-            "to restart the data"
+
+    @property
+    def _may_begin_smaller(self) -> bool:
+        """Whether the first step here may be a rest of one, as examples are counted."""
+        inputs, division = self._inputs, self._division
+        is_counted = division.is_global and division.num_dealt is not None
+        is_here = all(isinstance(p, tf.data.Dataset) for p in inputs.pipelines)
+        return inputs.divides_steps and is_here and is_counted
+
+    def _drops(self) -> list[int]:
+        """Examples of the next step that were read, by replica."""
+        if not self._may_begin_smaller or self._is_at_end:
+            return []
+        now, here = self._here.examples_per_step or 0, self._inputs
+        begun = self._num_steps * now
+        num_read = self._saved.num_steps * (self._saved.examples_per_step or 0) - begun
+        if not num_read:
+            return []
+        size = int(min(now, (self._division.num_dealt or 0) - begun))
+        first, count = here.first_replica_id, self._here.num_replicas
+        shares = [bounds(size, first + r, count) for r in range(here.num_replicas)]
+        return [min(max(num_read - start, 0), stop - start) for start, stop in shares]
+
+    def _find_steps(self) -> int:
+        """The saved position in steps of these inputs.
+
+        Every worker gets the same result: it follows from what is the same on all.
+        """
+        saved, here, division = self._saved, self._here, self._division
+        if not saved.num_steps or self._is_same or self._is_at_end:
+            return saved.num_steps
+        before, now = saved.examples_per_step, here.examples_per_step
+        deals = saved.num_input_pipelines == here.num_input_pipelines
+        if deals and saved.num_replicas == here.num_replicas and before == now:
+            return saved.num_steps  # other workers have the same pipelines
+        if before is None or now is None:
+            what = (
+                "checkpoint does not say" if before is None else "pipelines do not say"
+            )
+            raise self._refused(
+                f"the {what} how many examples a step has: batches of other sizes than "
+                "that of batch(), or from a generator"
+            )
+        joins = before * here.num_replicas == now * saved.num_replicas
+        if division.is_global:
+            # Every step has the next examples, so the same steps where it has as many.
+            deals = joins = before == now
+        at_once = division.num_at_once
+        if not deals and now / here.num_input_pipelines % at_once:
+            raise self._refused(
+                f"shard() deals {at_once} examples at once, of which a step leaves "
+                "some: shard before batch()"
+            )
+        dividing = "shard() or batch()" if division.is_sharded else "batch()"
+        if division.is_global:
+            dividing = "split_global_batches()"
+        changing = {
+            *(() if deals else division.after_dealing),
+            *(() if joins else division.after_joining),
+        }
+        if other := sorted(changing - {REPEAT}):
+            raise self._refused(
+                f"{', '.join(other)} follows on {dividing}, so that other examples "
+                "than those that were read come first here: shuffle, filter and skip "
+                "single examples before they are sharded and batched"
+            )
+        if changing and not self._is_regular():
+            raise self._refused(
+                f"repeat() follows on {dividing}, and the batches of a pass do not "
+                "come out even: repeat examples before they are sharded and batched, "
+                "or rewind with reinitialize()"
+            )
+        num_steps, rest = divmod(saved.num_steps * before, now)
+        if rest and not self._may_begin_smaller:
+            raise CheckpointMismatchError(
+                f"the checkpoint had read {saved.num_steps} steps of {before} "
+                f"examples, which is not an integer number of steps of {now} examples; "
+                f"use a global batch of {before}, or restore with inputs=None to "
+                "restart the data"
+            )
+        return num_steps
+
+    def _has_read_all(self) -> bool:
+        """Whether the steps that were read have left no example of the pass.
+
+        The last of them may have been smaller, so they are no number of whole steps.
+        """
+        if self._saved.is_at_end or self._saved.examples_per_step is None:
+            return self._saved.is_at_end
+        division = self._division
+        follows = division.after_dealing + division.after_joining
+        num_read, count = self._num_of_pass()
+        is_one_pass = _OF_ONE_PASS.issuperset(follows)
+        return is_one_pass and count is not None and num_read >= count
+
+    def _num_of_pass(self) -> tuple[float, float | None]:
+        """Examples of the steps that were read, if all are whole, and of one pass."""
+        saved, division = self._saved, self._division
+        num_read = saved.num_steps * (saved.examples_per_step or 0)
+        if division.is_global or division.is_sharded:
+            return num_read, division.num_dealt
+        # Each pipeline reads all of it.
+        return num_read / saved.num_input_pipelines, division.num_joining
+
+    def _is_regular(self) -> bool:
+        """Whether passes over data that repeat after division have no smaller batch."""
+        num_read, count = self._num_of_pass()
+        if count is None or num_read <= count:
+            return count is not None
+        for each in (self._saved, self._here):
+            unit: float = each.examples_per_step or 0  # that batches of a pass fill
+            if not self._division.is_global:
+                unit /= each.num_replicas
+                unit *= each.num_input_pipelines if self._division.is_sharded else 1
+            if count % unit:
+                return False
+        return True
+
+    def _refused(self, why: str) -> CheckpointMismatchError:
+        saved = self._saved
+        return CheckpointMismatchError(
+            f"the checkpoint had read {saved.num_steps} steps of {saved.num_replicas} "
+            f"replicas, which cannot be found in these pipelines: {why}. Restore on as "
+            "many replicas, workers and examples per batch as have saved it, or with "
+            "inputs=None to restart the data"
         )
-    drops: list[int] = []  # examples of the next step that were read, by replica
-    if divided.may_begin_smaller and not is_at_end:
-        assert saved.examples_per_step and here.examples_per_step  # noqa: PT018
-        begun = num_steps * here.examples_per_step
-        num_read = saved.num_steps * saved.examples_per_step - begun
-        size = min(here.examples_per_step, (divided.num_dealt or 0) - begun)
-        first = inputs.first_replica_id
-        for replica in range(first, first + inputs.num_replicas) if num_read else ():
-            start, stop = bounds(int(size), replica, here.num_replicas)
-            drops.append(min(max(num_read - start, 0), stop - start))
-    inputs.start(
-        num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end, drops=drops
-    )
-    return f"by skipping the {num_steps} steps that were read ({why})"
-
-
-def steps_here(saved: Position, here: Position, divided: Division) -> int:
-    """Converts a saved position to steps of these inputs.
-
-    Every worker gets the same result: it follows from what is the same on all.
-    """
-    if not saved.num_steps or saved.reads_as(here) or has_read_all(saved, divided):
-        return saved.num_steps
-    before, now = saved.examples_per_step, here.examples_per_step
-    deals = saved.deals_as(here)
-    if deals and saved.num_replicas == here.num_replicas and before == now:
-        return saved.num_steps  # other workers have the same pipelines
-    if before is None or now is None:
-        what = "checkpoint does not say" if before is None else "pipelines do not say"
-        raise _refused(
-            saved,
-            f"the {what} how many examples a step has: batches of other sizes than "
-            "that of batch(), or from a generator",
-        )
-    joins = _per_replica(saved) == _per_replica(here)
-    if divided.is_global:
-        # Every step has the next examples, so the same steps where it has as many.
-        deals = joins = before == now
-    at_once = divided.num_at_once
-    if (
-        not deals
-        and (_per_replica(here) * here.num_replicas / _pipelines(here)) % at_once
-    ):
-        raise _refused(
-            saved,
-            f"shard() deals {at_once} examples at once, of which a step leaves some: "
-            "shard before batch()",
-        )
-    changing = (() if deals else divided.after_dealing) + (
-        () if joins else divided.after_joining
-    )
-    other = sorted({name for name in changing if name != REPEAT})
-    if other:
-        raise _refused(
-            saved,
-            f"{', '.join(other)} follows on {_dividing(divided)}, so that other "
-            "examples than those that were read come first here: shuffle, filter and "
-            "skip single examples before they are sharded and batched",
-        )
-    if changing and not _is_regular(saved, here, divided):
-        raise _refused(
-            saved,
-            f"repeat() follows on {_dividing(divided)}, and the batches of a pass do "
-            "not come out even: repeat examples before they are sharded and batched, "
-            "or rewind with reinitialize()",
-        )
-    num_steps, rest = divmod(saved.num_steps * before, now)
-    if rest and not divided.may_begin_smaller:
-        raise CheckpointMismatchError(
-            f"the checkpoint had read {saved.num_steps} steps of {before} examples, "
-            f"which is not an integer number of steps of {now} examples; use a global "
-            f"batch of {before}, or restore with inputs=None to restart the data"
-        )
-    return num_steps
-
-
-def has_read_all(saved: Position, divided: Division) -> bool:
-    """Whether the steps that were read have left no example of the pass over the data.
-
-    The last of them may have been smaller, so they are no number of whole steps here.
-    """
-    if saved.is_at_end or saved.examples_per_step is None:
-        return saved.is_at_end
-    num_read, count = _num_of_pass(saved, divided)
-    return divided.is_one_pass and count is not None and num_read >= count
-
-
-def _per_replica(position: Position) -> float:
-    assert position.examples_per_step is not None
-    return position.examples_per_step / position.num_replicas
-
-
-def _is_regular(saved: Position, here: Position, divided: Division) -> bool:
-    """Whether passes over data that repeat after division have no smaller batches."""
-    num_read, count = _num_of_pass(saved, divided)
-    if count is None or num_read <= count:
-        return count is not None
-    return all(count % _unit(position, divided) == 0 for position in (saved, here))
-
-
-def _num_of_pass(saved: Position, divided: Division) -> tuple[float, float | None]:
-    """Examples of the steps that were read, if all are whole, and those of one pass."""
-    assert saved.examples_per_step is not None
-    num_read = saved.num_steps * saved.examples_per_step
-    if divided.is_global or divided.is_sharded:
-        return num_read, divided.num_dealt
-    return num_read / _pipelines(saved), divided.num_joining  # each reads all of it
-
-
-def _unit(position: Position, divided: Division) -> float:
-    """Examples that the batches of a pass are made of."""
-    assert position.examples_per_step is not None
-    if divided.is_global:
-        return position.examples_per_step
-    return _per_replica(position) * (_pipelines(position) if divided.is_sharded else 1)
-
-
-def _pipelines(position: Position) -> int:
-    """Of the whole job."""
-    return position.num_input_pipelines or position.num_pipelines
-
-
-def _dividing(divided: Division) -> str:
-    """What divides examples, as users write it."""
-    if divided.is_global:
-        return "split_global_batches()"
-    return "shard() or batch()" if divided.is_sharded else "batch()"
-
-
-def _refused(saved: Position, why: str) -> CheckpointMismatchError:
-    return CheckpointMismatchError(
-        f"the checkpoint had read {saved.num_steps} steps of {saved.num_replicas} "
-        f"replicas, which cannot be found in these pipelines: {why}. Restore on as "
-        "many replicas, workers and examples per batch as have saved it, or with "
-        "inputs=None to restart the data"
-    )
 
 
 class Job:
