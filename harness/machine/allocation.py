@@ -7,9 +7,9 @@ replica counts compares replicas with equal resources.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import functools
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.errors import PlanError
@@ -191,22 +191,20 @@ def cores_per_replica(
     return max(1, each) * devices_per_replica
 
 
-def place(
+def place_trial(
     topology: CpuTopology,
+    spec: TrialSpec,
+    processes: Processes,
     *,
-    num_replicas: int,
-    cores_per_replica: int,
-    device: Literal["cpu", "gpu"],
-    processes: Processes = ONE_PROCESS,
+    num_hosts: int = 1,
     gpu_nodes: Sequence[int | None] = (),
-    devices_per_replica: int = 1,
 ) -> Placement:
-    """Returns the placement of one trial.
+    """Returns the placement of one trial on hosts that are all the same.
 
-    - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
-      when there are fewer (then it is oversubscribed). One process gets them all.
+    - A host has the cores of its replicas, or all that are available when there are
+      fewer (then it is oversubscribed). One process gets them all.
     - Of several, each process that runs replicas gets its own. Coordinators and
-      parameter servers mostly wait: they may use all cores of the trial.
+      parameter servers mostly wait: they may use all that are taken on their host.
     - Intra-op threads: ``cores_per_replica``, divided by the devices of a replica: an
       operation of one must not take a core of another.
     - Inter-op threads: one per device of each replica, at most one per core, since they
@@ -215,44 +213,47 @@ def place(
     - On GPUs, both pools get the cores that threads which launch kernels leave, and a
       replica gets cores of the NUMA node of its GPU, as far as it has enough.
     """
-    slots = near_gpus(
-        _ordered(topology, cores_per_replica), cores_per_replica, gpu_nodes
-    )
-    num_wanted = num_replicas * cores_per_replica
+    each, num_devices = spec.cores_per_replica, spec.devices_per_replica
+    members, share = processes.members, processes.replicas_per_worker
     num_available = topology.num_available_cores
-    chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
-    num_devices = num_replicas * devices_per_replica
-    cpusets, num_inter_op_threads = [chosen], min(num_devices, len(chosen))
-    if processes.are_several:
-        share = processes.replicas_per_worker
-        own = share * devices_per_replica
-        num_inter_op_threads = own + 1 if processes.is_cluster else devices_per_replica
-        num_own = share * cores_per_replica
-        cpusets = [  # with too few, they are assigned round-robin
-            [
-                chosen[(member[1] * num_own + place) % len(chosen)]
-                for place in range(min(num_own, len(chosen)))
-            ]
-            if runs_replicas(member)
-            else chosen
-            for member in processes.members
-        ]
-    num_intra_op_threads = max(1, cores_per_replica // devices_per_replica)
-    if device == "gpu":
-        several = processes.are_several
-        num_gpus = processes.replicas_per_worker if several else num_replicas
-        num_intra_op_threads = num_pool_threads(cores_per_replica, 1)
-        num_left = num_pool_threads(min(map(len, cpusets)), num_gpus)
+    slots = near_gpus(_ordered(topology, each), each, gpu_nodes)
+    hosts, is_oversubscribed = [], False
+    block = members_per_host(len(members), num_hosts)
+    for first in range(0, max(len(members), 1), block):
+        here = members[first : first + block]
+        num_replicas = _num_replicas(processes, here) or 1
+        num_wanted = each * (num_replicas if members else spec.num_replicas)
+        is_oversubscribed |= num_wanted > num_available
+        chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
+        cpusets, num_given = [], 0
+        for member in here:
+            own = chosen
+            if runs_replicas(member):  # with too few, they are assigned round-robin
+                wanted = range(num_given, num_given + min(share * each, len(chosen)))
+                own = [chosen[index % len(chosen)] for index in wanted]
+                num_given += share * each
+            cpusets.append(own)
+        hosts.append(cpusets or [chosen])
+    num_intra_op_threads = max(1, each // num_devices)
+    num_inter_op_threads = min(spec.num_replicas * num_devices, len(hosts[0][0]))
+    if processes.is_cluster:
+        num_inter_op_threads = share * num_devices + 1
+    elif processes.is_separate:
+        num_inter_op_threads = num_devices
+    if spec.device == "gpu":
+        num_intra_op_threads = num_pool_threads(each, 1)
+        num_gpus = share if members else spec.num_replicas
+        num_left = num_pool_threads(min(map(len, hosts[0])), num_gpus)
         num_inter_op_threads = max(num_inter_op_threads, num_left)
     return Placement(
-        cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
-        cores_per_replica=cores_per_replica,
+        cpusets=tuple(tuple(sorted(cores)) for host in hosts for cores in host),
+        cores_per_replica=each,
         num_intra_op_threads=num_intra_op_threads,
         num_inter_op_threads=num_inter_op_threads,
         num_available_cores=num_available,
         cgroup_quota_cores=topology.quota_cores,
-        is_oversubscribed=num_wanted > num_available,
-        device_sharing="exclusive" if device == "gpu" else "shared",
+        is_oversubscribed=is_oversubscribed,
+        device_sharing="exclusive" if spec.device == "gpu" else "shared",
     )
 
 
@@ -281,60 +282,18 @@ def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
     so that replicas never share one.
     """
     by_place = sorted(topology.cpus, key=lambda c: (c.node, c.package, c.core, c.cpu))
-    num_seen: dict[tuple[int, int], int] = {}
-    sibling_rank: dict[int, int] = {}
+    is_short = topology.num_available_cores > topology.num_physical_cores
+    if is_short and cores_per_replica > 1:
+        return by_place
+    siblings: dict[tuple[int, int], list[LogicalCpu]] = collections.defaultdict(list)
     for cpu in by_place:
-        core = (cpu.package, cpu.core)
-        sibling_rank[cpu.cpu] = num_seen.get(core, 0)
-        num_seen[core] = sibling_rank[cpu.cpu] + 1
-    are_enough = topology.num_available_cores <= topology.num_physical_cores
-    if are_enough or cores_per_replica == 1:
-        return sorted(by_place, key=lambda c: sibling_rank[c.cpu])
-    return by_place
+        siblings[cpu.package, cpu.core].append(cpu)
+    return sorted(by_place, key=lambda c: siblings[c.package, c.core].index(c))
 
 
 def members_per_host(num_members: int, num_hosts: int) -> int:
     """Returns how many consecutive members a host gets, as evenly as blocks allow."""
     return max(1, -(-num_members // num_hosts))
-
-
-def place_trial(
-    topology: CpuTopology,
-    spec: TrialSpec,
-    processes: Processes,
-    *,
-    num_hosts: int = 1,
-    gpu_nodes: Sequence[int | None] = (),
-) -> Placement:
-    """Returns the placement of a trial whose hosts are all the same."""
-    place_on_one = functools.partial(
-        place,
-        topology,
-        cores_per_replica=spec.cores_per_replica,
-        devices_per_replica=spec.devices_per_replica,
-        device=spec.device,
-        gpu_nodes=gpu_nodes,
-    )
-    members = processes.members
-    block = members_per_host(len(members), num_hosts)
-    if block >= len(members):
-        return place_on_one(num_replicas=spec.num_replicas, processes=processes)
-    parts = []
-    for first in range(0, len(members), block):
-        here = members[first : first + block]
-        # Numbered on their own: cores are their host's.
-        kinds = [kind for kind, _ in here]
-        own = [(kind, kinds[:place].count(kind)) for place, kind in enumerate(kinds)]
-        num_ranks = min(processes.num_ranks, len(own))
-        part = dataclasses.replace(processes, members=tuple(own), num_ranks=num_ranks)
-        num_replicas = _num_replicas(processes, here) or 1
-        parts.append(place_on_one(num_replicas=num_replicas, processes=part))
-    return parts[0].model_copy(
-        update={
-            "cpusets": tuple(cores for part in parts for cores in part.cpusets),
-            "is_oversubscribed": any(part.is_oversubscribed for part in parts),
-        }
-    )
 
 
 def num_replicas_on_first(

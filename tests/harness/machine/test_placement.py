@@ -1,6 +1,7 @@
 """Processes of a trial on one host or several; their cores, GPUs and threads."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from fake_nvml import make_gpus
@@ -164,13 +165,22 @@ def test_no_core_is_lost_or_given_twice(num_nodes, per_node, num_per_gpu, nodes)
     assert cpus == allocation.near_gpus(cpus, num_per_gpu, [None] * len(nodes))
 
 
+def place_one_process(topology, num_replicas, cores_per_replica, num_devices=1):
+    spec = SimpleNamespace(
+        num_replicas=num_replicas,
+        cores_per_replica=cores_per_replica,
+        devices_per_replica=num_devices,
+        device="cpu",
+    )
+    return allocation.place_trial(topology, spec, allocation.ONE_PROCESS)
+
+
 @given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
 def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
     topology = machine(num_cores, num_nodes=num_nodes, num_threads=threads)
     num_available = num_nodes * num_cores * threads
     cores = allocation.cores_per_replica(num_available, [replicas])
-    each = {"num_replicas": replicas, "cores_per_replica": cores, "device": "cpu"}
-    place = allocation.place(topology, **each)
+    place = place_one_process(topology, replicas, cores)
 
     assert (replicas > num_available) == place.is_oversubscribed
     assert min(replicas * cores, num_available) == len(set(place.cpusets[0]))
@@ -194,13 +204,7 @@ def test_the_largest_case_that_fits_fills_the_machine(
     num_available, replicas, num_devices, expected
 ):
     found = allocation.cores_per_replica(num_available, replicas, num_devices)
-    place = allocation.place(
-        machine(num_available),
-        num_replicas=replicas[0],
-        cores_per_replica=found,
-        devices_per_replica=num_devices,
-        device="cpu",
-    )
+    place = place_one_process(machine(num_available), replicas[0], found, num_devices)
 
     assert expected == found
     assert expected // num_devices == place.num_intra_op_threads
