@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from harness.machine.disturbance import Disturbance
     from harness.machine.machine_state import CpuTopology
-    from results.statistics.estimates import Estimate
 
 
 Level = Literal["ok", "caution", "bad"]
@@ -68,9 +68,6 @@ _NEIGHBOUR_FRACTION = 0.01
 """Of one core: less is not worth a name."""
 _NOTABLE_STOLEN = 0.001
 _MOST_LOAD_PER_CORE = 0.5
-_QUIET = "wait until it is low, or find what runs: top"
-_TIMES = "/proc/<pid>/task/<tid>/schedstat"
-_LONGER = "use longer blocks, or a kernel with CONFIG_SCHED_INFO"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,28 +85,23 @@ class CurrentLoad:
 
 def read_load(cores: Sequence[int], root: Path) -> CurrentLoad:
     start = machine_state.read_core_clock(cores, (os.getpid(),), root)
-    swapped, before = _read_swapped(), _read_processes()
+    swap, before = psutil.swap_memory(), _read_processes()
     time.sleep(SPAN_SEC)
     end = machine_state.read_core_clock(cores, (os.getpid(),), root)
     span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
-    used: dict[str, float] = {}
+    used: dict[str, float] = collections.defaultdict(float)
     for pid, (name, total_sec) in _read_processes().items():
-        grown_sec = max(total_sec - before.get(pid, ("", 0.0))[1], 0.0)
-        used[name] = used.get(name, 0.0) + grown_sec / span_sec
-    busy = [one for one in used.items() if one[1] >= _NEIGHBOUR_FRACTION]
+        used[name] += max(total_sec - before.get(pid, ("", 0.0))[1], 0.0) / span_sec
+    busiest = sorted(used.items(), key=lambda each: -each[1])[:_MOST_NEIGHBOURS]
+    now = psutil.swap_memory()
     return CurrentLoad(
         disturbance=disturbance.between(start, end),
-        neighbours=tuple(sorted(busy, key=lambda one: -one[1])[:_MOST_NEIGHBOURS]),
+        neighbours=tuple(each for each in busiest if each[1] >= _NEIGHBOUR_FRACTION),
         load_average=os.getloadavg()[0],
-        swapped_bytes=max(_read_swapped() - swapped, 0),
+        swapped_bytes=max(int(now.sin + now.sout - swap.sin - swap.sout), 0),
         num_thermal=end.num_thermal,
         has_thread_times=bool(end.threads),
     )
-
-
-def _read_swapped() -> int:
-    counts = psutil.swap_memory()
-    return int(counts.sin + counts.sout)
 
 
 def _read_processes() -> dict[int, tuple[str, float]]:
@@ -119,29 +111,6 @@ def _read_processes() -> dict[int, tuple[str, float]]:
         for process in psutil.process_iter(["name", "cpu_times"])
         if (times := process.info["cpu_times"]) and process.pid != os.getpid()
     }
-
-
-def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Finding]:
-    """Returns the findings, in the order in which they are shown."""
-    num_cores = len(cpus.cpus)
-    return [
-        _check_neighbours(load, num_cores),
-        judged(
-            "load",
-            f"{load.load_average:.2f} over the last minute",
-            caution={_QUIET: load.load_average > _MOST_LOAD_PER_CORE * num_cores},
-        ),
-        *_check_span(load),
-        *_check_cpus(cpus, root),
-        *_check_memory(load, root),
-        judged(
-            "accounting",
-            "run time of threads in nanoseconds"
-            if load.has_thread_times
-            else f"no {_TIMES}: run times in ticks, no run delay",
-            caution={_LONGER: not load.has_thread_times},
-        ),
-    ]
 
 
 def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
@@ -165,7 +134,14 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     )
 
 
-def _check_span(load: CurrentLoad) -> Iterator[Finding]:
+def _check_load(load: CurrentLoad, num_cores: int) -> Iterator[Finding]:
+    yield _check_neighbours(load, num_cores)
+    is_loaded = load.load_average > _MOST_LOAD_PER_CORE * num_cores
+    yield judged(
+        "load",
+        f"{load.load_average:.2f} over the last minute",
+        caution={"wait until it is low, or find what runs: top": is_loaded},
+    )
     stolen = load.disturbance.stolen_cpu_fraction
     above = (stolen or 0.0) - load.disturbance.stolen_resolution
     is_bad = above > disturbance.MAX_STOLEN_FRACTION
@@ -252,6 +228,10 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
         fact += ": the kernel merges pages of memory while a trial runs"
     advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     yield judged("huge pages", fact, caution={advice: is_always})
+    ticks = "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay"
+    fact = "run time of threads in nanoseconds" if load.has_thread_times else ticks
+    advice = "use longer blocks, or a kernel with CONFIG_SCHED_INFO"
+    yield judged("accounting", fact, caution={advice: not load.has_thread_times})
 
 
 # A canary runs on one core alone, then on all of them at once; the ratio of the rates
@@ -273,22 +253,8 @@ _MOST_SPREAD = 0.1
 _DISTURBED = "find what disturbs it (neighbours, steal, clock), and run doctor again"
 COMPUTE: Final = "compute"
 MEMORY: Final = "memory"
-# By kind: the unit of its rate, the ceiling that is good, and what a low one says.
-_KINDS = {
-    COMPUTE: ("products/s", 0.9, "units or clock"),
-    MEMORY: ("bytes/s", 0.5, "bandwidth"),
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Ceiling:
-    kind: str  # ``compute`` or ``memory``.
-    num_cores: int  # Cores that ran at once.
-    alone: Estimate  # Rate of one core alone, over rounds.
-    ratio: Estimate  # Rate of a core when all are busy / alone, over rounds.
-    spread: float  # Standard deviation of the logarithm of the rate alone.
-
-
+# By kind: the ceiling that is good, and what a low one says.
+_KINDS = {COMPUTE: (0.9, "units or clock"), MEMORY: (0.5, "bandwidth")}
 Ask = Callable[[Sequence[int], str], list[float]]
 """Runs a canary of a kind on some cores at once; returns the rate of each."""
 
@@ -366,8 +332,10 @@ def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
 
 def measure_ceilings(
     cores: Sequence[int], ask: Ask, num_rounds: int = NUM_ROUNDS
-) -> list[Ceiling]:
-    """Runs both canaries in rounds."""
+) -> list[Finding]:
+    """Runs both canaries in rounds; returns a finding for each."""
+    from results.statistics import estimates  # sweeps need none
+
     alone: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     for round_index in range(num_rounds):
@@ -379,41 +347,25 @@ def measure_ceilings(
             rates = {len(chosen): ask(chosen, kind) for chosen in order}
             alone[kind].append(rates[1][0])
             ratios[kind].append(rates[len(cores)][index] / rates[1][0])
-    from results.statistics import estimates  # sweeps need none
-
-    return [
-        Ceiling(
-            kind=kind,
-            num_cores=len(cores),
-            alone=estimates.geometric_mean(alone[kind], unit=unit),
-            ratio=estimates.geometric_mean(ratios[kind], unit=""),
-            spread=standard.stdev(math.log(value) for value in alone[kind]),
+    findings = []
+    for kind, (good, shared) in _KINDS.items():
+        ratio = estimates.geometric_mean(ratios[kind], unit="")
+        fact = (
+            f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone"
+            f" on {len(cores)} cores at once, n = {ratio.n}"
         )
-        for kind, (unit, _, _) in _KINDS.items()
-    ]
-
-
-def check_ceiling(ceiling: Ceiling) -> Finding:
-    ratio = ceiling.ratio
-    _, good, shared = _KINDS[ceiling.kind]
-    fact = (
-        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone on"
-        f" {ceiling.num_cores} cores at once, n = {ratio.n}"
-    )
-    if ceiling.kind == MEMORY:
-        fact += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
-    varies, is_low = ceiling.spread > _MOST_SPREAD, (ratio.high or good) < good
-    if varies:
-        fact += f"; the rate alone varied by {100 * ceiling.spread:.0f} %"
-    return judged(
-        f"{ceiling.kind} ceiling",
-        fact,
-        caution={
-            _DISTURBED: varies,
+        if kind == MEMORY:
+            fact += f"; {standard.geometric_mean(alone[kind]) / 1e9:.1f} GB/s alone"
+        spread = standard.stdev(map(math.log, alone[kind]))
+        if spread > _MOST_SPREAD:
+            fact += f"; the rate alone varied by {100 * spread:.0f} %"
+        caution = {
+            _DISTURBED: spread > _MOST_SPREAD,
             f"cores share {shared}: compare efficiency with --controls independent, not"
-            " with 1": is_low,
-        },
-    )
+            " with 1": (ratio.high or good) < good,
+        }
+        findings.append(judged(f"{kind} ceiling", fact, caution=caution))
+    return findings
 
 
 def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding]:
@@ -425,7 +377,7 @@ def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding
         advice = "free memory, or give doctor fewer cores with taskset"
         return [Finding("ceilings", "caution", fact, advice)]
     with canary_processes(cores, num_bytes) as ask:
-        return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
+        return measure_ceilings(cores, ask)
 
 
 DURATION_SEC = SPAN_SEC + 4 * NUM_ROUNDS * BLOCK_SEC + 2.0
@@ -439,8 +391,9 @@ def diagnose(
 ) -> list[Finding]:
     cpus = read_topology(root)
     cores = [cpu.cpu for cpu in cpus.cpus]
-    # Before anything of ours runs.
-    findings = check_machine(cpus, read_load(cores, root), root)
+    load = read_load(cores, root)  # before anything of ours runs
+    findings = [*_check_load(load, len(cores)), *_check_cpus(cpus, root)]
+    findings += _check_memory(load, root)
     for measure in measures:
         findings += measure(cores)
     return findings

@@ -56,8 +56,8 @@ class GpuState:
     reading: GpuReading | None = None  # None where it cannot be read.
     utilization: float | None = None  # Fraction of the time in which a kernel ran.
     max_clock_mhz: int | None = None  # Of the multiprocessors.
-    power_limit_watts: float | None = None  # That it may draw now.
-    default_power_limit_watts: float | None = None  # As delivered.
+    limit_watts: float | None = None  # That it may draw now.
+    usual_limit_watts: float | None = None  # As delivered.
     fault: str = ""  # What the driver says where it cannot read it.
 
     @property
@@ -71,8 +71,8 @@ class GpuState:
 
     @property
     def is_capped(self) -> bool:
-        limit, default = self.power_limit_watts, self.default_power_limit_watts
-        return limit is not None and default is not None and limit < default
+        limit, usual = self.limit_watts, self.usual_limit_watts
+        return limit is not None and usual is not None and limit < usual
 
 
 def read_gpu_states(chosen: Sequence[Gpu] | None = None) -> tuple[GpuState, ...]:
@@ -86,17 +86,15 @@ def _read(nvml: Any, gpu: Gpu) -> GpuState:
         own = gpu_watch.OwnProcesses(most_on_gpu=0)
         reading = gpu_watch.read(nvml, gpu.index, own)
         ask = gpus.asker(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu.index))
-        rates = ask("nvmlDeviceGetUtilizationRates")
-        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
-        default = ask("nvmlDeviceGetPowerManagementDefaultLimit")
+        rates = ask("UtilizationRates")
         return GpuState(
             name=gpu.name,
             index=gpu.index,
             reading=reading,
             utilization=None if rates is None else rates.gpu / 100,
-            max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-            power_limit_watts=None if limit is None else limit / 1000,
-            default_power_limit_watts=None if default is None else default / 1000,
+            max_clock_mhz=ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
+            limit_watts=gpus.from_milli(ask("EnforcedPowerLimit")),
+            usual_limit_watts=gpus.from_milli(ask("PowerManagementDefaultLimit")),
         )
     except nvml.NVMLError as error:
         fault = gpus.fault_text(error)
@@ -124,9 +122,9 @@ def _check(state: GpuState) -> Finding:
         parts.append(f"{now.clock_mhz} of {state.max_clock_mhz} MHz")
     if now.temperature_celsius is not None:
         parts.append(f"{now.temperature_celsius} degrees Celsius")
-    watts = state.default_power_limit_watts
+    watts = state.usual_limit_watts
     if state.is_capped:
-        parts.append(f"limited to {state.power_limit_watts:.0f} of {watts:.0f} W")
+        parts.append(f"limited to {state.limit_watts:.0f} of {watts:.0f} W")
     if now.num_memory_errors:
         parts.append(f"{now.num_memory_errors} uncorrected ECC errors")
     if slowed_by:
@@ -152,23 +150,17 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
         advice = "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES"
         return [Finding("GPUs", "bad", fact, advice)]
     is_mixed = len({gpu.name for gpu in visible}) > 1
+    models = f"of model {visible[0].name}"
+    if is_mixed:
+        models = f"visible, {gpus.models(visible)}"
+    advice = "hide those of other models: CUDA_VISIBLE_DEVICES"
+    fact = f"{len(visible)} {models}"
+    findings = [judged("GPU models", fact, bad={advice: is_mixed})]
     num_instances = sum(gpu.is_mig for gpu in visible)
-    findings = [
-        judged(
-            "GPU models",
-            f"{len(visible)} visible, {gpus.models(visible)}"
-            if is_mixed
-            else f"{len(visible)} of model {visible[0].name}",
-            bad={"hide those of other models: CUDA_VISIBLE_DEVICES": is_mixed},
-        ),
-        judged(
-            "MIG",
-            f"on, {num_instances} instances: CUDA gives a process one at most"
-            if num_instances
-            else "off",
-            bad={"sudo nvidia-smi -mig 0, or sweep with --replicas 1": num_instances},
-        ),
-    ]
+    on = f"on, {num_instances} instances: CUDA gives a process one at most"
+    advice = "sudo nvidia-smi -mig 0, or sweep with --replicas 1"
+    fact = on if num_instances else "off"
+    findings += [judged("MIG", fact, bad={advice: num_instances})]
     ids = [gpu.cuda_id for gpu in visible]
     try:
         seen = gpu_probe.probe(ids)
@@ -186,14 +178,10 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
 def _check_driver(seen: TensorFlowGpus, driver: str | None) -> Finding:
     cuda = gpus.cuda_version()
     installed = environment.read_packages().get("nvidia-cuda-runtime-cu12", "")
+    built = f"CUDA {seen.cuda_version}, cuDNN {seen.cudnn_version}"
     fact = f"{driver} for CUDA up to {cuda}"
-    if seen.cuda_version:
-        fact += (
-            f"; TensorFlow was built with CUDA {seen.cuda_version}, cuDNN"
-            f" {seen.cudnn_version}"
-        )
-    if installed:
-        fact += f", has CUDA {installed} beside it"
+    fact += f"; TensorFlow was built with {built}" * bool(seen.cuda_version)
+    fact += f", has CUDA {installed} beside it" * bool(installed)
     wanted = max(_numbers(seen.cuda_version), _numbers(installed))
     offered = _numbers(cuda or "") or wanted
     version = ".".join(map(str, wanted))
@@ -294,9 +282,8 @@ def compile_once() -> int:
             return 1
         gpus.note_code(folder, key)
     if todo:
-        names = (gpus.CACHE_PATH, gpus.CACHE_SIZE)
-        of_own = " ".join(f"{name}={variables[name]}" for name in names)
-        _say(f"programs that the harness does not start need {of_own}")
+        needed = " ".join(f"{name}={value}" for name, value in variables.items())
+        _say(f"programs that the harness does not start need {needed}")
     return 0
 
 
@@ -315,8 +302,9 @@ def _compile(environ: Mapping[str, str]) -> bool:
         code = _run(name, environ)
         took = f"{time.monotonic() - start:.0f} s"
         if code:
-            said = f"{name} ended with {code} after {took}"
-            _say(f"error: {said}; its last lines say why")
+            _say(
+                f"error: {name} ended with {code} after {took}; its last lines say why"
+            )
             return False
         _say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
     return True
@@ -384,11 +372,11 @@ def multiply(
 def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
     """Returns a finding for each GPU about its rate, alone and with the others."""
     median = statistics.median(rates["alone"])
-    findings = []
+    is_one, findings = len(rates["alone"]) == 1, []
     pairs = zip(rates["alone"], rates["together"], strict=True)
     for index, (alone, together) in enumerate(pairs):
         fact = f"{alone * operations / 1e12:.4g} TFLOP/s"
-        if len(rates["alone"]) > 1:
+        if not is_one:
             fact += f", {alone / median:.2f} of the median"
             fact += f", {together / alone:.2f} of it when all run"
         bad = {_SLOW: alone < _LEAST_OF_MEDIAN * median}
@@ -416,27 +404,22 @@ def measure_gpus(_cores: Sequence[int]) -> list[Finding]:
         return [*findings, Finding("other sweeps", "bad", fact, advice)]
 
 
-def measure_products(
-    devices: Sequence[str], size: int, duration_sec: float
-) -> dict[str, list[float]]:
-    """Returns products per second of each device ``alone``, and all ``together``."""
-    from harness.trial.measure import make_kernel, matrix_product_rate
-
-    kernels = [make_kernel(device, size) for device in devices]
-    for multiply in kernels:
-        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
-    alone = [matrix_product_rate(multiply, duration_sec) for multiply in kernels]
-    with futures.ThreadPoolExecutor(len(kernels)) as pool:
-        run = functools.partial(matrix_product_rate, duration_sec=duration_sec)
-        return {"alone": alone, "together": list(pool.map(run, kernels))}
-
-
 def print_products(duration_sec: float, size: int, devices: Sequence[str]) -> int:
+    """Prints products per second of each device ``alone``, and all ``together``."""
     import tensorflow as tf
+
+    from harness.trial.measure import make_kernel, matrix_product_rate
 
     # Otherwise a device that does not exist would be a CPU, without an error.
     tf.config.set_soft_device_placement(enabled=False)
-    sys.stdout.write(json.dumps(measure_products(devices, size, duration_sec)) + "\n")
+    kernels = [make_kernel(device, size) for device in devices]
+    for multiply in kernels:
+        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
+    run = functools.partial(matrix_product_rate, duration_sec=duration_sec)
+    rates = {"alone": list(map(run, kernels))}
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        rates["together"] = list(pool.map(run, kernels))
+    sys.stdout.write(json.dumps(rates) + "\n")
     return 0
 
 

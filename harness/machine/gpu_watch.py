@@ -21,8 +21,12 @@ import psutil
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpus
-from results.records import machine_record
-from results.records.machine_record import GpuUse, others_text, unread_text
+from results.records.machine_record import (
+    GpuUse,
+    memory_text,
+    others_text,
+    unread_text,
+)
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -88,25 +92,20 @@ class OwnProcesses:
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
     """Reads one GPU now; what the driver does not say is None."""
     ask = gpus.asker(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-    milliwatts = ask("nvmlDeviceGetPowerUsage")
-    millijoules = ask("nvmlDeviceGetTotalEnergyConsumption")
-    users = ask("nvmlDeviceGetComputeRunningProcesses")
+    users = ask("ComputeRunningProcesses")
+    if users is not None:
+        users = own.count_foreign([user.pid for user in users])
+    errors = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return GpuReading(
         ns=time.monotonic_ns(),
-        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        power_watts=None if milliwatts is None else milliwatts / 1000,
-        temperature_celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0,
-        energy_joules=None if millijoules is None else millijoules / 1000,
-        num_foreign=None
-        if users is None
-        else own.count_foreign([user.pid for user in users]),
-        num_memory_errors=ask(
-            "nvmlDeviceGetTotalEccErrors",
-            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.NVML_VOLATILE_ECC,
-        ),
+        clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
+        power_watts=gpus.from_milli(ask("PowerUsage")),
+        temperature_celsius=ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        reasons=ask("CurrentClocksThrottleReasons") or 0,
+        energy_joules=gpus.from_milli(ask("TotalEnergyConsumption")),
+        num_foreign=users,
+        num_memory_errors=ask("TotalEccErrors", *errors),
     )
 
 
@@ -170,15 +169,11 @@ class GpuWatch:
         faults = []
         # What is lost stays lost: it says nothing of what was measured before.
         if said and (end_ns is None or at_ns <= end_ns):
-            faults.append(machine_record.unread_text(index, said))
-        if not readings:
-            return GpuUse(index=index, num_samples=0, faults=tuple(faults))
-        until = [
-            reading for reading in readings if end_ns is None or reading.ns <= end_ns
-        ]
-        known = _known(until, "num_memory_errors")
-        if known and (appeared := known[-1] - known[0]) > 0:
-            faults.append(machine_record.memory_text(appeared, index))
+            faults.append(unread_text(index, said))
+        until = [each for each in readings if end_ns is None or each.ns <= end_ns]
+        errors = _known(until, "num_memory_errors")
+        if errors and (appeared := errors[-1] - errors[0]) > 0:
+            faults.append(memory_text(appeared, index))
         use = summarize(index, within(readings, start_ns, end_ns))
         return use.model_copy(update={"faults": tuple(faults)})
 
@@ -191,18 +186,19 @@ def within(
         return readings
     inside = [reading for reading in readings if start_ns <= reading.ns <= end_ns]
     middle_ns = (start_ns + end_ns) // 2
-    return inside or [min(readings, key=lambda reading: abs(reading.ns - middle_ns))]
+    return inside or sorted(readings, key=lambda each: abs(each.ns - middle_ns))[:1]
 
 
 def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
-    """Returns the record of one GPU over some readings; there is at least one."""
-    clocks = _known(readings, "clock_mhz")
-    bits = 0
+    """Returns the record of one GPU over some readings, or none."""
+    clocks, bits = _known(readings, "clock_mhz"), 0
     for reading in readings:
         bits |= reading.reasons
-    first, last = readings[0], readings[-1]
-    energies = _known([first, last], "energy_joules")
-    is_span = len(energies) > 1 and last.ns > first.ns
+    ends = [*readings[:1], *readings[-1:]]
+    energies, span_ns = _known(ends, "energy_joules"), 0
+    if ends:
+        span_ns = ends[1].ns - ends[0].ns
+    is_span = len(energies) > 1 and span_ns > 0
     return GpuUse(
         index=index,
         num_samples=len(readings),
@@ -213,7 +209,7 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
         temperature_celsius=max(_known(readings, "temperature_celsius"), default=None),
         slowed_by=gpus.throttle_reasons(bits),
         energy_joules=max(energies[1] - energies[0], 0.0) if is_span else None,
-        watched_sec=(last.ns - first.ns) / 1e9,
+        watched_sec=span_ns / 1e9,
         num_foreign_processes=max(_known(readings, "num_foreign"), default=None),
     )
 
@@ -265,8 +261,9 @@ def _lock(gpu: Gpu, study: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        user = _read_user(descriptor)
+        text = os.pread(descriptor, _MOST_READ, 0).decode("utf-8", errors="replace")
         os.close(descriptor)
+        user = f" ({printable(text)})" * bool(text)
         raise UnfitMachineError(
             f"GPU {gpu.cuda_id} ({gpu.name}) is used by another sweep{user}, but a"
             " trial needs its GPUs for itself; wait for its end, or choose other GPUs"
@@ -290,33 +287,25 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _read_user(descriptor: int) -> str:
-    text = os.pread(descriptor, _MOST_READ, 0).decode("utf-8", errors="replace")
-    return f" ({printable(text)})" if text else ""
-
-
 def wait_until_free(chosen: Sequence[Gpu]) -> str:
     """Waits until no process uses some GPUs; returns who still does, or ""."""
-    end_sec = time.monotonic() + WAIT_SEC
-    while True:
-        users = _users(chosen)
-        if not users or time.monotonic() >= end_sec:
-            return users
-        time.sleep(_PERIOD_SEC)
-
-
-def _users(chosen: Sequence[Gpu]) -> str:
     if not chosen:
         return ""
+    end_sec = time.monotonic() + WAIT_SEC
     own = OwnProcesses(most_on_gpu=0)
+    indices = dict.fromkeys(gpu.index for gpu in chosen)
     with gpus.driver() as nvml:
-        for index in dict.fromkeys(gpu.index for gpu in chosen):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-            except nvml.NVMLError as error:
-                return unread_text(index, gpus.fault_text(error))
-            count = own.count_foreign([user.pid for user in users or ()])
-            if count:
-                return others_text(count, index)
-    return ""
+        while True:
+            users = (_users(nvml, index, own) for index in indices)
+            first = next(filter(None, users), "")
+            if not first or time.monotonic() >= end_sec:
+                return first
+            time.sleep(_PERIOD_SEC)
+
+
+def _users(nvml: Any, index: int, own: OwnProcesses) -> str:
+    try:
+        count = read(nvml, index, own).num_foreign
+    except nvml.NVMLError as error:
+        return unread_text(index, gpus.fault_text(error))
+    return others_text(count, index) if count else ""

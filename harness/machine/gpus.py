@@ -41,13 +41,9 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 _DOES_NOT_SAY = (
-    "NVML_ERROR_NOT_SUPPORTED",
-    "NVML_ERROR_NO_PERMISSION",
-    "NVML_ERROR_NOT_FOUND",
-    "NVML_ERROR_INVALID_ARGUMENT",
-    "NVML_ERROR_FUNCTION_NOT_FOUND",
-    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
-    "NVML_ERROR_DEPRECATED",
+    *("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_NOT_FOUND"),
+    *("NVML_ERROR_INVALID_ARGUMENT", "NVML_ERROR_FUNCTION_NOT_FOUND"),
+    *("NVML_ERROR_ARGUMENT_VERSION_MISMATCH", "NVML_ERROR_DEPRECATED"),
 )
 """A GPU without the feature, an old driver, a container: no fault."""
 _MOST_SAID = 100
@@ -84,19 +80,22 @@ def driver() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns an answer of the driver; None where this GPU does not support it."""
-    try:
-        return getattr(nvml, name)(*arguments)
-    except nvml.NVMLError as error:
-        if error.value in {getattr(nvml, code, None) for code in _DOES_NOT_SAY}:
-            return None
-        raise
-
-
 def asker(nvml: Any, handle: Any) -> Callable[..., Any]:
-    """Returns what asks the driver about one GPU, by the name of its function."""
-    return lambda name, *arguments: ask(nvml, name, handle, *arguments)
+    """Returns what asks about one GPU; the answer is None where it has none."""
+
+    def ask(question: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, f"nvmlDeviceGet{question}")(handle, *arguments)
+        except nvml.NVMLError as error:
+            if error.value in {getattr(nvml, code, None) for code in _DOES_NOT_SAY}:
+                return None
+            raise
+
+    return ask
+
+
+def from_milli(value: int | None) -> float | None:
+    return None if value is None else value / 1000
 
 
 def fault_text(error: Exception) -> str:
@@ -131,15 +130,13 @@ def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
 def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        inquire = asker(nvml, handle)
-        pci = inquire("nvmlDeviceGetPciInfo")
-        version = inquire("nvmlDeviceGetCudaComputeCapability")
-        mode = inquire("nvmlDeviceGetMigMode")
+        ask = asker(nvml, handle)
+        pci, version = ask("PciInfo"), ask("CudaComputeCapability")
+        mode = ask("MigMode")
         is_mig, handles = bool(mode and mode[0]), [handle]
         if is_mig:
-            places = range(inquire("nvmlDeviceGetMaxMigDeviceCount") or 0)
-            name = "nvmlDeviceGetMigDeviceHandleByIndex"
-            handles = [inquire(name, position) for position in places]
+            places = range(ask("MaxMigDeviceCount") or 0)
+            handles = [ask("MigDeviceHandleByIndex", place) for place in places]
         for instance in handles:
             if instance is not None:
                 yield Gpu(
@@ -309,41 +306,34 @@ def read_settings(chosen: Sequence[Gpu]) -> tuple[GpuSettings, ...]:
 def _read_settings(
     nvml: Any, index: int, handle: Any, others: Sequence[Any]
 ) -> GpuSettings:
-    inquire = asker(nvml, handle)
-    limit = inquire("nvmlDeviceGetEnforcedPowerLimit")
-    mode = inquire("nvmlDeviceGetPersistenceMode")
-    ecc = inquire("nvmlDeviceGetEccMode")
-    errors = [
-        inquire("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
-        for kind in (
-            nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-        )
-    ]
-    links = [inquire("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
+    ask = asker(nvml, handle)
+    mode, ecc = ask("PersistenceMode"), ask("EccMode")
+    kinds = (
+        nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+        nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+    )
+    errors = [ask("TotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for kind in kinds]
+    links = [ask("NvLinkState", link) for link in range(_MOST_LINKS)]
     num_links = links.count(nvml.NVML_FEATURE_ENABLED)
 
     def path(other: Any) -> str:
         if other is handle:
             return "X"
-        asked = other, nvml.NVML_P2P_CAPS_INDEX_NVLINK
-        if num_links and inquire("nvmlDeviceGetP2PStatus", *asked) == (
-            nvml.NVML_P2P_STATUS_OK
-        ):
+        status = num_links and ask("P2PStatus", other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if num_links and status == nvml.NVML_P2P_STATUS_OK:
             return f"NV{num_links}"
-        level = inquire("nvmlDeviceGetTopologyCommonAncestor", other)
         names = {getattr(nvml, constant): name for constant, name in _LEVELS}
-        return names.get(level, "?")
+        return names.get(ask("TopologyCommonAncestor", other), "?")
 
     return GpuSettings(
         index=index,
-        power_limit_watts=None if limit is None else limit / 1000,
+        power_limit_watts=from_milli(ask("EnforcedPowerLimit")),
         is_persistent=None if mode is None else bool(mode),
         is_ecc_enabled=None if ecc is None else bool(ecc[0]),
         num_corrected_errors=errors[0],
         num_uncorrected_errors=errors[1],
-        pcie_generation=inquire("nvmlDeviceGetMaxPcieLinkGeneration"),
-        pcie_width=inquire("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_generation=ask("MaxPcieLinkGeneration"),
+        pcie_width=ask("CurrPcieLinkWidth"),
         num_nvlinks=None if set(links) == {None} else num_links,
         paths=tuple(map(path, others)),
     )

@@ -225,9 +225,10 @@ def test_the_ceiling_is_of_the_same_core():
     alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
     sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
 
-    assert ["compute", "memory"] == [ceiling.kind for ceiling in found]
-    assert [0.95, 0.6] == pytest.approx([ceiling.ratio.value for ceiling in found])
-    assert [6, 6] == [ceiling.ratio.n for ceiling in found]
+    assert ["compute ceiling", "memory ceiling"] == [each.check for each in found]
+    for each, ratio in zip(found, ("0.95", "0.60"), strict=True):
+        text = f"{ratio} [{ratio}, {ratio}] of the rate alone on 2 cores at once, n = 6"
+        assert each.found.startswith(text)
     assert 6 == alone.count((0,)) == alone.count((3,))
     assert [1, 2, 2, 1] * 3 == sizes
 
@@ -262,8 +263,7 @@ CEILINGS = [
 
 @pytest.mark.parametrize(("cores", "level", "found", "advice"), CEILINGS)
 def test_a_ceiling_is_a_finding(cores, level, found, advice):
-    ceilings = checks.measure_ceilings((0, 0), cores.ask, 6)
-    findings = [checks.check_ceiling(ceiling) for ceiling in ceilings]
+    findings = checks.measure_ceilings((0, 0), cores.ask, 6)
 
     assert {level} == {finding.level for finding in findings}
     for finding, text, what in zip(findings, found, advice, strict=True):
