@@ -206,10 +206,7 @@ _EACH = "every process compiles for minutes"
 
 
 def check_code(
-    visible: Sequence[Gpu],
-    architectures: Sequence[str],
-    *,
-    driver: str | None,
+    visible: Sequence[Gpu], architectures: Sequence[str], *, driver: str | None
 ) -> list[Finding]:
     """A finding for each compute capability; none where TensorFlow is silent."""
     folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])

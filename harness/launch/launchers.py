@@ -41,13 +41,7 @@ if TYPE_CHECKING:
     from results.records.models import TrialSpec
 
 DEFAULT: Final = "local"
-LAUNCHERS: Final = (
-    "local",
-    "slurm",
-    "ray",
-    "jobset",
-    "kubernetes",
-)
+LAUNCHERS: Final = ("local", "slurm", "ray", "jobset", "kubernetes")
 """Names of files, each of which has a ``LAUNCHER``; but for the first."""
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 """In the identity of a trial that may use several hosts: how many."""

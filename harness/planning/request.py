@@ -87,10 +87,7 @@ StudyArgument = Annotated[str, Option(is_argument=True, complete=complete_study)
 StudyArguments = Annotated[
     tuple[str, ...],
     Option(
-        is_argument=True,
-        kind=kinds.TEXTS,
-        complete=complete_study,
-        metavar="STUDY...",
+        is_argument=True, kind=kinds.TEXTS, complete=complete_study, metavar="STUDY..."
     ),
 ]
 
@@ -159,10 +156,7 @@ class SweepRequest(Options):
     folders: Mapping[str, Path] = Field(default_factory=dict)
 
     workload: str = option(
-        "",
-        "The workload to measure.",
-        MEASURED,
-        shown="required, or `--command`",
+        "", "The workload to measure.", MEASURED, shown="required, or `--command`"
     )
     backends: tuple[str, ...] = option(
         ("in_graph", "tf_mirrored"), "Comma-separated names.", kind=NAMES
@@ -182,9 +176,7 @@ class SweepRequest(Options):
         metavar="MODES",
     )
     preset: str | None = option(
-        None,
-        "Size of the workload.",
-        shown="the workload's; `gpu` with `--device gpu`",
+        None, "Size of the workload.", shown="the workload's; `gpu` with `--device gpu`"
     )
     data: str | None = option(
         None,

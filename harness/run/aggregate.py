@@ -194,18 +194,12 @@ def _timed_out(logs: Sequence[RankLog], timeout_sec: float) -> Conclusion:
         if behind.all("reading"):
             reason += ", or end it after enough numbers by --steps +N"
     return Conclusion().but(
-        behind.phase,
-        reason,
-        status=TrialStatus.TIMEOUT,
-        exception_type="TimeoutError",
+        behind.phase, reason, status=TrialStatus.TIMEOUT, exception_type="TimeoutError"
     )
 
 
 def _without_record(
-    logs: Sequence[RankLog],
-    trial_exit: TrialExit,
-    first: FirstExit,
-    trial_dir: Path,
+    logs: Sequence[RankLog], trial_exit: TrialExit, first: FirstExit, trial_dir: Path
 ) -> Conclusion:
     """Concludes a trial of which a process ended without a record of the reason."""
     tail = untrusted.tail(trial_dir / "stderr.log", _STDERR_TAIL_BYTES) or None
