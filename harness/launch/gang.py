@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import LaunchError
 from harness.machine.machine_state import read_oom_kills
@@ -48,27 +48,13 @@ class Gang:
     """The members that an engine has to start at the same time."""
 
     trial_dir: Path  # That of the trial, which all hosts see; also the current one.
-    members: tuple[Member, ...]  # Kind and index of each.
+    members: Sequence[Member]  # Kind and index of each.
     members_per_host: int  # The first so many are on the first host, and so on.
-    cpusets: tuple[tuple[int, ...], ...] = ()  # The cores of each, on its host.
+    cpusets: Sequence[Sequence[int]] = ()  # The cores of each, on its host.
     num_ranks: int = 0  # How many of them are measured: the first ones.
     # What each of them runs; it learns from the engine which one it is.
-    command: tuple[str, ...] = ()
+    command: Sequence[str] = ()
     variables: Mapping[str, str]  # Its environment.
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), default=str) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Gang:
-        fields = json.loads(text)
-        return cls(
-            trial_dir=Path(fields.pop("trial_dir")),
-            members=tuple((kind, index) for kind, index in fields.pop("members")),
-            cpusets=tuple(map(tuple, fields.pop("cpusets"))),
-            command=tuple(fields.pop("command")),
-            **fields,
-        )
 
     @property
     def num_members(self) -> int:
@@ -149,9 +135,9 @@ class ClientEngine(Engine):
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        for end in (None, self._process.terminate, self._process.kill):
-            if end is not None:
-                end()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process_tree.wait_for_end(self._process, self._end_by_itself_sec)
                 return
@@ -453,48 +439,45 @@ def _run(
     connection: socket.socket,
 ) -> int:
     own = os.getpid()
-    reads, writes = os.pipe()  # closed when this process ends, however it does
-    with log_path.open("ab") as log:
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(reads, 0)
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            _become(argv, own, cores, temporary)
-    os.close(reads)
-    threading.Thread(
-        target=_end_with, args=(connection, pid), name="watch-gang", daemon=True
-    ).start()
-    # Not yet reaped, it still reserves the id of its group.
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    process_tree.kill_group(pid)
-    _, status = os.waitpid(pid, 0)
-    os.close(writes)
-    return os.waitstatus_to_exitcode(status)
 
-
-def _become(
-    argv: Sequence[str], parent: int, cores: Sequence[int], temporary: Path
-) -> NoReturn:
-    """Blocks a fork of this process, which has no threads yet, into the worker.
-
-    A local cluster needs a program between (``replicator.cluster.die_with_parent``),
-    since its parent has threads; starting that takes as long as all else here.
-    """
-    try:
-        os.setsid()  # so that its own children are killed with it
+    def prepare() -> None:
         process_tree.request_death_signal()
         # The signal is lost if the parent ended before the request.
-        if os.getppid() != parent:
+        if os.getppid() != own:
             os._exit(1)
         if cores:
             os.sched_setaffinity(0, cores)
-        os.environ["TMPDIR"] = str(temporary)
-        os.execvp(argv[0], list(argv))  # noqa: S606 (no shell: the arguments are a list)
-    except OSError as error:
-        os.write(2, f"cannot run {argv[0]}: {error}\n".encode())
-    finally:
-        os._exit(127)
+
+    with log_path.open("ab") as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,  # closed when this process ends, however it does
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TMPDIR": str(temporary)},
+                start_new_session=True,  # so that its own children are killed with it
+                # This process has no threads yet. A local cluster, which has, needs a
+                # program between (``replicator.cluster.die_with_parent``).
+                preexec_fn=prepare,  # noqa: PLW1509
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            log.write(f"cannot run {argv[0]}: {error}\n".encode())
+            return 127
+
+    def end_with_the_harness() -> None:
+        with contextlib.suppress(OSError):
+            while connection.recv(4096):
+                pass
+        process_tree.kill_group(process.pid)
+
+    threading.Thread(
+        target=end_with_the_harness, name="watch-gang", daemon=True
+    ).start()
+    # Not yet reaped, it still reserves the id of its group.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process_tree.kill_group(process.pid)
+    return process.wait()
 
 
 @contextlib.contextmanager
@@ -539,14 +522,6 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
             " hosts of the same kind (Slurm: --exclusive)"
         )
     return index, cores
-
-
-def _end_with(connection: socket.socket, pid: int) -> None:
-    """Kills the process when the harness has gone, or ends the gang."""
-    with contextlib.suppress(OSError):
-        while connection.recv(4096):
-            pass
-    process_tree.kill_group(pid)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ class GangSet(Engine):
         self._polled = (0.0, None)  # type: tuple[float, int | None]
         job = Job(
             name=self._name,
-            command=gang.command,
+            command=tuple(gang.command),
             workers=gang.num_members,
             gpus_per_worker=int(environ.get(GPUS_VARIABLE, "0")),
             directory=str(gang.trial_dir),

@@ -14,7 +14,6 @@ import dataclasses
 import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -231,10 +230,8 @@ class RemoteLauncher(Launcher):
                 gang.end()
                 self.end(trial_dir)
             if gang.exit_code:
-                first_exit = rank_file.read_first_exit(trial_dir)
-                reason = (
-                    first_exit.reason or " ".join("".join(gang.output).split())[-300:]
-                )
+                said = " ".join("".join(gang.output).split())[-300:]
+                reason = rank_file.read_first_exit(trial_dir).reason or said
             if gang.exit_code != 0:
                 raise PlanError(
                     f"--launcher {self.name}, --runs-dir {str(folder)!r}: {reason}"
@@ -293,23 +290,6 @@ def ask(
             f"{command[0]} does not answer ({error}); check '{check}', then run the"
             " same command again"
         ) from error
-
-
-def render_template(path: Path, **values: Any) -> str:
-    """Returns a shell script with its values filled in, as words; all must be given."""
-    import jinja2
-
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(path.parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - no HTML; the filters below quote
-    )
-    templates.filters["word"] = lambda value: shlex.quote(str(value))
-    templates.filters["words"] = shlex.join
-    return templates.get_template(path.name).render(**values)
 
 
 _FOUND: Final[dict[str, Launcher | None]] = {

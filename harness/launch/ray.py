@@ -18,6 +18,7 @@ import json
 import math
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine, Gang
-from harness.launch.launchers import Nodes, RemoteLauncher, render_template
+from harness.launch.launchers import Nodes, RemoteLauncher
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
@@ -43,11 +44,9 @@ if TYPE_CHECKING:
     from harness.launch.launchers import Job, Launcher
 
 
-PORT = 6379
 _COMMAND = (sys.executable, "-m", "harness.launch.ray")
 _END_BY_ITSELF_SEC = 10.0
 """Ray stops the members, gives their hosts back, and disconnects."""
-_TEMPLATE = Path(__file__).with_name("ray.sh.j2")
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _MODE = "RAY_AUTH_MODE"
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -90,7 +89,7 @@ def connect() -> Any:
     """Connects this process, and returns the module of Ray."""
     # Ray would tell its makers how often it is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if has_token(os.environ):
+    if _has_token():
         # Since Ray 2.60 a head node that finds a token asks for it; but whoever joins
         # it at an address shows none unless told to.
         os.environ.setdefault(_MODE, "token")
@@ -101,9 +100,8 @@ def connect() -> Any:
             f"--launcher ray: Ray cannot be imported ({error}); install it on every"
             " host: pip install 'replicator-harness[distributed]'"
         ) from error
-    handlers = {
-        cause: signal.getsignal(cause) for cause in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         ray.init(
             address=os.environ.get(ADDRESS_VARIABLE, "auto"),
@@ -119,7 +117,7 @@ def connect() -> Any:
         if any(word in said for word in _REFUSED):
             mode, has = os.environ.get(_MODE, ""), "it asks for a token, and"
             shown = "its token is another one than that of this process"
-            if not has_token(os.environ):
+            if not _has_token():
                 shown = f"{has} there is none here"
             elif mode != "token":
                 shown = f"{has} {_MODE} is {mode!r} here"
@@ -139,11 +137,9 @@ def connect() -> Any:
     return ray
 
 
-def has_token(environ: Mapping[str, str]) -> bool:
-    if environ.get(_TOKEN):
-        return True
-    path = environ.get(_TOKEN_PATH)
-    return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
+def _has_token() -> bool:
+    path = os.environ.get(_TOKEN_PATH) or Path.home() / ".ray" / "auth_token"
+    return bool(os.environ.get(_TOKEN)) or Path(path).is_file()
 
 
 def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
@@ -164,30 +160,26 @@ def _named() -> str:
     return repr(os.environ.get(ADDRESS_VARIABLE, "auto"))
 
 
-def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
-    if len(hosts) < num_expected:
-        addresses = ", ".join(host.address for host in hosts)
-        raise LaunchError(
-            f"the Ray cluster at {_named()} has {len(hosts)} of {num_expected} hosts"
-            f" ({addresses}); join the others with 'ray start --address=HOST:PORT'"
-        )
-
-
-def print_hosts(argv: Sequence[str]) -> int:
+def print_hosts(num_expected: int) -> int:
     try:
         ray = connect()
         hosts = hosts_of(ray.nodes())
         ray.shutdown()
-        if argv:
-            check_number(hosts, int(argv[0]))
         answer: dict[str, Any] = {"hosts": [dataclasses.asdict(one) for one in hosts]}
+        if len(hosts) < num_expected:
+            addresses = ", ".join(host.address for host in hosts)
+            said = (
+                f"the Ray cluster at {_named()} has {len(hosts)} of {num_expected}"
+                f" hosts ({addresses}); join the others with 'ray start"
+                " --address=HOST:PORT'"
+            )
+            answer = {"error": said}
     except LaunchError as error:
         answer = {"error": str(error)}
     sys.stdout.write(f"{json.dumps(answer)}\n")
     return int("error" in answer)
 
 
-_PR_SET_PDEATHSIG = 1
 _START_SEC = 60.0
 _END_SEC = 5.0
 _POLL_SEC = 0.1
@@ -217,7 +209,7 @@ class HostMembers:
         libc = ctypes.CDLL(None)
 
         def die_with_the_actor() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() != own:
                 os._exit(1)
 
@@ -241,7 +233,8 @@ class HostMembers:
 def run_gang() -> int:
     """Runs a gang to its end, or until the harness closes the standard input."""
     request_death_signal()
-    gang = Gang.from_json(sys.stdin.buffer.readline())
+    fields = json.loads(sys.stdin.buffer.readline())
+    gang = Gang(**{**fields, "trial_dir": Path(fields["trial_dir"])})
     try:
         with contextlib.ExitStack() as stack:
             ray = connect()
@@ -325,19 +318,14 @@ def _start_members(
     kind = ray.remote(HostMembers)
     bundles = ray.util.placement_group_table(group)["bundles_to_node_id"]
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    block = gang.members_per_host
-    actors = [
-        kind.options(
-            num_cpus=bundle["CPU"],
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=index
-            ),
-        ).remote()
-        for index in range(gang.num_hosts)
-    ]
-    for actor in actors:
-        stack.callback(ray.kill, actor)
+    block, actors = gang.members_per_host, []
+    for index in range(gang.num_hosts):
+        place = PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=index
+        )
+        own = {"num_cpus": bundle["CPU"], "scheduling_strategy": place}
+        actors.append(kind.options(max_restarts=0, **own).remote())
+        stack.callback(ray.kill, actors[-1])
     asked = [actor.free_ports.remote(block) for actor in actors]
     ports = ray.get(asked, timeout=_START_SEC)
     address = gang_lib.with_host(
@@ -345,37 +333,31 @@ def _start_members(
     )
     addresses: dict[str, list[str]] = {}
     for position, (role, _) in enumerate(gang.members):
-        host, its_port = (
-            bundles[position // block],
-            ports[position // block][position % block],
-        )
-        addresses.setdefault(role, []).append(join_address(nodes[host], its_port))
-    variables = [
-        {
-            **gang.variables,
-            gang_lib.ADDRESS_VARIABLE: address,
-            "RAY_NODE_ID": bundles[position // block],  # for whoever reads a log
-            "TF_CONFIG": json.dumps(
-                {"cluster": addresses, "task": {"type": role, "index": index}}
-            ),
-        }
-        for position, (role, index) in enumerate(gang.members)
-    ]
-    return [
-        actor.run.remote(
-            gang.command,
-            variables[index * block : (index + 1) * block],
-            str(gang.trial_dir),
-        )
-        for index, actor in enumerate(actors)
-    ]
+        host, slot = divmod(position, block)
+        made = join_address(nodes[bundles[host]], ports[host][slot])
+        addresses.setdefault(role, []).append(made)
+    runs = []
+    for host, actor in enumerate(actors):
+        variables = [
+            {
+                **gang.variables,
+                gang_lib.ADDRESS_VARIABLE: address,
+                "RAY_NODE_ID": bundles[host],  # for whoever reads a log
+                "TF_CONFIG": json.dumps(
+                    {"cluster": addresses, "task": {"type": role, "index": index}}
+                ),
+            }
+            for role, index in gang.members[host * block : (host + 1) * block]
+        ]
+        runs.append(actor.run.remote(gang.command, variables, str(gang.trial_dir)))
+    return runs
 
 
 def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:
     """What is reserved on each host of a gang: the whole of the smallest one."""
-    largest = sorted(hosts, key=lambda host: (host.num_cores, host.num_gpus))
-    chosen = largest[len(largest) - num_hosts :] if len(largest) >= num_hosts else []
-    if not chosen or min(host.num_cores for host in chosen) < 1:
+    largest_first = sorted(hosts, key=lambda host: (-host.num_cores, -host.num_gpus))
+    chosen = largest_first[:num_hosts]
+    if len(chosen) < num_hosts or min(host.num_cores for host in chosen) < 1:
         raise LaunchError(
             f"a gang on {num_hosts} hosts needs as many, but the Ray cluster has"
             f" {sum(host.num_cores > 0 for host in hosts)} with CPUs; add hosts with"
@@ -409,18 +391,28 @@ class Ray(RemoteLauncher):
         return Ray(read_hosts())
 
     def render(self, job: Job, options: RayFileOptions) -> dict[str, str]:
+        import jinja2
+
         nodes = options.nodes or job.workers
         workers_per_node = job.workers_per_node(nodes)
-        cores = job.cores_per_worker
-        text = render_template(
-            _TEMPLATE,
+        templates = jinja2.Environment(
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,  # noqa: S701 - no HTML; the filters below quote
+        )
+        templates.filters["word"] = lambda value: shlex.quote(str(value))
+        templates.filters["words"] = shlex.join
+        script = Path(__file__).with_name("ray.sh.j2").read_text(encoding="utf-8")
+        text = templates.from_string(script).render(
             job=job,
             nodes=nodes,
-            port=PORT,
+            port=6379,
             gpus=job.gpus_per_worker * workers_per_node,
             cuda_folder=CACHE_FOLDER,
             cuda_size=LARGEST_CACHE,
-            cores=None if cores is None else cores * workers_per_node,
+            cores=(job.cores_per_worker or 0) * workers_per_node,
             timeout_sec=math.ceil(options.time_limit),
         )
         return {f"{job.name}.ray.sh": text}
@@ -433,7 +425,7 @@ class Ray(RemoteLauncher):
             log="ray.log",
             hint="run the harness with a Python that exists",
             end_by_itself_sec=_END_BY_ITSELF_SEC,
-            message=gang.to_json(),
+            message=json.dumps(dataclasses.asdict(gang), default=str) + "\n",
         )
 
 
@@ -441,5 +433,5 @@ LAUNCHER = Ray()
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    sys.exit(run_gang() if words == ["gang"] else print_hosts(words))
+    (word,) = sys.argv[1:] or ("0",)
+    sys.exit(run_gang() if word == "gang" else print_hosts(int(word)))
