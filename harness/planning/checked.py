@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pydantic
 
 from harness import catalog
-from harness.catalog import SYNTHETIC, BackendInfo, PresetInfo, WorkloadInfo
+from harness.catalog import SYNTHETIC, BackendInfo, WorkloadInfo
 from harness.command import peers
 from harness.errors import PlanError
 from harness.machine import allocation as placement
@@ -20,7 +20,7 @@ from harness.planning import defaults, design, estimate
 from harness.planning.design import CheckedSweep
 from harness.planning.estimate import PlannedCase
 from results.records import program
-from results.records.limits import MAX_REPLICAS, MAX_TRIALS
+from results.records.limits import MAX_REPLICAS
 from results.records.models import Allocator, ScalingMode
 from results.store.study_store import first_complaint
 
@@ -84,35 +84,36 @@ class Machine:
 def choose_replicas(
     request: SweepRequest,
     machine: Machine,
-    preset: PresetInfo,
+    per_replica: int,
     unit: int,
     devices_per_replica: int,
 ) -> tuple[tuple[int, ...], list[str]]:
     """Returns the replica counts, ascending, and a note where they were chosen."""
-    is_gpu = request.device == "gpu"
-    if is_gpu and not machine.num_gpus:
-        raise PlanError(
-            "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or hidden"
-            " by CUDA_VISIBLE_DEVICES); use --device cpu"
-        )
-    num_devices = machine.num_gpus if is_gpu else machine.num_available_cores
-    assert num_devices is not None
-    replicas = request.replicas
-    if replicas is not None:
-        if is_gpu and replicas[-1] > num_devices:
+    num_devices, name = machine.num_available_cores, "cores"
+    if request.device == "gpu":
+        num_devices, name = machine.num_gpus or 0, "GPUs"
+        if not num_devices:
             raise PlanError(
-                f"--replicas needs {replicas[-1]} GPUs, but this machine shows"
+                "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or"
+                " hidden by CUDA_VISIBLE_DEVICES); use --device cpu"
+            )
+        if request.replicas is not None and request.replicas[-1] > num_devices:
+            raise PlanError(
+                f"--replicas needs {request.replicas[-1]} GPUs, but this machine shows"
                 f" {num_devices}; use at most --replicas {num_devices}"
             )
-        return replicas, []
+    if request.replicas is not None:
+        return request.replicas, []
     limit, whole = max(1, num_devices // devices_per_replica), 0
     if ScalingMode.STRONG in request.modes:
-        whole = request.global_batch_size or request.per_replica_batch_size or 0
-        whole = whole or preset.per_replica_batch_size
-    counts = itertools.takewhile(
-        lambda count: count <= limit and whole % (count * unit) == 0, DEFAULT_REPLICAS
+        whole = request.global_batch_size or per_replica
+    # A batch that has no whole number of units is refused later.
+    whole = 0 if whole % unit else whole // unit
+    replicas = tuple(
+        itertools.takewhile(
+            lambda count: count <= limit and whole % count == 0, DEFAULT_REPLICAS
+        )
     )
-    replicas, name = tuple(counts), "GPUs" if is_gpu else "cores"
     listed = ",".join(map(str, replicas))
     return replicas, [f"replicas {listed}: default for {num_devices} {name}"]
 
@@ -148,15 +149,6 @@ def make_cases(
                 key = (backend.name, num_replicas, size)
                 modes_of.setdefault(key, []).append(mode)
     return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes
-
-
-def check_number(num_trials: int) -> None:
-    if num_trials > MAX_TRIALS:
-        raise PlanError(
-            f"the sweep has {num_trials} trials, and each is a process; allowed are at"
-            f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
-            " quality-repeats"
-        )
 
 
 @contextlib.contextmanager
@@ -210,8 +202,9 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         device=request.device,
         steps_per_sync=request.steps_per_sync,
     )
+    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
     replicas, notes = choose_replicas(
-        request, machine, preset, math.prod(units.values()), devices_per_replica
+        request, machine, per_replica, math.prod(units.values()), devices_per_replica
     )
     if devices_per_replica > 1 and request.device == "gpu":
         split = program.MESH if program.MESH in options else program.PIPELINE_STAGES
@@ -227,7 +220,6 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         request.device,
         is_own=request.program is not None,
     )
-    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
     sizes = {
         ScalingMode.WEAK: per_replica,
         ScalingMode.STRONG: request.global_batch_size or per_replica * replicas[0],
@@ -239,6 +231,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         )
     is_ahead = request.device == "gpu" and not info.syncs_because
     is_data_real = data != SYNTHETIC
+    has_own_number = request.program is None or request.program.record.is_client
     common: dict[str, Any] = {
         "workload": info.name,
         "workload_version": info.version,
@@ -249,12 +242,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             machine.num_available_cores, replicas, devices_per_replica
         ),
         "num_warmup_steps": request.steps[0] or preset.num_warmup_steps,
-        "num_measured_steps": (
-            preset.num_measured_steps
-            if request.steps[1] is None
-            and (request.program is None or request.program.record.is_client)
-            else request.steps[1]
-        ),
+        "num_measured_steps": request.steps[1]
+        or (preset.num_measured_steps if has_own_number else None),
         "steps_per_sync": request.steps_per_sync
         or (defaults.STEPS_PER_SYNC_ON_GPUS if is_ahead else 1),
         "is_evaluated": (
@@ -269,7 +258,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     }
     repeats = design.choose_repeats(request, design.choose_order(request))
     cases, backend_notes = make_cases(backends, replicas, sizes, request.modes)
-    check_number(len(cases) * repeats)
+    design.check_number(len(cases) * repeats)
     for case in cases:
         check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
@@ -279,9 +268,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
                 preset_name,
                 options,
                 data=data,
-                global_batch_size=max(
-                    case.num_replicas * case.per_replica_batch_size for case in cases
-                ),
+                global_batch_size=max(case.global_batch_size for case in cases),
                 num_workers=max(_num_workers(case, machine) for case in cases),
             )
     learning = estimate.choose_quality_runs(
@@ -307,10 +294,10 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
 
 
 def _num_workers(case: PlannedCase, machine: Machine) -> int:
+    share = placement.replicas_per_worker(machine.variables)
+    backend = catalog.backend(case.backend)
     processes = placement.processes_of(
-        catalog.backend(case.backend),
-        case.num_replicas,
-        replicas_per_worker=placement.replicas_per_worker(machine.variables),
+        backend, case.num_replicas, replicas_per_worker=share
     )
     return processes.count("worker") or 1
 

@@ -19,6 +19,7 @@ from harness.errors import PlanError
 from harness.planning import defaults
 from harness.planning.estimate import PlannedCase, QualityRuns
 from results.records import program as program_lib
+from results.records.limits import MAX_TRIALS
 from results.records.models import (
     Contrast,
     Control,
@@ -30,7 +31,7 @@ from results.records.models import (
 from results.study.equivalence import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.catalog import BackendInfo, WorkloadInfo
     from harness.planning.request import SweepRequest
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from results.records.models import PlannedTrial
 
 
-FEWEST_TO_STOP = (
-    5  # Repetitions before an interleaved study may end because its target is reached.
-)
+FEWEST_TO_STOP = 5  # Repetitions before a study may end as its target is reached.
 _SHORT_SEC = 60.0  # A repetition of a gate that is given little time.
 
 
@@ -67,30 +66,35 @@ def choose_order(request: SweepRequest) -> Order:
             f"--order interleaved with --device {request.device}: a device belongs "
             "to one trial at a time; use --order sequential"
         )
-    for name, value in _interleaved_settings(request):
-        if value is not None and order is not Order.INTERLEAVED:
-            raise PlanError(
-                f"{name}{value:g} has no effect with order sequential, whose trials"
-                " have a fixed number of steps; use --repeats and"
-                " --steps, or --order interleaved"
-            )
+    if order is not Order.INTERLEAVED and (given := _interleaved_settings(request)):
+        raise PlanError(
+            f"{given[0]} has no effect with order sequential, whose trials have a fixed"
+            " number of steps; use --repeats and --steps, or --order interleaved"
+        )
     return order
 
 
 def needs_interleaving(request: SweepRequest) -> bool:
     """Whether it has settings that trials in sequence do not have."""
-    is_any_set = any(value is not None for _, value in _interleaved_settings(request))
-    return is_any_set or bool(request.controls)
+    return bool(_interleaved_settings(request) or request.controls)
 
 
-def _interleaved_settings(
-    request: SweepRequest,
-) -> tuple[tuple[str, float | None], ...]:
-    return (
-        ("--time-budget ", request.minutes),
-        ("--set rounds=", request.max_rounds),
-        ("--target ", request.target),
-    )
+def _interleaved_settings(request: SweepRequest) -> list[str]:
+    settings = {
+        "--time-budget ": request.minutes,
+        "--set rounds=": request.max_rounds,
+        "--target ": request.target,
+    }
+    return [f"{k}{value:g}" for k, value in settings.items() if value is not None]
+
+
+def check_number(num_trials: int) -> None:
+    if num_trials > MAX_TRIALS:
+        raise PlanError(
+            f"the sweep has {num_trials} trials, and each is a process; allowed are at"
+            f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
+            " quality-repeats"
+        )
 
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:
@@ -132,7 +136,7 @@ def with_revision(
 def make_measuring(
     request: SweepRequest, order: Order, trials: Sequence[PlannedTrial], num_cores: int
 ) -> Measuring:
-    primary = next(_contrasts(trials, num_cores), None)
+    primary = _primary(trials, num_cores)
     measuring = functools.partial(
         Measuring,
         order=order,
@@ -169,13 +173,11 @@ def make_measuring(
     )
 
 
-def _contrast(first: PlannedTrial, second: PlannedTrial, text: str) -> Contrast:
-    ids = {"first_case_id": first.case_id, "second_case_id": second.case_id}
-    return Contrast(**ids, text=text)
+def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
+    def contrast(first: PlannedTrial, second: PlannedTrial, text: str) -> Contrast:
+        ids = {"first_case_id": first.case_id, "second_case_id": second.case_id}
+        return Contrast(**ids, text=text)
 
-
-def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contrast]:
-    """Yields contrasts; the first one is primary."""
     both = [
         trial
         for trial in trials
@@ -183,7 +185,7 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
     ]
     own = [trial for trial in both if not trial.spec.revision]
     if not own:
-        return
+        return None
     backends = list(dict.fromkeys(trial.spec.backend for trial in own))
     if len(own) < len(both):  # the most replicas of the first backend, by revision
         own = [trial for trial in own if trial.spec.backend == backends[0]]
@@ -198,10 +200,8 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
             and each.modes == first.modes
             and all(getattr(each.spec, name) == getattr(spec, name) for name in case)
         )
-        revision = second.spec.revision
-        text = f"{spec.backend} x{spec.num_replicas}: this tree / {revision}"
-        yield _contrast(first, second, text)
-        return
+        text = f"{spec.backend} x{spec.num_replicas}: this tree / "
+        return contrast(first, second, text + second.spec.revision)
     mode = own[0].modes[0]
     by_key = {
         (trial.spec.backend, trial.spec.num_replicas): trial
@@ -215,13 +215,14 @@ def _contrasts(trials: Sequence[PlannedTrial], num_cores: int) -> Iterator[Contr
         pair = [by_key[each, size] for each in backends[:2] if (each, size) in by_key]
         if len(pair) > 1:
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
-            yield _contrast(pair[0], pair[1], text)
+            return contrast(pair[0], pair[1], text)
     for backend in backends:
         measured = [size for size in sizes if (backend, size) in by_key]
         if len(measured) > 1:
-            text = f"{backend}, {mode.value} scaling, x{measured[0]} / x{measured[-1]}"
-            pair = [by_key[backend, size] for size in (measured[0], measured[-1])]
-            yield _contrast(pair[0], pair[1], text)
+            most, fewest = measured[0], measured[-1]
+            text = f"{backend}, {mode.value} scaling, x{most} / x{fewest}"
+            return contrast(by_key[backend, most], by_key[backend, fewest], text)
+    return None
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
@@ -251,7 +252,6 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
 # - ``no_update``: the case, and one replica, without the update of the variables.
 
 INDEPENDENT_BACKEND = "single"
-_NOT_OF_PEERS = "programs of other frameworks offer nosync and synthetic"
 
 
 def choose_controls(
@@ -279,12 +279,10 @@ def choose_controls(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = next(
-        backend_of_case
-        for backend_of_case in checked.backends
-        if backend_of_case.name == case.backend
-    )
-    of_peer = _NOT_OF_PEERS if backend.name in catalog.PEERS else ""
+    backend = next(each for each in checked.backends if each.name == case.backend)
+    of_peer = ""
+    if backend.name in catalog.PEERS:
+        of_peer = "programs of other frameworks offer nosync and synthetic"
     missing = {
         Control.NOSYNC: backend.no_control_because,
         Control.NO_UPDATE: of_peer
@@ -294,9 +292,8 @@ def choose_controls(
     }
     for control in request.controls:
         if reason := missing.get(control):
-            notes.append(
-                f"no control {control.label} of backend {backend.name}: {reason}"
-            )
+            what = f"control {control.label} of backend {backend.name}"
+            notes.append(f"no {what}: {reason}")
             continue
         name = INDEPENDENT_BACKEND if control is Control.INDEPENDENT else case.backend
         added.append(PlannedCase(name, *size, weak, control))
@@ -376,19 +373,15 @@ def choose_equivalence(
         units = catalog.batch_units(info, spec.preset, spec.options)
         of_splits = info.equivalence.of_splits if info.equivalence else ()
         parts = math.prod(units.pop(name) for name in of_splits if name in units)
-    sizes = {
-        count // parts: math.prod(units.values()) * size
-        for count, size in global_batch_sizes(
-            [n * parts for _, n in checked_cases]
-        ).items()
-    }
+    unit = math.prod(units.values())
+    cut = global_batch_sizes([number * parts for _, number in checked_cases])
+    sizes = {count // parts: unit * size for count, size in cut.items()}
     references = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
     return references, [_case(b, n, sizes[n]) for b, n in checked_cases], not_checked
 
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
     """Returns why a program of the user's cannot be matched, by its name."""
-    why = ""
     if not program.record.is_client:
         return {}  # it shows neither its losses nor its updates
     if program.variants:
@@ -396,11 +389,11 @@ def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
     elif not request.is_matched:
         why = "--no-match was given"
     elif "seed" not in names_in(program.record.command):
-        why = (
-            "its command has no {seed}, so replicas may draw other examples than one"
-            " does"
-        )
-    return dict.fromkeys(program.variants or [program.name], why) if why else {}
+        why = "its command has no {seed}, so replicas may draw other examples than one"
+        why += " does"
+    else:
+        return {}
+    return dict.fromkeys(program.variants or [program.name], why)
 
 
 def matching_remark(checked: CheckedSweep, backend: str) -> str:
@@ -415,12 +408,9 @@ def matching_remark(checked: CheckedSweep, backend: str) -> str:
 
 
 def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCase:
+    size = global_batch_size // num_replicas
     return PlannedCase(
-        backend,
-        num_replicas,
-        global_batch_size // num_replicas,
-        (ScalingMode.STRONG,),
-        Control.MATCH,
+        backend, num_replicas, size, (ScalingMode.STRONG,), Control.MATCH
     )
 
 

@@ -333,6 +333,10 @@ class PlannedCase:
     control: Control = Control.NONE
     revision: str = ""
 
+    @property
+    def global_batch_size(self) -> int:
+        return self.num_replicas * self.per_replica_batch_size
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QualityRuns:

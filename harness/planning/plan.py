@@ -16,7 +16,6 @@ from harness import catalog
 from harness.command import peers, reader
 from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.machine_state import now_text
-from harness.planning import checked as checked_lib
 from harness.planning import design
 from harness.planning.checked import refusing_bounds
 from harness.sources import code_digest
@@ -179,7 +178,7 @@ def arrange(
     timed += design.with_revision(cases, request.baseline)[len(cases) :]
     added, control_notes = design.choose_controls(checked, request, cases, order)
     timed += added
-    checked_lib.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
+    design.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = dict(common)
     if order is Order.INTERLEAVED:  # quality runs measure quality
         measured |= {"order": order, "num_measured_steps": None}
@@ -295,7 +294,7 @@ def _trials(
                 plugins=catalog.plugins_of(workload, case.backend),
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
-                global_batch_size=case.per_replica_batch_size * case.num_replicas,
+                global_batch_size=case.global_batch_size,
                 control=case.control,
                 revision=case.revision,
                 repetition_index=repetition,
