@@ -31,7 +31,7 @@ from results.statistics import estimates
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from harness.machine.disturbance import Disturbance
@@ -139,88 +139,196 @@ def check_resolution(session: Session, step_sec: float) -> None:
         )
 
 
-def take_all(
-    sessions: Sequence[Session],
-    repetition: Repetition,
-    deadline: float | None,
-    stage: Stage,
-    discard_reason: DiscardReason,
-) -> None:
-    # One that has ended had no warm step: its 0 s would ask for 300,000 steps a block.
-    waiting = [session for session in sessions if session.is_alive]
-    number, stretches = repetition.num_stretches, []
-    if number:
-        plain = (
-            each for each in waiting if each.prepared.trial.spec.control is Control.NONE
-        )
-        stretches = [
-            (each, _steps_of_stretch(each)) for each in _by_case(plain).values()
-        ]
-    stretches_sec = sum(
-        steps * _step_sec(each) * len(each) for each, steps in stretches
-    )
-    if deadline is not None:
-        deadline -= number * stretches_sec
-    _take_rounds(waiting, repetition, deadline, stage, discard_reason)
-    seed = f"{repetition.seed}/{repetition.index}/sustained"
-    generator = random.Random(seed)  # noqa: S311
-    for index in range(number):
-        left_sec = (number - index) * stretches_sec
-        stage(f"sustained {index + 1} of {number}", left_sec)
-        for group, num_steps in generator.sample(stretches, len(stretches)):
-            # Their rounds follow all others. The garbage collector works in them if
-            # both revisions let it work; a program that does not never sees the field.
-            asked = {"round_index": repetition.max_rounds + index}
-            asked |= {"num_steps": num_steps, "is_sustained": True}
-            is_collecting = all(each.has_sustained for each in group)
-            both = [session for session in group if session.is_alive]
-            for session in generator.sample(both, len(both)):
-                _measure_block(
-                    session, asked, discard_reason, is_collecting=is_collecting
+_HEADROOM: Final = 1.2
+"""Factor on the largest so far, when looking whether one more process fits."""
+_OF_FREE_MEMORY: Final = 0.5
+"""How much of the free memory heaps may be given, all together."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """The processes of a repetition, and what is asked of them."""
+
+    sessions: Sequence[Session]
+    repetition: Repetition
+    stage: Stage
+    discard_reason: DiscardReason
+    deadline: float = math.inf  # On the monotonic clock.
+    free_memory: Callable[[], int] = machine_state.read_free_memory
+
+    def start_side_by_side(self) -> None:
+        """Returns when each process has built its program or ended.
+
+        Nothing of it is timed; the next one starts when one is ready.
+        """
+        sessions = self.sessions
+        num_cores = len({core for session in sessions for core in session.cores})
+        waiting = collections.deque(sessions)
+        starting: list[Session] = []
+        sizes: dict[str, int] = {}
+
+        def size(session: Session) -> int:
+            """The bytes that it may need: the most of its backend, or of any."""
+            largest = max(sizes.values(), default=0)
+            return round(_HEADROOM * sizes.get(session.spec.backend, largest))
+
+        while waiting or starting:
+            while waiting and len(starting) < num_cores:
+                started = sessions[: len(sessions) - len(waiting)]
+                growth = [size(each) - each.resident_bytes() for each in starting]
+                needed = size(waiting[0]) + sum(max(0, more) for more in growth)
+                if needed > (free := self.free_memory()):
+                    used = sum(session.resident_bytes() for session in started)
+                    raise DoesNotFitError(
+                        f"{len(sessions)} processes do not fit into memory at once: the"
+                        f" first {len(started)} occupy {used / 2**30:.1f} GiB,"
+                        f" {free / 2**30:.1f} GiB are free, and the next may need"
+                        f" {needed / 2**30:.1f} GiB"
+                    )
+                starting.append(waiting.popleft())
+                spec = starting[-1].spec
+                name = (
+                    f"{spec.backend} x{spec.num_replicas}"
+                    + f" ({spec.control.label})" * (spec.control is not Control.NONE)
+                    + f" of {spec.revision}" * bool(spec.revision)
                 )
+                number = f"{len(started) + 1} of {len(sessions)}"
+                self.stage(f"starting {name} ({number})", None)
+                starting[-1].start()
+                starting[-1].expect("imported")
+            with busy(*starting):
+                for session in tuple(starting):
+                    if _advance(session, is_alone=num_cores == 1):
+                        starting.remove(session)
+                        most = sizes.get(session.spec.backend, 0)
+                        sizes[session.spec.backend] = max(
+                            most, session.resident_bytes()
+                        )
 
+    def warm_up(self) -> None:
+        """Lets one after the other run its last warm-up step, alone."""
+        # How much each process adds to its heap: the same for all, and it fits.
+        used = sum(session.resident_bytes() for session in self.sessions)
+        usual = measure.FRACTION
+        fraction = min(usual, _OF_FREE_MEMORY * self.free_memory() / max(used, 1))
+        less = f"; heaps grow by {fraction:.0%}, not {usual:.0%}: little memory left"
+        self.stage("warming up" + less * (fraction < usual), None)
+        for session in self.sessions:
+            if not session.is_alive:
+                continue
+            with busy(session), contextlib.suppress(SessionEndedError):
+                session.send("warm_up", heap_fraction=fraction)
+                answers = session.receive("ready")
+                session.step_time_sec = max(a["step_time_sec"] for a in answers)
+                check_resolution(session, session.step_time_sec)
 
-def _take_rounds(
-    sessions: Sequence[Session],
-    repetition: Repetition,
-    deadline: float | None,
-    stage: Stage,
-    discard_reason: DiscardReason,
-) -> None:
-    generator = random.Random(f"{repetition.seed}/{repetition.index}")  # noqa: S311
-    longest_round_sec = 0.0
-    numbers = _steps_of_blocks(sessions, repetition.steps_of_block)
-    revisions = {trial.spec.revision for trial in repetition.trials}
-    for round_index in range(repetition.max_rounds):
-        alive = [session for session in sessions if session.is_alive]
-        now = time.monotonic()
-        left = math.inf if deadline is None else deadline - now
-        # Where all of one of two revisions have ended, nothing is left to compare.
-        is_one_sided = {
-            each.prepared.trial.spec.revision for each in alive
-        } != revisions
-        if not alive or (
-            round_index >= MIN_ROUNDS and (is_one_sided or left < longest_round_sec)
-        ):
-            return
-        expected = (repetition.max_rounds - round_index) * longest_round_sec
-        if deadline is not None:
-            expected = min(expected, left) if longest_round_sec else left
-        groups = list(_by_case(alive).items())
-        generator.shuffle(groups)
-        for case, group in groups:  # those of one case one after another
-            generator.shuffle(group)
-            text = f"round {round_index + 1}: {_so_far(group[0])}"
-            stage(text, max(expected - (time.monotonic() - now), 0.0))
-            for session in group:
-                asked = {"round_index": round_index, "num_steps": numbers[case]}
-                _measure_block(session, asked, discard_reason)
-        longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+    def take_all(self) -> None:
+        # One that has ended had no warm step: its 0 s would ask for 300,000 steps a
+        # block.
+        waiting = [session for session in self.sessions if session.is_alive]
+        number, stretches = self.repetition.num_stretches, []
+        if number:
+            plain = [each for each in waiting if each.spec.control is Control.NONE]
+            stretches = [
+                (each, _steps_of_stretch(each)) for each in _by_case(plain).values()
+            ]
+        stretches_sec = sum(
+            steps * _step_sec(each) * len(each) for each, steps in stretches
+        )
+        self._take_rounds(waiting, self.deadline - number * stretches_sec)
+        seed = f"{self.repetition.seed}/{self.repetition.index}/sustained"
+        generator = random.Random(seed)  # noqa: S311
+        for index in range(number):
+            left_sec = (number - index) * stretches_sec
+            self.stage(f"sustained {index + 1} of {number}", left_sec)
+            for group, num_steps in generator.sample(stretches, len(stretches)):
+                # Their rounds follow all others. The garbage collector works in them if
+                # both revisions let it work; a program that does not never sees the
+                # field.
+                asked = {"round_index": self.repetition.max_rounds + index}
+                asked |= {"num_steps": num_steps, "is_sustained": True}
+                is_collecting = all(each.has_sustained for each in group)
+                both = [session for session in group if session.is_alive]
+                for session in generator.sample(both, len(both)):
+                    self._measure_block(session, asked, is_collecting=is_collecting)
+
+    def _take_rounds(self, sessions: Sequence[Session], deadline: float) -> None:
+        repetition, longest_round_sec = self.repetition, 0.0
+        seed = f"{repetition.seed}/{repetition.index}"
+        generator = random.Random(seed)  # noqa: S311
+        numbers = _steps_of_blocks(sessions, repetition.steps_of_block)
+        revisions = {trial.spec.revision for trial in repetition.trials}
+        for round_index in range(repetition.max_rounds):
+            alive = [session for session in sessions if session.is_alive]
+            now = time.monotonic()
+            left = deadline - now
+            # Where all of one of two revisions have ended, nothing is left to compare.
+            is_one_sided = {each.spec.revision for each in alive} != revisions
+            is_over = is_one_sided or left < longest_round_sec
+            if not alive or (round_index >= MIN_ROUNDS and is_over):
+                return
+            expected = (repetition.max_rounds - round_index) * longest_round_sec
+            if left < math.inf:
+                expected = min(expected, left) if longest_round_sec else left
+            groups = list(_by_case(alive).items())
+            generator.shuffle(groups)
+            for case, group in groups:  # those of one case one after another
+                generator.shuffle(group)
+                text = f"round {round_index + 1}: {_so_far(group[0])}"
+                self.stage(text, max(expected - (time.monotonic() - now), 0.0))
+                for session in group:
+                    asked = {"round_index": round_index, "num_steps": numbers[case]}
+                    self._measure_block(session, asked)
+            longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+
+    def _measure_block(
+        self, session: Session, asked: Mapping[str, Any], *, is_collecting: bool = False
+    ) -> None:
+        with busy(session), contextlib.suppress(SessionEndedError):
+            for attempt in range(MAX_ATTEMPTS):
+                self._attempt_block(
+                    session, {**asked, "attempt": attempt}, is_collecting
+                )
+                if session.blocks[-1].is_valid:
+                    return
+
+    def _attempt_block(
+        self, session: Session, asked: Mapping[str, Any], is_collecting: bool
+    ) -> None:
+        sent = {k: v for k, v in asked.items() if k != "is_sustained" or is_collecting}
+        pids = [process.pid for process in session.processes()]
+        with GpuWatch(session.prepared.gpus) as watch:
+            before = machine_state.read_core_clock(session.cores, pids)
+            session.send("turn", **sent)
+            answers = session.receive("turn")
+            # From the latest start on, all ranks were measuring.
+            names = ("start_ns", "end_ns")
+            span = {name: max(answer[name] for answer in answers) for name in names}
+            block_ns = span["end_ns"] - span["start_ns"]
+            check_resolution(session, block_ns / asked["num_steps"] / 1e9)
+            after = machine_state.read_core_clock(session.cores, pids)
+        load = disturbance.between(before, after)
+        load = dataclasses.replace(load, gpus=watch.uses())
+        used = {name: sum(answer[name] for answer in answers) for name in _USED}
+        block = Block(
+            **asked,
+            **span,
+            **used,
+            **{
+                name: getattr(load, name)
+                for name in _LOAD
+                if name in Block.model_fields
+            },
+            gpus=load.gpus,
+            discard_reason=self.discard_reason(load, used["num_retraces"]),
+        )
+        append(session.prepared.trial_dir, block, load)
+        session.blocks.append(block)
 
 
 def _so_far(session: Session) -> str:
     """Names a case, with its rate in this run and an interval over its rounds."""
-    spec = session.prepared.trial.spec
+    spec = session.spec
     name = f"{spec.backend} x{spec.num_replicas}"
     valid = [block for block in session.blocks if block.is_valid]
     if len(valid) < MIN_ROUNDS:
@@ -247,7 +355,7 @@ def _step_sec(group: Sequence[Session]) -> float:
 def _steps_of_stretch(group: Sequence[Session]) -> int:
     """Returns the steps of a sustained stretch: as many of both revisions of a case."""
     number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / _step_sec(group)))
-    return measure.whole_blocks(number, group[0].prepared.trial.spec)
+    return measure.whole_blocks(number, group[0].spec)
 
 
 def _steps_of_blocks(
@@ -262,67 +370,15 @@ def _steps_of_blocks(
         if name not in known:
             step_sec = min(max(session.step_time_sec, 1e-6) for session in group)
             number = max(1, math.ceil(MIN_BLOCK_SEC / step_sec))
-            steps[name] = measure.whole_blocks(number, group[0].prepared.trial.spec)
+            steps[name] = measure.whole_blocks(number, group[0].spec)
     return steps
 
 
 def _by_case(sessions: Iterable[Session]) -> dict[str, list[Session]]:
     groups: dict[str, list[Session]] = {}
     for session in sessions:
-        groups.setdefault(case_of(session.prepared.trial.spec), []).append(session)
+        groups.setdefault(case_of(session.spec), []).append(session)
     return groups
-
-
-def _measure_block(
-    session: Session,
-    asked: Mapping[str, Any],
-    discard_reason: DiscardReason,
-    *,
-    is_collecting: bool = False,
-) -> None:
-    with busy(session), contextlib.suppress(SessionEndedError):
-        for attempt in range(MAX_ATTEMPTS):
-            _attempt_block(
-                session, {**asked, "attempt": attempt}, discard_reason, is_collecting
-            )
-            if session.blocks[-1].is_valid:
-                return
-
-
-def _attempt_block(
-    session: Session,
-    asked: Mapping[str, Any],
-    discard_reason: DiscardReason,
-    is_collecting: bool,
-) -> None:
-    sent = {k: v for k, v in asked.items() if k != "is_sustained" or is_collecting}
-    pids = [process.pid for process in session.processes()]
-    with GpuWatch(session.prepared.gpus) as watch:
-        before = machine_state.read_core_clock(session.cores, pids)
-        session.send("turn", **sent)
-        answers = session.receive("turn")
-        # From the latest start on, all ranks were measuring.
-        names = ("start_ns", "end_ns")
-        span = {name: max(answer[name] for answer in answers) for name in names}
-        block_ns = span["end_ns"] - span["start_ns"]
-        check_resolution(session, block_ns / asked["num_steps"] / 1e9)
-        after = machine_state.read_core_clock(session.cores, pids)
-    load = disturbance.between(before, after)
-    load = dataclasses.replace(load, gpus=watch.uses())
-    used = {name: sum(answer[name] for answer in answers) for name in _USED}
-    block = Block(
-        **asked,
-        **span,
-        **used,
-        foreign_cpu_fraction=load.foreign_cpu_fraction,
-        stolen_cpu_fraction=load.stolen_cpu_fraction,
-        run_delay_sec=load.run_delay_sec,
-        num_throttled=load.num_throttled,
-        gpus=load.gpus,
-        discard_reason=discard_reason(load, used["num_retraces"]),
-    )
-    append(session.prepared.trial_dir, block, load)
-    session.blocks.append(block)
 
 
 def interleaved_sec(trials: Iterable[Trial]) -> float:
@@ -331,60 +387,6 @@ def interleaved_sec(trials: Iterable[Trial]) -> float:
         for trial in trials
         if trial.spec.order is Order.INTERLEAVED and trial.status is not None
     )
-
-
-# Nothing of a start is timed, so processes build side by side; the next one starts when
-# one is ready.
-
-_HEADROOM: Final = 1.2
-"""Factor on the largest so far, when looking whether one more fits."""
-
-
-def start_side_by_side(
-    sessions: Sequence[Session], stage: Stage, free_memory: Callable[[], int]
-) -> None:
-    """Starts all processes, and returns when each has built its program or ended."""
-    num_cores = len({core for session in sessions for core in session.cores})
-    waiting = collections.deque(sessions)
-    starting: list[Session] = []
-    sizes: dict[str, int] = {}
-    while waiting or starting:
-        while waiting and len(starting) < num_cores:
-            started = sessions[: len(sessions) - len(waiting)]
-            growth = [_size(r, sizes) - r.resident_bytes() for r in starting]
-            needed = _size(waiting[0], sizes) + sum(max(0, more) for more in growth)
-            if needed > (free := free_memory()):
-                used = sum(session.resident_bytes() for session in started)
-                raise DoesNotFitError(
-                    f"{len(sessions)} processes do not fit into memory at once: the"
-                    f" first {len(started)} occupy {used / 2**30:.1f} GiB,"
-                    f" {free / 2**30:.1f} GiB are free, and the next may need"
-                    f" {needed / 2**30:.1f} GiB"
-                )
-            starting.append(waiting.popleft())
-            spec = starting[-1].prepared.trial.spec
-            control = spec.control is not Control.NONE
-            name = (
-                f"{spec.backend} x{spec.num_replicas}"
-                + f" ({spec.control.label})" * control
-                + f" of {spec.revision}" * bool(spec.revision)
-            )
-            stage(f"starting {name} ({len(started) + 1} of {len(sessions)})", None)
-            starting[-1].start()
-            starting[-1].expect("imported")
-        with busy(*starting):
-            for session in tuple(starting):
-                if _advance(session, is_alone=num_cores == 1):
-                    starting.remove(session)
-                    backend = session.prepared.trial.spec.backend
-                    size = session.resident_bytes()
-                    sizes[backend] = max(sizes.get(backend, 0), size)
-
-
-def _size(session: Session, sizes: Mapping[str, int]) -> int:
-    """Returns the bytes that a process may need: the most of its backend, or of any."""
-    largest = max(sizes.values(), default=0)
-    return round(_HEADROOM * sizes.get(session.prepared.trial.spec.backend, largest))
 
 
 def _advance(session: Session, *, is_alone: bool) -> bool:
@@ -401,10 +403,6 @@ def _advance(session: Session, *, is_alone: bool) -> bool:
     return False
 
 
-_OF_FREE_MEMORY: Final = 0.5
-"""How much of the free memory heaps may be given, all together."""
-
-
 def run_repetition(
     store: Store,
     repetition: Repetition,
@@ -412,15 +410,26 @@ def run_repetition(
     stage: Stage,
     free_memory: Callable[[], int] = machine_state.read_free_memory,
 ) -> list[StatusRecord]:
-    start_sec = time.monotonic()
-    deadline = None
-    if repetition.duration_sec is not None:
-        deadline = start_sec + repetition.duration_sec
-    with _sessions(store, repetition, settings) as sessions:
-        start_side_by_side(sessions, stage, free_memory)
-        _warm_up(sessions, stage, free_memory)
+    limit_sec = repetition.duration_sec
+    deadline = math.inf if limit_sec is None else time.monotonic() + limit_sec
+    sessions: list[Session] = []
+    with contextlib.ExitStack() as stack:  # kills all, however the block ends
+        for trial in repetition.trials:
+            prepared = trial_runner.prepare(store, trial, settings)
+            sessions.append(Session(prepared, timeout_sec=settings.timeout_sec))
+            stack.callback(sessions[-1].kill)
+        measurement = Measurement(
+            sessions=sessions,
+            repetition=repetition,
+            stage=stage,
+            discard_reason=settings.discard_reason,
+            deadline=deadline,
+            free_memory=free_memory,
+        )
+        measurement.start_side_by_side()
+        measurement.warm_up()
         repetition.on_warm(sessions)
-        take_all(sessions, repetition, deadline, stage, settings.discard_reason)
+        measurement.take_all()
         stage("checking and recording", None)
         # Side by side: nothing is timed any more.
         alive = [session for session in sessions if session.is_alive]
@@ -431,42 +440,6 @@ def run_repetition(
                 session.wait()
         changed = trial_runner.changed_code(settings)
         return [_record(store, each, settings, changed) for each in sessions]
-
-
-@contextlib.contextmanager
-def _sessions(
-    store: Store, repetition: Repetition, settings: RunSettings
-) -> Iterator[list[Session]]:
-    """Prepares all trials; kills every process at the end, however the block ends."""
-    sessions: list[Session] = []
-    try:
-        for trial in repetition.trials:
-            prepared = trial_runner.prepare(store, trial, settings)
-            sessions.append(Session(prepared, timeout_sec=settings.timeout_sec))
-        yield sessions
-    finally:
-        for session in sessions:
-            session.kill()
-
-
-def _warm_up(
-    sessions: Sequence[Session], stage: Stage, free_memory: Callable[[], int]
-) -> None:
-    """Lets one after the other run its last warm-up step, alone."""
-    # How much each process adds to its heap: the same for all, and it fits.
-    used = sum(session.resident_bytes() for session in sessions)
-    fraction = min(measure.FRACTION, _OF_FREE_MEMORY * free_memory() / max(used, 1))
-    usual = measure.FRACTION
-    less = f"; heaps grow by {fraction:.0%}, not {usual:.0%}: little memory left"
-    stage("warming up" + less * (fraction < usual), None)
-    for session in sessions:
-        if not session.is_alive:
-            continue
-        with busy(session), contextlib.suppress(SessionEndedError):
-            session.send("warm_up", heap_fraction=fraction)
-            answers = session.receive("ready")
-            session.step_time_sec = max(a["step_time_sec"] for a in answers)
-            check_resolution(session, session.step_time_sec)
 
 
 def _record(

@@ -55,7 +55,7 @@ def differences(sessions: Iterable[Session]) -> Iterator[str]:
     """Yields what differs in a step of a case, one line each; nothing of a sweep."""
     counted: dict[tuple[str, int, int], dict[bool, dict[str, float]]] = {}
     for one in sessions:
-        spec = one.prepared.trial.spec
+        spec = one.spec
         if one.is_alive and spec.control is Control.NONE:
             # By the first process of a trial.
             log = rank_file.read_rank(one.prepared.trial_dir, 0)

@@ -354,6 +354,10 @@ class Session:
         )
 
     @property
+    def spec(self) -> TrialSpec:
+        return self.prepared.trial.spec
+
+    @property
     def is_alive(self) -> bool:
         return self.exit is None
 

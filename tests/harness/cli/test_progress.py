@@ -71,9 +71,8 @@ def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
         )
         for k in range(9)
     ]
-    prepared = SimpleNamespace(trial=trial)
     texts = [
-        rounds._so_far(SimpleNamespace(prepared=prepared, blocks=blocks[:number]))
+        rounds._so_far(SimpleNamespace(spec=trial.spec, blocks=blocks[:number]))
         for number in (2, 9)
     ]
 

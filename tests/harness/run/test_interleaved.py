@@ -289,14 +289,18 @@ class Waiting:
     step_time_sec: float = 1.0
     blocks: tuple[Any, ...] = ()
 
+    @property
+    def spec(self):
+        return self.prepared.trial.spec
+
 
 @pytest.fixture
 def interleave(monkeypatch, make_spec):
     blocks = []
     monkeypatch.setattr(
-        rounds,
+        rounds.Measurement,
         "_measure_block",
-        lambda session, asked, *_: blocks.append(
+        lambda _, session, asked: blocks.append(
             (asked["round_index"], session.trial_id, asked["num_steps"])
         ),
     )
@@ -319,7 +323,12 @@ def interleave(monkeypatch, make_spec):
             seed=seed,
             steps_of_block=known or {},
         )
-        rounds.take_all(sessions, repetition, None, lambda *_: None, lambda *_: "")
+        rounds.Measurement(
+            sessions=sessions,
+            repetition=repetition,
+            stage=lambda *_: None,
+            discard_reason=lambda *_: "",
+        ).take_all()
         return list(blocks)
 
     return run
