@@ -16,15 +16,6 @@ from harness.command.numbers import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import ParseError, PlanError
 from harness.options import kinds
-from harness.options.kinds import (
-    COUNTS,
-    KEY_VALUES,
-    NAMES,
-    PERCENTAGE,
-    duration,
-    parse_key_values,
-    some_of,
-)
 from harness.options.option import Option, Options, declared, option
 from harness.planning import defaults
 from harness.sources.code_digest import SourceTree
@@ -159,12 +150,12 @@ class SweepRequest(Options):
         "", "The workload to measure.", MEASURED, shown="required, or `--command`"
     )
     backends: tuple[str, ...] = option(
-        ("in_graph", "tf_mirrored"), "Comma-separated names.", kind=NAMES
+        ("in_graph", "tf_mirrored"), "Comma-separated names.", kind=kinds.NAMES
     )
     replicas: tuple[int, ...] | None = option(
         None,
         "Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
-        kind=COUNTS,
+        kind=kinds.COUNTS,
         shown="powers of two up to the cores or GPUs, at most 8, that divide the"
         " global batch",
     )
@@ -172,7 +163,7 @@ class SweepRequest(Options):
         (ScalingMode.WEAK, ScalingMode.STRONG),
         "Scaling modes: `weak`, `strong`, or both.",
         name="mode",
-        kind=some_of(tuple(ScalingMode), noun="scaling mode"),
+        kind=kinds.some_of(tuple(ScalingMode), noun="scaling mode"),
         metavar="MODES",
     )
     preset: str | None = option(
@@ -188,7 +179,7 @@ class SweepRequest(Options):
         {},
         "An option of the workload; can be repeated.",
         name="option",
-        kind=KEY_VALUES,
+        kind=kinds.KEY_VALUES,
     )
     device: Literal["cpu", "gpu"] = option("cpu", "Devices of the replicas.")
 
@@ -207,7 +198,7 @@ class SweepRequest(Options):
         None,
         "The most time for an interleaved measurement, start-up included.",
         name="time-budget",
-        kind=duration("min"),
+        kind=kinds.duration("min"),
         shown=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
         " with `--target`, or in a gate without `--repeats`",
     )
@@ -222,12 +213,12 @@ class SweepRequest(Options):
         None,
         "Measure until the primary ratio is known within this, such as `3%`; at"
         " least 5 runs.",
-        kind=PERCENTAGE,
+        kind=kinds.PERCENTAGE,
     )
     efficiency_target: float = option(
         0.8,
         "Parallel efficiency that the verdict tests.",
-        kind=PERCENTAGE,
+        kind=kinds.PERCENTAGE,
         is_setting=True,
     )
     allocator: Allocator | None = option(
@@ -240,7 +231,7 @@ class SweepRequest(Options):
         (),
         "Cases that show where time is lost: `nosync`, `independent`, `synthetic`,"
         " `input_only`, `no_update`, `all` or `none`.",
-        kind=some_of(CONTROLS, noun="control", all_and_none=True),
+        kind=kinds.some_of(CONTROLS, noun="control", all_and_none=True),
     )
     is_matched: bool = option(
         True,
@@ -253,7 +244,7 @@ class SweepRequest(Options):
         defaults.TIMEOUT_SEC,
         "Time limit of one trial.",
         name="timeout",
-        kind=duration(),
+        kind=kinds.duration(),
     )
 
     per_replica_batch_size: BatchSize | None = option(
@@ -510,7 +501,7 @@ def varied(request: _Request, axis: Axis) -> dict[str, _Request]:
         if each:
             changed = {each.field: each.kind.read(value, each.spelling)}
         else:
-            own = parse_key_values([f"{axis.key}={value}"], what="--vary")
+            own = kinds.parse_key_values([f"{axis.key}={value}"], what="--vary")
             changed = {"options": {**request.options, **own}}
         requests[axis.folder(value)] = request.model_copy(update=changed)
     return requests
