@@ -30,26 +30,10 @@ if TYPE_CHECKING:
     from results.plugins import Complaint
     from results.records.models import MetricFacts, OptionValue, TrialSpec
 
-__all__ = [
-    "BACKENDS",
-    "EXPORTED_BACKEND",
-    "EXPORT_SETTINGS",
-    "EXPORT_VARIABLE",
-    "ONE_PROCESS",
-    "PARAMETER_SERVERS",
-    "PEERS",
-    "SERVED_WORKERS",
-    "SYNTHETIC",
-    "WORKERS",
-    "WORKLOADS",
-    "BackendInfo",
-    "PeerInfo",
-    "PresetInfo",
-    "WorkloadInfo",
-    "exports_dir",
-    "unsupported",
-    "workload_catalog",
-]
+__all__ = ["BACKENDS", "EXPORTED_BACKEND", "EXPORT_SETTINGS", "EXPORT_VARIABLE"]
+__all__ += ["ONE_PROCESS", "PARAMETER_SERVERS", "PEERS", "SERVED_WORKERS", "SYNTHETIC"]
+__all__ += ["WORKERS", "WORKLOADS", "BackendInfo", "PeerInfo", "PresetInfo"]
+__all__ += ["WorkloadInfo", "exports_dir", "unsupported", "workload_catalog"]
 
 _T = TypeVar("_T")
 WORKLOAD, BACKEND = "workloads", "backends"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from harness.doctor.checks import Finding, judged
 from harness.errors import DoesNotFitError
 from harness.machine import owned_folders
-from harness.machine.machine_state import now_text
 from harness.planning import checked, defaults, plan
 from harness.planning.request import SweepRequest
 from harness.run.rounds import Repetition, run_repetition
@@ -74,21 +73,16 @@ def make_plan(num_cores: int) -> Plan:
         repeats=1,
         order=Order.INTERLEAVED,
         budget="none",
-        seed=_SEED,
-    )
-    machine = checked.Machine(num_available_cores=num_cores)
-    planned, _ = plan.arrange(checked.check(request, machine))
-    return Plan(
-        study="doctor",
-        created_at=now_text(),
-        command=("python", "-m", "harness", "doctor"),
-        baseline_num_replicas=planned.baseline_num_replicas,
-        repeats=1,
+        is_matched=False,
         seed=_SEED,
         timeout_sec=_TIMEOUT_SEC,
-        measuring=planned.measuring,
-        trials=planned.trials,
     )
+    checked_sweep = checked.check(
+        request, checked.Machine(num_available_cores=num_cores)
+    )
+    command = ("python", "-m", "harness", "doctor")
+    planned, _ = plan.arrange(checked_sweep, study="doctor", command=command)
+    return planned
 
 
 def check_pair(

@@ -68,22 +68,13 @@ def folder_of(trial_dir: os.PathLike[str]) -> Path:
 WORKER_COMMAND = (sys.executable, "-m", "harness.trial.worker")
 """The trial directory is appended."""
 
-_THREAD_VARIABLES = (
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
+_THREAD_VARIABLES = tuple(
+    f"{library}_NUM_THREADS" for library in ("MKL", "NUMEXPR", "OMP", "OPENBLAS")
 )
 # Job systems and shells set these for other processes; a trial must not inherit them.
 _DROPPED_VARIABLES = (
-    ADDRESS_VARIABLE,
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "OMP_PLACES",
-    "OMP_PROC_BIND",
-    "TF_CONFIG",
-    "TF_NUM_INTEROP_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
+    *(ADDRESS_VARIABLE, "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES"),
+    *("OMP_PROC_BIND", "TF_CONFIG", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"),
 )
 # glibc gives large buffers back when they are freed, so that those of every step are
 # mapped, cleared and faulted in again (docs/measuring.md). They come from the heap only
