@@ -20,7 +20,9 @@ import sys
 import time
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from harness import catalog
 from harness.doctor.checks import Finding, judged
@@ -171,7 +173,7 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
         *findings,
         judged("TensorFlow", fact or f"sees all {len(ids)} GPUs", bad={advice: fact}),
         _check_driver(seen, driver),
-        *check_code(visible, seen.architectures, driver=driver),
+        *check_code(visible, seen.architectures, driver).values(),
     ]
 
 
@@ -198,21 +200,18 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(map(str.isdecimal, parts)) else ()
 
 
-CHECK: Final = "machine code"
-COMMAND: Final = "python -m harness.doctor.gpu"
 _PERIOD_SEC = 10.0
-_OTHER = "an older or newer TensorFlow, or TensorFlow built for them"
-_EACH = "every process compiles for minutes"
 
 
 def check_code(
-    visible: Sequence[Gpu], architectures: Sequence[str], *, driver: str | None
-) -> list[Finding]:
+    visible: Sequence[Gpu], architectures: Sequence[str], driver: str | None
+) -> dict[tuple[int, int], Finding]:
     """A finding for each compute capability; none where TensorFlow is silent."""
     folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])
     built = ", ".join(architectures)
-    findings, is_disabled = [], gpus.is_cache_disabled()
-    for capability in _capabilities(visible) if architectures else ():
+    findings, is_disabled = {}, gpus.is_cache_disabled()
+    known = {gpu.capability for gpu in visible if gpu.capability and architectures}
+    for capability in sorted(known):
         code = gpus.code_for(capability, architectures)
         needs = code == "compiled"
         is_kept = _key(capability, driver) in gpus.noted_code(folder)
@@ -221,18 +220,16 @@ def check_code(
         if needs and is_kept and not is_disabled:
             kept = gpus.cache_bytes(folder) / 2**20
             fact += f"; compiled once, {kept:.0f} MiB in {folder}"
+        advice = "an older or newer TensorFlow, or TensorFlow built for them"
+        disable = f"unset {gpus.CACHE_DISABLE}: every process compiles for minutes"
         compiles = f"make setup-gpu compiles once, for minutes, into {folder}"
-        caution = {
-            f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
-            compiles: needs and not is_kept,
-        }
-        bad = {_OTHER: code == "none"}
-        findings.append(judged(CHECK, fact, bad=bad, caution=caution))
+        findings[capability] = judged(
+            "machine code",
+            fact,
+            bad={advice: code == "none"},
+            caution={disable: needs and is_disabled, compiles: needs and not is_kept},
+        )
     return findings
-
-
-def _capabilities(visible: Sequence[Gpu]) -> list[tuple[int, int]]:
-    return sorted({gpu.capability for gpu in visible if gpu.capability is not None})
 
 
 def _key(capability: tuple[int, int], driver: str | None) -> str:
@@ -247,46 +244,36 @@ def compile_once() -> int:
     try:
         visible = gpus.visible_gpus()
         if not visible:
-            _say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
+            text = "no NVIDIA GPU here: where there is one, python -m"
+            click.echo(f"{text} harness.doctor.gpu compiles for it")
             return 0
         seen = gpu_probe.probe([gpu.cuda_id for gpu in visible])
         gpu_probe.check(seen, [gpu.cuda_id for gpu in visible])
     except (PlanError, gpu_probe.MissingGpuError) as error:
-        _say(f"error: {error}")
+        click.echo(f"error: {error}")
         return 1
-    driver = gpus.driver_version()
-    findings = check_code(visible, seen.architectures, driver=driver)
-    for finding in findings:
-        _say(finding.found)
-    todo = [
-        capability
-        for capability in _capabilities(visible)
-        if gpus.code_for(capability, seen.architectures) == "compiled"
-    ]
-    is_kept = not (todo and gpus.is_cache_disabled())
-    for finding in findings:
-        if finding.level == "bad" or not is_kept:
-            _say(f"error: {finding.advice}")
+    driver, built = gpus.driver_version(), seen.architectures
+    findings = check_code(visible, built, driver)
+    for finding in findings.values():
+        click.echo(finding.found)
+    hinders = ("bad", "caution") if gpus.is_cache_disabled() else ("bad",)
+    for finding in findings.values():
+        if finding.level in hinders:
+            click.echo(f"error: {finding.advice}")
             return 1
     variables = gpus.cache_variables()
-    folder = Path(variables[gpus.CACHE_PATH])
-    for capability in todo:
-        if (key := _key(capability, driver)) in gpus.noted_code(folder):
-            continue
-        chosen = next(gpu for gpu in visible if gpu.capability == capability)
-        own = {"CUDA_VISIBLE_DEVICES": chosen.cuda_id, **variables}
-        if not _compile({**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **own}):
-            return 1
-        gpus.note_code(folder, key)
-    if todo:
+    for capability, finding in findings.items():
+        if finding.level == "caution":
+            chosen = next(gpu for gpu in visible if gpu.capability == capability)
+            own = {"CUDA_VISIBLE_DEVICES": chosen.cuda_id, **variables}
+            if not _compile({**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **own}):
+                return 1
+            folder = Path(variables[gpus.CACHE_PATH])
+            gpus.note_code(folder, _key(capability, driver))
+    if any(gpus.code_for(each, built) == "compiled" for each in findings):
         needed = " ".join(f"{name}={value}" for name, value in variables.items())
-        _say(f"programs that the harness does not start need {needed}")
+        click.echo(f"programs that the harness does not start need {needed}")
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _compile(environ: Mapping[str, str]) -> bool:
@@ -294,16 +281,18 @@ def _compile(environ: Mapping[str, str]) -> bool:
     for name, info in catalog.WORKLOADS.items():
         if all(preset.name != "gpu" for preset in info.presets):
             continue
-        _say(f"{name}: the driver compiles into {folder} ...")
+        click.echo(f"{name}: the driver compiles into {folder} ...")
         start = time.monotonic()
         code = _run(name, environ)
         took = f"{time.monotonic() - start:.0f} s"
         if code:
-            _say(
+            click.echo(
                 f"error: {name} ended with {code} after {took}; its last lines say why"
             )
             return False
-        _say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
+        click.echo(
+            f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept"
+        )
     return True
 
 
@@ -320,7 +309,7 @@ def _run(name: str, environ: Mapping[str, str]) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_PERIOD_SEC)
             size = gpus.cache_bytes(folder) / 2**20
-            _say(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB")
+            click.echo(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB")
     finally:
         if process.poll() is None:
             process.terminate()
