@@ -16,9 +16,10 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import psutil
 
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import program
@@ -82,9 +83,9 @@ class Checked:
         self.trial_dir, self.timeout_sec = folder, timeout_sec
         output_dir = folder / "output"
         output_dir.mkdir(parents=True)
-        version = {name: asked.pop(name) for name in ("protocol",) if name in asked}
+        version = asked.pop("protocol", client_protocol.VERSION)
         content = TrialFile.model_validate({**ASKED, **asked}).model_dump(mode="json")
-        text = json.dumps({**content, **version})
+        text = json.dumps({**content, "protocol": version})
         (folder / TRIAL_FILE).write_text(text + "\n", encoding="utf-8")
         values = {
             **content,
@@ -156,22 +157,20 @@ class Checked:
             raw = trials.read_trial(self.trial_dir, ASKED["num_warmup_steps"])
         except (trials.RawError, FileNotFoundError) as error:
             raise NonconformingError(str(error)) from error
-        facts = raw.result
-        counts = {
-            "global_batch_size": (
-                facts["global_batch_size"],
-                ASKED["global_batch_size"],
-            ),
-            "example_unit": (facts["example_unit"], ASKED["unit"]),
-            "number of blocks": (len(facts["blocks"]), num_blocks),
-        }
+        facts, asked_size = raw.result, ASKED["global_batch_size"]
+        counts = [
+            ("global_batch_size", facts["global_batch_size"], asked_size),
+            ("example_unit", facts["example_unit"], ASKED["unit"]),
+            ("number of blocks", len(facts["blocks"]), num_blocks),
+        ]
         for times in facts["ranks"]:
             name = f"rank {times['rank']}: number of"
-            warmup = len(times["warmup_step_time_sec"])
-            counts[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
-            measured = len(times["step_time_sec"])
-            counts[f"{name} measured steps"] = (measured, num_measured_steps)
-        for name, (stated, asked) in counts.items():
+            warmup, measured = times["warmup_step_time_sec"], times["step_time_sec"]
+            counts += [
+                (f"{name} warm-up steps", len(warmup), ASKED["num_warmup_steps"]),
+                (f"{name} measured steps", len(measured), num_measured_steps),
+            ]
+        for name, stated, asked in counts:
             if stated != asked:
                 raise NonconformingError(f"{name} is {stated}, {asked} was asked for")
         if not raw.is_complete:
@@ -180,10 +179,6 @@ class Checked:
             )
         ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
         return f"{ranks}, {'with' if has_losses else 'without'} losses"
-
-
-def _runs(process: Any) -> bool:
-    return bool(process.is_running() and process.status() != "zombie")
 
 
 def _check_time(ended: TrialExit) -> None:
@@ -196,7 +191,15 @@ def _read_rank(folder: Path, rank: int, num_ranks: int) -> tuple[int, bool]:
     path = rank_path(folder, rank)
     if not path.exists():
         raise NonconformingError(f"rank {rank} of {num_ranks} wrote no {path.name}")
-    lines = [_line(path, *numbered) for numbered in enumerate(path.open("rb"), 1)]
+    lines: list[dict[str, Any]] = []
+    try:
+        lines.extend(
+            client_protocol.read_line(line).model_dump(mode="json")
+            for line in path.open("rb")
+        )
+    except ProtocolError as error:
+        where = f"{path.name} line {len(lines) + 1}"
+        raise NonconformingError(f"{where}: {error}") from error
     if reasons := [line["reason"] for line in lines if line["kind"] == "failure"]:
         raise NonconformingError(f"rank {rank} recorded a failure: {reasons[-1]}")
     clients = [line for line in lines if line["kind"] == "client"]
@@ -210,13 +213,6 @@ def _read_rank(folder: Path, rank: int, num_ranks: int) -> tuple[int, bool]:
             " of them, or none"
         )
     return int(clients[0]["num_ranks"]), bool(num_losses)
-
-
-def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return client_protocol.read_line(line).model_dump(mode="json")
-    except ProtocolError as error:
-        raise NonconformingError(f"{path.name} line {number}: {error}") from error
 
 
 def runs_alone(folder: Path, *given: Any) -> str:
@@ -284,15 +280,13 @@ def ends_without_harness(folder: Path, *given: Any) -> str:
     with trial.met() as session:
         processes = session.processes()
         session.close()
-        deadline = time.monotonic() + trial.timeout_sec
-        while any(_runs(process) for process in processes):
-            if time.monotonic() > deadline:
-                raise NonconformingError(
-                    "the connection was closed while it waited, and"
-                    f" {trial.timeout_sec:g} s later it still ran; treat end-of-file as"
-                    " an error, and exit"
-                )
-            time.sleep(0.02)
+        _, running = psutil.wait_procs(processes, trial.timeout_sec)
+        if running:
+            raise NonconformingError(
+                "the connection was closed while it waited, and"
+                f" {trial.timeout_sec:g} s later it still ran; treat end-of-file as an"
+                " error, and exit"
+            )
     return "all its processes ended"
 
 
