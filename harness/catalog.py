@@ -152,10 +152,7 @@ def check_data(info: WorkloadInfo, name: str) -> str:
 def batch_units(
     info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
 ) -> dict[str, int]:
-    """Returns what every batch of a replica is a multiple of, by option.
-
-    A batch is a multiple of their product; options of 1 are left out.
-    """
+    """Returns what a batch of a replica is a multiple of, by option, without ones."""
     if not info.batch_divisors:
         return {}
     config = workload_catalog.make_config(info.name, preset_name, options)

@@ -345,10 +345,7 @@ class RunningGang:
             self._engine.cancel()
 
     def _judge(self, exits: MemberExits, engine: Engine) -> int | None:
-        """Returns 0 or the most informative exit code; None while ranks run.
-
-        A killed rank explains why others failed, so its signal takes precedence.
-        """
+        """Returns 0 or the most informative exit code; None while ranks run."""
         if exits.refused:
             return self._refuse(exits.refused[0])
         num_ranks = self._gang.num_ranks

@@ -246,10 +246,7 @@ def run_gang() -> int:
 
 
 def _run(ray: Any, gang: Gang, stack: contextlib.ExitStack) -> int:
-    """Reserves the hosts, starts the members and waits for them; gives all back.
-
-    Each host is reserved as a whole: a second gang waits until the first has ended.
-    """
+    """Reserves whole hosts, starts the members and waits for them; gives all back."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundle = bundle_of(hosts_of(ray.nodes()), gang.num_hosts)

@@ -182,10 +182,7 @@ class OwnProgramError(RuntimeError):
 def own_variables(
     environ: Mapping[str, str], root: Path | None = None, /, *paths: str, **more: str
 ) -> dict[str, str]:
-    """Returns the variables of a process that imports this tree, and others.
-
-    Its current folder may be another one, so all paths are absolute.
-    """
+    """Returns the variables of a process that imports this tree from any folder."""
     inherited = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     own = [str(root or SOURCE_ROOT), *map(os.path.abspath, inherited), *paths]
     return {**environ, "PYTHONPATH": os.pathsep.join(own), **more}

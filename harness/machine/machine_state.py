@@ -259,10 +259,7 @@ class CoreClock:
 def read_core_clock(
     cores: Sequence[int], pids: Sequence[int], root: Path = Path("/")
 ) -> CoreClock:
-    """Reads the totals now; takes 0.5 ms and 15 us for each thread.
-
-    Processes and threads that end meanwhile are left out.
-    """
+    """Reads the totals of what does not end now: 0.5 ms, and 15 us for each thread."""
     wall_sec = time.monotonic()
     of_cores = _read_cores(cores, root)
     run_sec = _read_run_sec(cores, root)

@@ -321,17 +321,14 @@ _OVERHEAD_SEC = 120.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedCase:
-    """A case of a sweep: backend, size, and the scaling modes that it serves.
-
-    ``revision`` is that of the code, empty for the tree of the harness.
-    """
+    """A case of a sweep: backend, size, and the scaling modes that it serves."""
 
     backend: str
     num_replicas: int
     per_replica_batch_size: int
     modes: tuple[ScalingMode, ...]
     control: Control = Control.NONE
-    revision: str = ""
+    revision: str = ""  # Of the code; empty for the tree of the harness.
 
     @property
     def global_batch_size(self) -> int:

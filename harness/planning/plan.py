@@ -337,13 +337,11 @@ def reconcile(
     baseline: SourceTree | None = None,
     store: Store | None = None,
 ) -> tuple[Plan, list[PlannedTrial], str]:
-    """Returns the plan to store, the trials requested now, and what was done.
-
-    Equal or fewer trials resume. More repetitions, replica counts, backends or modes
-    extend, if all settings and the code of every trial are the same.
-    """
+    """Returns the plan to store, the trials requested now, and what was done."""
     if existing is None:
         return new, [*new.trials], ""
+    # Equal or fewer trials resume. More repetitions, replica counts, backends or modes
+    # extend, if all settings and the code of every trial are the same.
     wanted = _settings(new)
     for name, old_value in _settings(existing).items():
         # Where only one of the plans has a mode, it is added, not changed.

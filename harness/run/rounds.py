@@ -157,10 +157,7 @@ class Measurement:
     free_memory: Callable[[], int] = machine_state.read_free_memory
 
     def start_side_by_side(self) -> None:
-        """Returns when each process has built its program or ended.
-
-        Nothing of it is timed; the next one starts when one is ready.
-        """
+        """Returns when each process has built its program or ended; none is timed."""
         sessions = self.sessions
         num_cores = len({core for session in sessions for core in session.cores})
         waiting = collections.deque(sessions)
@@ -361,10 +358,7 @@ def _steps_of_stretch(group: Sequence[Session]) -> int:
 def _steps_of_blocks(
     sessions: Sequence[Session], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Returns the steps of a block by case, which are as many for all of its sessions.
-
-    The first step of a block can take longer than the others.
-    """
+    """Returns the steps of a block by case, as many for all of its sessions."""
     steps = dict(known)
     for name, group in _by_case(sessions).items():
         if name not in known:

@@ -212,11 +212,7 @@ def stop_later() -> Iterator[None]:
 def missing_trials(
     store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
 ) -> list[PlannedTrial]:
-    """Returns the trials that are to run, in order; failures if they are retried.
-
-    A repetition of an interleaved study is repeated as a whole: its trials are compared
-    by turns.
-    """
+    """Returns the trials that are to run, in order; failures if they are retried."""
     finished = {
         trial.trial_id
         for trial in store.trials()
@@ -224,6 +220,7 @@ def missing_trials(
         and (trial.status.status is TrialStatus.OK or not is_failed_retried)
     }
     missing = [trial for trial in trials if trial.trial_id not in finished]
+    # They are repeated as a whole, since their trials are compared by turns.
     repetitions = {_repetition_of(trial) for trial in missing} - {None}
     return [
         trial

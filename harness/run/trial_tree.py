@@ -56,10 +56,7 @@ VARIABLE: Final = "TMPDIR"
 
 
 def folder_of(trial_dir: os.PathLike[str]) -> Path:
-    """Returns the folder for temporary files of a trial: a killed process leaves them.
-
-    The same trial finds what an earlier run of it left; studies may be far away.
-    """
+    """Returns the folder for temporary files of a trial, which finds it again."""
     name = os.fsencode(os.path.realpath(trial_dir))
     digest = hashlib.blake2b(name, digest_size=10).hexdigest()
     return Path(tempfile.gettempdir()) / f"{owned_folders.TRIAL}{digest}"
@@ -276,10 +273,7 @@ def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
 
 
 def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
-    """Ends the processes of an earlier attempt, moves what it measured, if anything.
-
-    ``before`` is told of a move first.
-    """
+    """Ends an earlier attempt, and moves what it measured; ``before`` is told first."""
     if not untrusted.is_there(trial_dir):
         return
     atomic.check_fence(trial_dir)

@@ -443,11 +443,8 @@ class CodeWatch:
         self._found = ""
 
     def changed(self) -> str:
-        """Returns what differs from the plan, or "".
-
-        Once it has differed it stays so, since trials have run meanwhile.
-        """
-        if not self._found:
+        """Returns what differs from the plan, or ""."""
+        if not self._found:  # once it has differed, trials may have run meanwhile
             self._found = (
                 self._program_change() if self._code is None else self._product_change()
             )

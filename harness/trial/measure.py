@@ -52,7 +52,7 @@ def measure_trial(
     writer: RankFile,
     *,
     example_unit: str,
-    memory: Any,
+    memory: Any,  # Measures the peak of the window, as ``ResidentMemory`` does.
     clock: Callable[[], int] = time.monotonic_ns,
     channel: Channel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
@@ -60,10 +60,7 @@ def measure_trial(
     before_warmup: Callable[[], None] = lambda: None,
     run_counted: RunCounted | None = None,
 ) -> None:
-    """Runs one trial in this process and writes all observations.
-
-    ``memory`` measures the peak of the window, as ``ResidentMemory`` does.
-    """
+    """Runs one trial in this process and writes all observations."""
     is_alone = channel is None or channel.enter()
     writer.enter(Phase.BUILD)
     build_start_ns = clock()

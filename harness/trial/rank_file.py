@@ -176,12 +176,10 @@ def signal_name(number: int) -> str:
 
 
 def cause_of(bad: Mapping[int, int], trial_dir: Path) -> int:
-    """Returns the rank whose end explains the others; codes are in order of the ends.
+    """Returns the rank whose end explains the others; ``bad`` is in their order."""
 
-    A rank that was killed does, or else one that could not say why it ended: under
-    load, the end of a rank that lost it can be seen first.
-    """
-
+    # One that was killed, or else one that could not say why it ended: under load, the
+    # end of a rank that lost it can be seen first.
     def order(rank: int) -> tuple[bool, bool]:
         try:
             is_known = read_rank(trial_dir, rank).failure is not None
