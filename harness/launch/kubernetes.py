@@ -37,15 +37,14 @@ RUNS_VARIABLE: Final = "REPLICATOR_HARNESS_CLAIM_AT"
 GPUS_VARIABLE: Final = "REPLICATOR_HARNESS_GPUS"
 """GPUs of each worker."""
 
-# ``kubectl`` knows the server and who asks; it gets raw paths, and nothing else.
-
 PROGRAM: Final = "kubectl"
-JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
-JOBSETS: Final = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
-SECRETS: Final = "/api/v1/namespaces/{}/secrets"
-PODS: Final = "/api/v1/namespaces/{}/pods"
-CLAIMS: Final = "/api/v1/namespaces/{}/persistentvolumeclaims"
-STRICT: Final = "fieldValidation=Strict"
+"""It knows the server and who asks; it gets raw paths, and nothing else."""
+_API_OF: Final = {
+    "jobs": "/apis/batch/v1",
+    "jobsets": "/apis/jobset.x-k8s.io/v1alpha2",
+    **dict.fromkeys(("secrets", "pods", "persistentvolumeclaims"), "/api/v1"),
+}
+"""By kind of object."""
 _ANSWER_SEC = 30.0
 
 
@@ -61,29 +60,32 @@ def check_installed() -> None:
         )
 
 
-def own_namespace() -> str:
-    """Returns the namespace that ``kubectl`` uses where none is given."""
-    words = ["config", "view", "--minify", "--output=jsonpath={..namespace}"]
-    try:
-        return _run(words) or "default"
-    except LaunchError:  # no configuration: it may find the server without
-        return "default"
+class Server:
+    """The objects of a namespace; by default of the one that ``kubectl`` uses."""
 
+    def __init__(self, namespace: str = "") -> None:
+        self.namespace = namespace or "default"
+        if not namespace:
+            words = ["config", "view", "--minify", "--output=jsonpath={..namespace}"]
+            with contextlib.suppress(LaunchError):  # it may find the server without
+                self.namespace = _run(words) or self.namespace
 
-def create(path: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
-    """Creates an object; returns what the server made of it."""
-    raw = f"{path}?{'&'.join((STRICT, *queries))}"
-    return _parsed(_run(["create", "--raw", raw, "--filename=-"], json.dumps(made)))
+    def create(self, kind: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
+        """Creates an object; returns what the server made of it."""
+        raw = "&".join((f"{self.path(kind)}?fieldValidation=Strict", *queries))
+        return _parsed(_run(["create", "--raw", raw, "--filename=-"], json.dumps(made)))
 
+    def get(self, kind: str, rest: str = "") -> dict[str, Any]:
+        return _parsed(_run(["get", "--raw", self.path(kind, rest)]))
 
-def get(path: str) -> dict[str, Any]:
-    return _parsed(_run(["get", "--raw", path]))
+    def delete(self, kind: str, name: str) -> None:
+        """Deletes an object, in the background what it owns; harmless without it."""
+        path = self.path(kind, f"/{name}?propagationPolicy=Background")
+        with contextlib.suppress(NotFoundError):
+            _run(["delete", "--raw", path])
 
-
-def delete(path: str) -> None:
-    """Deletes an object, and in the background what it owns; harmless without it."""
-    with contextlib.suppress(NotFoundError):
-        _run(["delete", "--raw", f"{path}?propagationPolicy=Background"])
+    def path(self, kind: str, rest: str = "") -> str:
+        return f"{_API_OF[kind]}/namespaces/{self.namespace}/{kind}{rest}"
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -185,7 +187,7 @@ class GangSet(Engine):
         self, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
     ) -> None:
         self._name = f"gang-{secrets.token_hex(5)}"
-        self._namespace = environ[NAMESPACE_VARIABLE]
+        self._server = Server(environ[NAMESPACE_VARIABLE])
         self._polled = (0.0, None)  # type: tuple[float, int | None]
         job = Job(
             name=self._name,
@@ -206,11 +208,11 @@ class GangSet(Engine):
             "metadata": made["metadata"],
             "stringData": _variables(gang, environ),
         }
-        create(SECRETS.format(self._namespace), secret)
+        self._server.create("secrets", secret)
         try:
-            create(JOBSETS.format(self._namespace), made)
+            self._server.create("jobsets", made)
         except LaunchError:
-            delete(self._path(SECRETS))
+            self._server.delete("secrets", self._name)
             raise
 
     def poll(self) -> int | None:
@@ -221,7 +223,7 @@ class GangSet(Engine):
 
     def _ask(self) -> int | None:
         try:
-            answer = get(self._path(JOBSETS))
+            answer = self._server.get("jobsets", f"/{self._name}")
         except NotFoundError:
             return 1
         except LaunchError:  # members say how they end, whether the server answers
@@ -234,20 +236,19 @@ class GangSet(Engine):
         return 1 if "Failed" in ended else 0 if "Completed" in ended else None
 
     def cancel(self) -> None:
-        for path in (JOBSETS, SECRETS):
-            delete(self._path(path))
+        for kind in ("jobsets", "secrets"):
+            self._server.delete(kind, self._name)
 
     def output(self) -> str:
         """What the pods printed, and why those that wait do."""
-        path = PODS.format(self._namespace)
         label = f"jobset.sigs.k8s.io%2Fjobset-name%3D{self._name}"
         try:
-            pods = get(f"{path}?labelSelector={label}").get("items", [])
-            return "\n".join(text for pod in pods for text in self._texts(path, pod))
+            pods = self._server.get("pods", f"?labelSelector={label}").get("items", [])
+            return "\n".join(text for pod in pods for text in self._texts(pod))
         except LaunchError as error:
             return str(error)
 
-    def _texts(self, path: str, pod: dict[str, Any]) -> list[str]:
+    def _texts(self, pod: dict[str, Any]) -> list[str]:
         name, status = pod["metadata"]["name"], pod.get("status", {})
         reasons = [
             f"pod {name}: {one.get('reason', '')}: {one.get('message', '')}"
@@ -255,14 +256,12 @@ class GangSet(Engine):
         ]
         if reasons:
             return reasons
+        path = self._server.path("pods", f"/{name}/log?tailLines={_TAIL_LINES}")
         try:
-            log = _run(["get", "--raw", f"{path}/{name}/log?tailLines={_TAIL_LINES}"])
+            log = _run(["get", "--raw", path])
         except LaunchError as error:
             log = str(error)
         return [f"-- pod {name}:\n{log}"] if log.strip() else []
-
-    def _path(self, path: str) -> str:
-        return f"{path.format(self._namespace)}/{self._name}"
 
 
 def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -289,6 +288,29 @@ def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
 
 class KubernetesOptions(jobset.PodOptions):
     nodes: Nodes = None
+
+
+def _check_claim(options: KubernetesOptions, server: Server) -> None:
+    claim = (options.studies or {}).get("persistentVolumeClaim", {})
+    if not (isinstance(claim, dict) and claim.get("claimName")):
+        return  # another kind of volume, which the server knows
+    name, kind = claim["claimName"], "persistentvolumeclaims"
+    try:
+        stored = server.get(kind, f"/{name}")
+    except NotFoundError:
+        items = server.get(kind).get("items", [])
+        known = ", ".join(item["metadata"]["name"] for item in items) or "none"
+        raise PlanError(
+            f"pod-template: its claim {name!r} is not in namespace"
+            f" {server.namespace!r}; known are {known}"
+        ) from None
+    modes = stored.get("spec", {}).get("accessModes", [])
+    if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
+        raise PlanError(
+            f"pod-template: its claim {name!r} has the access modes {modes}, but the"
+            f" pods of {options.nodes} nodes write to it together; use one with"
+            " ReadWriteMany, or nodes=1"
+        )
 
 
 class Kubernetes(RemoteLauncher):
@@ -323,41 +345,17 @@ class Kubernetes(RemoteLauncher):
         """Submits a Job whose pod is replaced until the sweep is complete."""
         jobset.check(job, options, self.name)
         check_installed()
-        namespace = options.namespace or own_namespace()
-        self._check_claim(options, namespace)
+        server = Server(options.namespace)
+        _check_claim(options, server)
         made = sweep_job(job, options, str(runs_dir))
-        path = JOBS.format(namespace)
-        create(path, made, "dryRun=All")
-        number = create(path, made)["metadata"]["name"]
-        where = f"--namespace={namespace}"
+        server.create("jobs", made, "dryRun=All")
+        number = server.create("jobs", made)["metadata"]["name"]
+        where = f"--namespace={server.namespace}"
         return Submitted(
             number=number,
             follow=f"'kubectl logs {where} --follow job/{number}'",
             end=f"'kubectl delete {where} job {number}'",
         )
-
-    def _check_claim(self, options: KubernetesOptions, namespace: str) -> None:
-        path = CLAIMS.format(namespace)
-        claim = (options.studies or {}).get("persistentVolumeClaim", {})
-        if not (isinstance(claim, dict) and claim.get("claimName")):
-            return  # another kind of volume, which the server knows
-        name = claim["claimName"]
-        try:
-            stored = get(f"{path}/{name}")
-        except NotFoundError:
-            items = get(path).get("items", [])
-            known = ", ".join(item["metadata"]["name"] for item in items) or "none"
-            raise PlanError(
-                f"pod-template: its claim {name!r} is not in namespace"
-                f" {namespace!r}; known are {known}"
-            ) from None
-        modes = stored.get("spec", {}).get("accessModes", [])
-        if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
-            raise PlanError(
-                f"pod-template: its claim {name!r} has the access modes {modes}, but"
-                f" the pods of {options.nodes} nodes write to it together; use one with"
-                " ReadWriteMany, or nodes=1"
-            )
 
     def check(self, specs: Iterable[TrialSpec]) -> None:
         specs = list(specs)

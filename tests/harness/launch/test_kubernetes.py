@@ -334,7 +334,7 @@ def test_the_documented_template_is_one(server, harness, tmp_path):
     code, out, err = harness("launch", "render", *gang, "--", "python", "train.py")
     assert 0 == code, err
     made = yaml.safe_load((tmp_path / out.strip()).read_text())
-    created = kubernetes.create(kubernetes.JOBSETS.format("team"), made, "dryRun=All")
+    created = kubernetes.Server("team").create("jobsets", made, "dryRun=All")
 
     assert "g" == created["metadata"]["name"]
     assert job_of(KubernetesOptions(pod_template=yaml.safe_load(template)))
