@@ -253,10 +253,7 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
 @pytest.mark.parametrize(
     ("option", "fewer"),
     [
-        pytest.param(
-            *("--controls=all", "fewer --controls, --mode,"),
-            marks=two_cores,
-        ),
+        pytest.param(*("--controls=all", "fewer --controls, --mode,"), marks=two_cores),
         ("--time-budget=3min", "fewer --mode,"),
     ],
 )
