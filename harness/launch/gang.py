@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
+
 from harness.errors import LaunchError
 from harness.machine.machine_state import read_oom_kills
 from harness.trial import process_tree, rank_file
@@ -104,7 +106,7 @@ class ClientEngine(Engine):
         self._end_by_itself_sec = end_by_itself_sec
         with self._log.open("wb") as file:
             try:
-                self._process = subprocess.Popen(
+                self._process = psutil.Popen(
                     command,
                     stdin=subprocess.DEVNULL if message is None else subprocess.PIPE,
                     stdout=file,
@@ -119,7 +121,6 @@ class ClientEngine(Engine):
                     f"cannot run {command[0]}: {error.strerror or error}; {hint}"
                 ) from error
         if message is not None:
-            assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # its exit code says why
                 self._process.stdin.write(message.encode())
                 self._process.stdin.flush()
@@ -138,7 +139,7 @@ class ClientEngine(Engine):
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(psutil.TimeoutExpired):
                 process_tree.wait_for_end(self._process, self._end_by_itself_sec)
                 return
 
@@ -331,7 +332,7 @@ class RunningGang:
             assert self._engine is not None
             left_sec = end - time.monotonic()
             if left_sec <= 0:
-                raise subprocess.TimeoutExpired(self._gang.command, timeout_sec)
+                raise psutil.TimeoutExpired(timeout_sec)
             self._exits.read(min(_POLL_SEC, left_sec))
             self.exit_code = self._judge(self._exits, self._engine)
             if self.exit_code:

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, cast
 
+import psutil
 from pydantic import Field
 
 from harness.catalog import find
@@ -224,7 +225,7 @@ class RemoteLauncher(Launcher):
             gang.start()
             try:
                 gang.wait(_CHECK_SEC)
-            except subprocess.TimeoutExpired:
+            except psutil.TimeoutExpired:
                 pass
             finally:
                 gang.end()

@@ -146,7 +146,7 @@ def allocator_variables(
 class ProcessTree:
     """A trial's running processes, or a gang; none remains after a ``with`` block."""
 
-    process: subprocess.Popen[bytes]
+    process: psutil.Popen
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ProcessTree:
             if self._gang is not None:  # each process writes a file of its own
                 self._gang.start()
                 return
-            self.process = subprocess.Popen(
+            self.process = psutil.Popen(
                 self._command,
                 # Kept open, never written: end-of-file means: the harness has exited.
                 stdin=subprocess.PIPE,
@@ -247,8 +247,7 @@ class ProcessTree:
                 with path.open("a", encoding="utf-8") as file:
                     file.write("\n".join(parts) + "\n")
         else:
-            code = self.process.wait()
-            assert self.process.stdin is not None
+            code = int(self.process.wait())
             self.process.stdin.close()
             if self._oom_kills_before is not None and after is not None:
                 num_oom_kills = after - self._oom_kills_before
@@ -261,7 +260,7 @@ class ProcessTree:
     def finish(self, timeout_sec: float, *, limit_sec: float) -> TrialExit:
         try:
             self.wait(timeout_sec)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             return self.end(limit_sec)
         return self.end()
 
@@ -467,7 +466,7 @@ class Session:
         self._blame(FirstExit(rank=rank))
         try:
             self._tree.wait(_GRACE_SEC)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             self.fail(
                 "a process closed its connection, and the others had not ended"
                 f" {_GRACE_SEC:g} s later; let all end when one fails, as torchrun and"

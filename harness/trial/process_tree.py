@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
@@ -21,7 +20,6 @@ import psutil
 from replicator.cluster.die_with_parent import request_death_signal
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
 
@@ -123,27 +121,13 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-# ``Popen.wait`` with a time limit looks every 50 ms, which a trial would wait in vain.
-
-# Milliseconds have to fit into an int of C.
-_LONGEST_POLL_SEC = 86_400.0
+_LONGEST_WAIT_SEC = 2e6
+"""Milliseconds have to fit into an int of C; a longer limit is none."""
 
 
-def wait_for_end(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
-    """Returns the exit code of a child process, as soon as it has ended."""
-    if (code := process.poll()) is not None:
-        return code  # another process may have its id by now
-    deadline = time.monotonic() + timeout_sec
-    # Kernels without descriptors of processes: Linux before 5.3, macOS.
-    with contextlib.suppress(AttributeError, OSError):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            poll.poll(min(timeout_sec, _LONGEST_POLL_SEC) * 1000)
-        finally:
-            os.close(descriptor)
-    return process.wait(max(0.0, deadline - time.monotonic()))
+def wait_for_end(process: psutil.Popen, timeout_sec: float) -> int:
+    """Returns the exit code of a child at once: ``subprocess`` looks every 50 ms."""
+    return int(process.wait(timeout_sec if timeout_sec < _LONGEST_WAIT_SEC else None))
 
 
 # A trial ends with the harness, even if that is killed, by two mechanisms that each

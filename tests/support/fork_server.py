@@ -27,6 +27,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 MODULES = ("tensorflow", "keras", "replicator")
 # Starts of names of variables that are read during an import, or may be.
 _READ_AT_IMPORT = ("CUDA", "KERAS", "MKL", "OMP", "PYTHON", "TF_", "XLA")
@@ -44,7 +46,7 @@ _LONGEST_REQUEST = 2**20
 
 
 class ForkedProcess:
-    """A process of the server, with what ``subprocess.Popen`` has for it."""
+    """A process of the server, with what ``psutil.Popen`` has for it."""
 
     def __init__(self, server, pid, stdin=None):
         self.pid = pid
@@ -66,7 +68,7 @@ class ForkedProcess:
             finally:
                 os.close(descriptor)
             if not found:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+                raise psutil.TimeoutExpired(timeout, self.pid)
         code = self.poll()
         assert code is not None
         return code

@@ -16,6 +16,7 @@ import types
 from pathlib import Path
 
 import fork_server
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,11 +43,11 @@ def installed(command, module=MODULE):
         for first, name in modules.items():
             if tuple(words[: len(first)]) == first and tree == str(ROOT):
                 return _fork(name, words[len(first) :], **options)
-        return subprocess.Popen(words, **options)
+        return psutil.Popen(words, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        names = vars(subprocess) | {"Popen": start}
-        patch.setattr(trial_tree, "subprocess", types.SimpleNamespace(**names))
+        names = vars(psutil) | {"Popen": start}
+        patch.setattr(trial_tree, "psutil", types.SimpleNamespace(**names))
         yield
 
 

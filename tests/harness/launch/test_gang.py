@@ -193,7 +193,7 @@ STRANGERS = [
 
 def test_strangers_are_not_believed(start):
     made = start(Members(WELL, None, None, strangers=STRANGERS))
-    with pytest.raises(subprocess.TimeoutExpired):
+    with pytest.raises(psutil.TimeoutExpired):
         made.wait(0.3)
     made.end()
 
