@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import math
 import os
+import platform
 import re
 import subprocess
 import time
@@ -41,8 +42,9 @@ def read_machine_state(
 ) -> MachineState:
     """Returns the state now; what cannot be read is None."""
     commit, is_modified = read_source_state(source_root, marker)
+    libc, libc_version = platform.libc_ver()
     return MachineState(
-        glibc_version=read_glibc_version(),
+        glibc_version=(libc_version or None) if libc == "glibc" else None,
         transparent_huge_pages=read_huge_pages(root),
         cpu_governor="+".join(read_governors(cores, root)) or None,
         is_boost_enabled=read_boost(root),
@@ -53,14 +55,6 @@ def read_machine_state(
         git_commit=commit,
         is_source_modified=is_modified,
     )
-
-
-def read_glibc_version() -> str | None:
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (ValueError, OSError):
-        return None
-    return version if name == "glibc" and version else None
 
 
 def read_huge_pages(root: Path = Path("/")) -> str | None:
