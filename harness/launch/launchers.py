@@ -27,7 +27,7 @@ from harness.catalog import find
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
 from harness.machine import environment
-from harness.machine.allocation import members_per_host
+from harness.machine.allocation import Processes, members_per_host
 from harness.options.option import Option, Options
 from harness.trial import rank_file
 from replicator.cluster.environment import ROLES, roles_text
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.launch.gang import Engine
-    from harness.machine.allocation import Member, Processes
     from results.records.models import TrialSpec
 
 DEFAULT: Final = "local"
@@ -213,14 +212,13 @@ class RemoteLauncher(Launcher):
         """Starts a member on every host, which only looks for a folder in it."""
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         members = tuple(("worker", index) for index in range(self.num_hosts))
+        processes = Processes(members=members, num_ranks=len(members))
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
-            trial_dir, cpusets = Path(name), ((),) * self.num_hosts
+            trial_dir = Path(name)
             # Members make folders in that for temporary files, and leave them to us.
             variables = environment.own_variables(os.environ, TMPDIR=name)
             command = (*MEMBER_COMMAND, "true")
-            gang = self.gang(
-                trial_dir, variables, command, members, cpusets, len(members)
-            )
+            gang = self.gang(trial_dir, variables, command, processes)
             reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
             gang.start()
             try:
@@ -249,18 +247,17 @@ class RemoteLauncher(Launcher):
         trial_dir: Path,
         variables: Mapping[str, str],
         command: Sequence[str],
-        members: tuple[Member, ...],
-        cpusets: tuple[tuple[int, ...], ...],
-        num_ranks: int,
+        processes: Processes,
+        cpusets: Sequence[Sequence[int]] | None = None,
     ) -> RunningGang:
         """Plans the members of a trial; one worker where it has no cluster."""
-        members = members or (("worker", 0),)
+        members = processes.members or (("worker", 0),)
         gang = Gang(
             trial_dir=trial_dir,
             members=members,
             members_per_host=members_per_host(len(members), self.num_hosts),
-            cpusets=cpusets,
-            num_ranks=num_ranks,
+            cpusets=cpusets or ((),) * len(members),
+            num_ranks=processes.num_ranks,
             command=(*command, str(trial_dir)),
             variables={**variables, ROLES: roles_text(members)},
         )

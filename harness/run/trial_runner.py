@@ -258,8 +258,7 @@ def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
     trial_dir, processes = prepared.trial_dir.resolve(), prepared.processes
     planned, gang = (trial_dir, prepared.variables, prepared.command), None
     if isinstance(launcher, RemoteLauncher):
-        cpusets = prepared.env.placement.cpusets
-        gang = launcher.gang(*planned, processes.members, cpusets, processes.num_ranks)
+        gang = launcher.gang(*planned, processes, prepared.env.placement.cpusets)
     return ProcessTree(*planned, launcher.end, gang)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from harness.client.scaling_client import PROTOCOL, blocks, quiet_collector
 from harness.machine import disturbance
-from harness.trial.rank_file import LastGood, one_line
+from harness.trial.rank_file import DIRECTORY, one_line
 from results.records import measuring
 from results.records.models import Allocator, BudgetUnit, Control, Phase
 
@@ -188,7 +188,8 @@ def train(
     program: StepProgram, budget: Budget, steps: Steps, writer: RankFile
 ) -> list[dict[str, Any]]:
     """Trains until the budget is used up, and measures quality in between."""
-    last_good = LastGood(writer.directory)
+    folder = writer.directory
+    last_good = "there is no checkpoint: none was due before this step"
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
         used, per_step = steps.used(budget.unit)
@@ -219,7 +220,16 @@ def train(
             quality=quality,
             samples=name,
         )
-        last_good.save(program, steps.num_steps)
+        try:
+            prefix = program.save(str(folder / DIRECTORY))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; {last_good}") from error
+        if prefix is not None:
+            path = Path(prefix).resolve().relative_to(folder.resolve())
+            last_good = (
+                f"the last good checkpoint, after {steps.num_steps} steps, is "
+                f"{Path('trials') / folder.name / path} in the study"
+            )
     return quality
 
 

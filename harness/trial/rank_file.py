@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.client.scaling_client import rank_path, shortened
@@ -26,8 +25,7 @@ from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-
-    from workloads.program import StepProgram
+    from pathlib import Path
 
     Fields = dict[str, Any]
 
@@ -218,30 +216,6 @@ def read_first_exit(trial_dir: Path) -> FirstExit:
 
 DIRECTORY = "checkpoint"
 """In the directory of a trial: written at each evaluation, removed when it is ok."""
-
-
-class LastGood:
-    """Writes checkpoints of a program, and knows where the last one is."""
-
-    def __init__(self, trial_dir: Path) -> None:
-        self._trial_dir = trial_dir
-        self._found = ""
-
-    def save(self, program: StepProgram, num_steps: int) -> None:
-        """Writes the checkpoint of a program after ``num_steps`` steps."""
-        try:
-            prefix = program.save(str(self._trial_dir / DIRECTORY))
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{error}; {self}") from error
-        if prefix is not None:
-            path = Path(prefix).resolve().relative_to(self._trial_dir.resolve())
-            self._found = (
-                f"the last good checkpoint, after {num_steps} steps, is "
-                f"{Path('trials') / self._trial_dir.name / path} in the study"
-            )
-
-    def __str__(self) -> str:
-        return self._found or "there is no checkpoint: none was due before this step"
 
 
 def remove_checkpoints(trial_dir: Path) -> None:
