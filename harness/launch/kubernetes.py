@@ -202,11 +202,18 @@ class GangSet(Engine):
         owner = {"name": environ[POD_VARIABLE], "uid": environ[UID_VARIABLE]}
         owner |= {"apiVersion": "v1", "kind": "Pod"}
         made["metadata"]["ownerReferences"] = [owner]
+        # With the address at which pods reach this one.
+        to_here = gang_lib.ADDRESS_VARIABLE
+        address = gang_lib.with_host(gang.variables[to_here], environ[ADDRESS_VARIABLE])
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": made["metadata"],
-            "stringData": _variables(gang, environ),
+            "stringData": {
+                name: value
+                for name, value in {**gang.variables, to_here: address}.items()
+                if name.isidentifier() and name.isascii() and name not in _OWN
+            },
         }
         self._server.create("secrets", secret)
         try:
@@ -250,9 +257,17 @@ class GangSet(Engine):
 
     def _texts(self, pod: dict[str, Any]) -> list[str]:
         name, status = pod["metadata"]["name"], pod.get("status", {})
+        # Why it is not started: no host has room, its image cannot be pulled.
+        waiting = [
+            condition
+            for condition in status.get("conditions", ())
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
+        ]
+        states = (one.get("state", {}) for one in status.get("containerStatuses", ()))
+        waiting += [state["waiting"] for state in states if "waiting" in state]
         reasons = [
             f"pod {name}: {one.get('reason', '')}: {one.get('message', '')}"
-            for one in _waiting(status)
+            for one in waiting
         ]
         if reasons:
             return reasons
@@ -262,28 +277,6 @@ class GangSet(Engine):
         except LaunchError as error:
             log = str(error)
         return [f"-- pod {name}:\n{log}"] if log.strip() else []
-
-
-def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Why a pod is not started: no host has room, its image cannot be pulled."""
-    unscheduled = [
-        condition
-        for condition in status.get("conditions", ())
-        if condition["type"] == "PodScheduled" and condition["status"] == "False"
-    ]
-    states = (one.get("state", {}) for one in status.get("containerStatuses", ()))
-    return [*unscheduled, *(state["waiting"] for state in states if "waiting" in state)]
-
-
-def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a gang, with the address at which pods reach this one."""
-    name = gang_lib.ADDRESS_VARIABLE
-    address = gang_lib.with_host(gang.variables[name], environ[ADDRESS_VARIABLE])
-    return {
-        name: value
-        for name, value in {**gang.variables, name: address}.items()
-        if name.isidentifier() and name.isascii() and name not in _OWN
-    }
 
 
 class KubernetesOptions(jobset.PodOptions):

@@ -56,7 +56,11 @@ def read_environment(
 ) -> Environment:
     import psutil
 
-    cpu_model = read_cpu_model()
+    match = None
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        match = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
+    cpu_model = match[1].strip() if match else platform.machine()
     memory_bytes = int(psutil.virtual_memory().total)
     packages = read_packages()
     kernel = f"{platform.system()} {platform.release()}"
@@ -94,15 +98,6 @@ def read_environment(
         machine_state=state,
         placement=placement,
     )
-
-
-def read_cpu_model(root: Path = Path("/")) -> str:
-    """Returns the CPU's product name, or the architecture where it has none."""
-    match = None
-    with contextlib.suppress(OSError):
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
-        match = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.machine()
 
 
 def read_packages() -> dict[str, str]:
