@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
+from harness import catalog
 from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine
@@ -145,21 +145,14 @@ def check_partitions(partitions: str | None, nodes: int) -> None:
         plain = name.rstrip("*")
         sizes[plain] = sizes.get(plain, 0) + int(count)
         default = plain if name.endswith("*") else default
-    listed = ", ".join(sizes) or "none"
     if not partitions and not default:
         raise PlanError(
             f"{PARTITION_VARIABLE} is not set, and this cluster has no default"
-            f" partition; set it to one of {listed}"
+            f" partition; set it to one of {', '.join(sizes) or 'none'}"
         )
     chosen = (partitions or default).split(",")
     for name in chosen:
-        if name not in sizes:
-            close = difflib.get_close_matches(name, sizes, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise PlanError(
-                f"{PARTITION_VARIABLE}: unknown partition {name!r}; known are"
-                f" {listed}{hint}"
-            )
+        catalog.look_up(sizes, name, what=f"partition ({PARTITION_VARIABLE})")
     largest = max(chosen, key=sizes.__getitem__)
     if nodes > sizes[largest]:
         raise PlanError(
