@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import statistics
@@ -394,17 +393,17 @@ def print_products(duration_sec: float, size: int, devices: Sequence[str]) -> in
     """Prints products per second of each device ``alone``, and all ``together``."""
     import tensorflow as tf
 
-    from harness.trial.measure import make_kernel, matrix_product_rate
+    from harness.trial.measure import product_rate
 
     # Otherwise a device that does not exist would be a CPU, without an error.
     tf.config.set_soft_device_placement(enabled=False)
-    kernels = [make_kernel(device, size) for device in devices]
-    for multiply in kernels:
-        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
-    run = functools.partial(matrix_product_rate, duration_sec=duration_sec)
-    rates = {"alone": list(map(run, kernels))}
-    with futures.ThreadPoolExecutor(len(kernels)) as pool:
-        rates["together"] = list(pool.map(run, kernels))
+    timers = [product_rate(device, size) for device in devices]
+    for rate in timers:
+        rate(duration_sec / 4)  # raises the clock, compiles
+    rates = {"alone": [rate(duration_sec) for rate in timers]}
+    with futures.ThreadPoolExecutor(len(timers)) as pool:
+        together = pool.map(lambda rate: rate(duration_sec), timers)
+        rates["together"] = list(together)
     sys.stdout.write(json.dumps(rates) + "\n")
     return 0
 

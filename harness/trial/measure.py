@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -337,8 +338,8 @@ TRIAL_SEC = 0.1
 """Time for each GPU of a trial, after as much to raise its clock."""
 
 
-def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
-    """Returns a function that multiplies matrices on a device and waits for it."""
+def product_rate(device: str, size: int, dtype: str = "") -> Callable[[float], float]:
+    """Returns what times matrix products on a device: for so long, in products/s."""
     import tensorflow as tf
 
     with tf.device(device):
@@ -355,19 +356,14 @@ def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
             # Reading one value waits for all of them.
             tf.reduce_sum(tf.cast(product, tf.float32)).numpy()
 
-    return multiply
-
-
-def matrix_product_rate(multiply: Callable[[], None], duration_sec: float) -> float:
-    """Returns products per second over at least ``duration_sec``."""
-    return disturbance.rate(multiply, CHAIN, duration_sec)
+    return functools.partial(disturbance.rate, multiply, CHAIN)
 
 
 def tflops(device: str, size: int, duration_sec: float) -> float:
     """Returns the rate on a device in TFLOP/s, in its clock under load."""
-    multiply = make_kernel(device, size)
-    matrix_product_rate(multiply, duration_sec)
-    return matrix_product_rate(multiply, duration_sec) * 2 * size**3 / 1e12
+    rate = product_rate(device, size)
+    rate(duration_sec)
+    return rate(duration_sec) * 2 * size**3 / 1e12
 
 
 def write_tflops(
@@ -470,15 +466,14 @@ def measure_peak(
     """Returns operations per second, and how they were measured, in about 0.3 s."""
     devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"] * num_replicas
     size = TRIAL_SIZE if num_gpus else _CPU_SIZE
-    kernels = [make_kernel(device, size, dtype) for device in devices]
-
-    def run(multiply: Callable[[], None]) -> float:
-        return matrix_product_rate(multiply, _RUN_SEC)
-
-    with futures.ThreadPoolExecutor(len(kernels)) as pool:
-        list(pool.map(run, kernels))  # starts threads, raises clocks
-        fastest = max(sum(pool.map(run, kernels)) for _ in range(_COUNT))
-    method = METHOD.format(count=_COUNT, size=size, dtype=dtype, number=len(kernels))
+    rates = [product_rate(device, size, dtype) for device in devices]
+    with futures.ThreadPoolExecutor(len(rates)) as pool:
+        # The first run starts threads, and raises clocks.
+        runs = [
+            sum(pool.map(lambda rate: rate(_RUN_SEC), rates)) for _ in range(_COUNT + 1)
+        ]
+    fastest = max(runs[1:])
+    method = METHOD.format(count=_COUNT, size=size, dtype=dtype, number=len(rates))
     return fastest * 2 * size**3, method
 
 
