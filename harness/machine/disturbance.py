@@ -71,31 +71,44 @@ class Disturbance:
 
 def between(start: CoreClock, end: CoreClock) -> Disturbance:
     """Returns what happened between two readings of the same trial."""
+
+    def grown(name: str) -> float | None:
+        before, now = getattr(start, name), getattr(end, name)
+        return None if before is None or now is None else max(now - before, 0)
+
     wall_sec = max(end.wall_sec - start.wall_sec, 1e-9)
     available_sec = wall_sec * end.num_cores
-    tick_fraction = NUM_ROUNDING_TICKS * TICK_SEC / wall_sec
-    foreign, foreign_resolution = _foreign_fraction(start, end, available_sec)
-    stolen = None
-    if start.idle_sec is not None and end.idle_sec is not None:
-        stolen = _fraction(end.stolen_sec - start.stolen_sec, available_sec)
+    tick_sec = NUM_ROUNDING_TICKS * TICK_SEC
+    idle_sec, stolen_sec = grown("idle_sec"), grown("stolen_sec") or 0.0
+    foreign, resolution = None, 0.0
+    if idle_sec is not None and end.process_sec:
+        own_sec, own_rounding_sec = _own_sec(start, end)
+        interrupt_sec = grown("interrupt_sec") or 0.0
+        used_sec = available_sec - idle_sec - stolen_sec - interrupt_sec
+        rounding_sec, run_sec = tick_sec * end.num_cores, grown("run_sec")
+        # In a container the exact counter lacks what runs outside: it is too small.
+        if run_sec is not None and abs(run_sec - used_sec) <= rounding_sec:
+            used_sec, rounding_sec = run_sec, 0.0
+        # The reading at the start is itself within the span, and on one of these cores.
+        foreign = _fraction(used_sec - own_sec - start.reading_sec, available_sec)
+        resolution = (rounding_sec + own_rounding_sec) / available_sec
     has_delays = end.process_source == "schedstat"
-    growths = [
-        _growth(start.num_quota, end.num_quota),
-        _growth(start.num_thermal, end.num_thermal),
-    ]
-    throttled = [growth for growth in growths if growth is not None]
+    throttled = [grown(name) for name in ("num_quota", "num_thermal")]
+    known = [count for count in throttled if count is not None]
     return Disturbance(
         foreign_cpu_fraction=foreign,
-        foreign_resolution=foreign_resolution,
+        foreign_resolution=resolution,
         num_cores=end.num_cores,
         one_core_resolution=min(
             math.sqrt(end.num_cores) * _ONE_CORE_SEC / wall_sec,
-            foreign_resolution * end.num_cores,
+            resolution * end.num_cores,
         ),
-        stolen_cpu_fraction=stolen,
-        stolen_resolution=tick_fraction,
+        stolen_cpu_fraction=None
+        if idle_sec is None
+        else _fraction(stolen_sec, available_sec),
+        stolen_resolution=tick_sec / wall_sec,
         run_delay_sec=_thread_growth(start, end, _DELAY) if has_delays else None,
-        num_throttled=int(sum(throttled)) if throttled else None,
+        num_throttled=int(sum(known)) if known else None,
     )
 
 
@@ -140,31 +153,6 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _foreign_fraction(
-    start: CoreClock, end: CoreClock, available_sec: float
-) -> tuple[float | None, float]:
-    """Returns the fraction of others, and how much of it can be rounding."""
-    if start.idle_sec is None or end.idle_sec is None or not end.process_sec:
-        return None, 0.0
-    own_sec, own_rounding_sec = _own_sec(start, end)
-    not_idle_sec = (
-        available_sec
-        - (end.idle_sec - start.idle_sec)
-        - (end.stolen_sec - start.stolen_sec)
-        - (end.interrupt_sec - start.interrupt_sec)
-    )
-    rounding_sec = NUM_ROUNDING_TICKS * TICK_SEC * end.num_cores
-    used_sec = not_idle_sec
-    run_sec = _growth(start.run_sec, end.run_sec)
-    # In a container the exact counter lacks what runs outside: then it is too small.
-    if run_sec is not None and abs(run_sec - not_idle_sec) <= rounding_sec:
-        used_sec, rounding_sec = run_sec, 0.0
-    # The reading at the start is itself within the span, and on one of these cores.
-    foreign_sec = used_sec - own_sec - start.reading_sec
-    resolution = (rounding_sec + own_rounding_sec) / available_sec
-    return _fraction(foreign_sec, available_sec), resolution
-
-
 def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
     """Returns the CPU time of the trial's processes, and its rounding error."""
     rounding_sec = _TICKS_PER_PROCESS * TICK_SEC * len(end.process_sec)
@@ -192,12 +180,6 @@ def _thread_growth(start: CoreClock, end: CoreClock, which: int) -> float:
         # A smaller total is of another thread, which got the id of one that ended.
         total_sec += now_sec - before_sec if now_sec >= before_sec else now_sec
     return total_sec
-
-
-def _growth(start: float | None, end: float | None) -> float | None:
-    if start is None or end is None:
-        return None
-    return max(end - start, 0)
 
 
 def _fraction(part_sec: float, available_sec: float) -> float:
