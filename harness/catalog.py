@@ -79,11 +79,7 @@ def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
     from results import plugins
 
     used = (plugins.used(WORKLOAD, workload_name), plugins.used(BACKEND, backend_name))
-    return {
-        plugins.KINDS[plugin.kind]: plugin.target
-        for plugin in used
-        if plugin is not None
-    }
+    return {plugins.KINDS[each.kind]: each.target for each in used if each is not None}
 
 
 def adopt(spec: TrialSpec) -> None:

@@ -227,9 +227,8 @@ def takes_turns(folder: Path, *given: Any) -> str:
     trial = Checked(folder, *given)
     with trial.met() as session:
         for round_index, attempt, num_steps in BLOCKS:
-            session.send(
-                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
-            )
+            fields = {"round_index": round_index, "attempt": attempt}
+            session.send("turn", **fields, num_steps=num_steps)
             for answer in session.receive("turn"):
                 said = answer["round_index"], answer["attempt"], answer["num_steps"]
                 if said != (round_index, attempt, num_steps):
@@ -329,9 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         for number, name in enumerate(options.only or CHECKS):
             try:
-                detail = CHECKS[name](
-                    Path(folder) / str(number), command, options.timeout
-                )
+                own = Path(folder) / str(number)
+                detail = CHECKS[name](own, command, options.timeout)
             except NonconformingError as error:
                 num_failed += 1
                 sys.stdout.write(f"failed  {name:<15} {error}\n")

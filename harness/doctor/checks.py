@@ -199,9 +199,7 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
     is_boosted = machine_state.read_boost(root)
     on = "on: one busy core has a higher clock than many, so efficiency looks lower"
     fact = {None: _HIDDEN, False: "off", True: on}[is_boosted]
-    advice = (
-        "compare with the compute ceiling below, or switch boost off in the firmware"
-    )
+    advice = "compare with the compute ceiling below, or switch it off in the firmware"
     yield judged("boost", fact, caution={advice: is_boosted})
 
 

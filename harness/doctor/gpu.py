@@ -285,13 +285,11 @@ def _compile(environ: Mapping[str, str]) -> bool:
         code = _run(name, environ)
         took = f"{time.monotonic() - start:.0f} s"
         if code:
-            click.echo(
-                f"error: {name} ended with {code} after {took}; its last lines say why"
-            )
+            end = f"{name} ended with {code} after {took}"
+            click.echo(f"error: {end}; its last lines say why")
             return False
-        click.echo(
-            f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept"
-        )
+        kept = gpus.cache_bytes(folder) / 2**20
+        click.echo(f"{name}: {took}, {kept:.0f} MiB are kept")
     return True
 
 

@@ -77,12 +77,12 @@ def make_plan(num_cores: int) -> Plan:
         seed=_SEED,
         timeout_sec=_TIMEOUT_SEC,
     )
-    checked_sweep = checked.check(
-        request, checked.Machine(num_available_cores=num_cores)
+    machine = checked.Machine(num_available_cores=num_cores)
+    sweep, command = (
+        checked.check(request, machine),
+        ("python", "-m", "harness", "doctor"),
     )
-    command = ("python", "-m", "harness", "doctor")
-    planned, _ = plan.arrange(checked_sweep, study="doctor", command=command)
-    return planned
+    return plan.arrange(sweep, study="doctor", command=command)[0]
 
 
 def check_pair(

@@ -316,10 +316,9 @@ class RunningGang:
             ADDRESS_VARIABLE: self._exits.address,
             SECRET_VARIABLE: self._exits.secret,
         }
+        gang = dataclasses.replace(gang, variables=variables)
         try:
-            self._engine = self._start_members(
-                dataclasses.replace(gang, variables=variables)
-            )
+            self._engine = self._start_members(gang)
         except LaunchError as error:
             self.exit_code = self._refuse(str(error))
             self.output = (str(error),)
@@ -463,15 +462,13 @@ def _run(
             log.write(f"cannot run {argv[0]}: {error}\n".encode())
             return 127
 
-    def end_with_the_harness() -> None:
+    def end_with_harness() -> None:
         with contextlib.suppress(OSError):
             while connection.recv(4096):
                 pass
         process_tree.kill_group(process.pid)
 
-    threading.Thread(
-        target=end_with_the_harness, name="watch-gang", daemon=True
-    ).start()
+    threading.Thread(target=end_with_harness, name="watch-gang", daemon=True).start()
     # Not yet reaped, it still reserves the id of its group.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     process_tree.kill_group(process.pid)

@@ -232,9 +232,8 @@ class RemoteLauncher(Launcher):
                 said = " ".join("".join(gang.output).split())[-300:]
                 reason = rank_file.read_first_exit(trial_dir).reason or said
             if gang.exit_code != 0:
-                raise PlanError(
-                    f"--launcher {self.name}, --runs-dir {str(folder)!r}: {reason}"
-                )
+                asked = f"--launcher {self.name}, --runs-dir {str(folder)!r}"
+                raise PlanError(f"{asked}: {reason}")
 
     def command(
         self, processes: Processes, worker_command: Sequence[str]
@@ -290,10 +289,7 @@ def ask(
         ) from error
 
 
-_FOUND: Final[dict[str, Launcher | None]] = {
-    **dict.fromkeys(LAUNCHERS),
-    DEFAULT: Local(),
-}
+_FOUND: dict[str, Launcher | None] = {**dict.fromkeys(LAUNCHERS), DEFAULT: Local()}
 """With those of plugins that were named; None for one that is not imported yet."""
 
 

@@ -111,9 +111,7 @@ def connect() -> Any:
         )
     except (*(OSError, RuntimeError, ValueError), ray.exceptions.RayError) as error:
         # Ray raises that nothing responds, for the reason that it was not authorized.
-        said = " ".join(
-            f"{type(cause).__name__} {cause}" for cause in causes(error)
-        ).lower()
+        said = " ".join(f"{type(e).__name__} {e}" for e in causes(error)).lower()
         if any(word in said for word in _REFUSED):
             mode, has = os.environ.get(_MODE, ""), "it asks for a token, and"
             shown = "its token is another one than that of this process"

@@ -220,9 +220,8 @@ class Slurm(RemoteLauncher):
         check_partitions(os.environ.get(PARTITION_VARIABLE), nodes)
         continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
         keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
-        body = _CONTINUES.format(
-            command=shlex.join(job.command), runs=shlex.quote(str(runs_dir))
-        )
+        runs = shlex.quote(str(runs_dir))
+        body = _CONTINUES.format(command=shlex.join(job.command), runs=runs)
         text = _header(job, nodes, continues) + keeps + body
         number = run(["sbatch", "--parsable"], text).strip().partition(";")[0]
         log = _LOG.format(job.name, number)

@@ -377,15 +377,13 @@ def code_for(capability: tuple[int, int], architectures: Sequence[str]) -> Code:
         match = _ARCHITECTURE.fullmatch(text)
         if match is None:
             continue
-        kind, compiled_for = match[1], (int(match[2]), int(match[3]))
+        kind, built_for = match[1], (int(match[2]), int(match[3]))
         if kind == "sm":
             # Code of a minor version runs on later ones of the same major one.
-            is_later = (
-                compiled_for[0] == capability[0] and compiled_for[1] <= capability[1]
-            )
-            if capability == compiled_for or (is_later and not match[4]):
+            is_later = built_for[0] == capability[0] and built_for <= capability
+            if capability == built_for or (is_later and not match[4]):
                 return "native"
-        elif compiled_for <= capability and not match[4]:
+        elif built_for <= capability and not match[4]:
             code = "compiled"
     return code
 

@@ -271,9 +271,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
                 global_batch_size=max(case.global_batch_size for case in cases),
                 num_workers=max(_num_workers(case, machine) for case in cases),
             )
-    learning = estimate.choose_quality_runs(
-        request, preset, cases, is_data_real=is_data_real
-    )
+    learning = estimate.choose_quality_runs(request, preset, cases, is_data_real)
     if request.is_quality_only and learning is None:
         raise PlanError(
             f"preset {preset_name!r} of {info.name} has no quality run with data"

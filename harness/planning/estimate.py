@@ -153,9 +153,8 @@ def _earlier(
             status = study_store.read_record(path, "status", StatusRecord)
             if status is None or status.status not in wanted:
                 continue
-            spec = study_store.read_record(
-                path.with_name("spec.json"), "spec", TrialSpec
-            )
+            own = path.with_name("spec.json")
+            spec = study_store.read_record(own, "spec", TrialSpec)
             if spec is not None:
                 yield path.parent, spec, status
 
@@ -346,7 +345,6 @@ def choose_quality_runs(
     request: SweepRequest,
     preset: PresetInfo,
     cases: Sequence[PlannedCase],
-    *,
     is_data_real: bool,
 ) -> QualityRuns | None:
     """Returns those requested, of every backend; or the preset's, of the first."""

@@ -193,10 +193,9 @@ def arrange(
     info, program = checked.info, request.program
     draws = info.draws_random_numbers
     if trials and info.draws_with:
-        digests = trials[0].spec
-        config = catalog.workload_catalog.make_config(
-            info.name, digests.preset, digests.options
-        )
+        spec = trials[0].spec
+        make_config = catalog.workload_catalog.make_config
+        config = make_config(info.name, spec.preset, spec.options)
         draws = bool(getattr(config, info.draws_with))
     code = program.code if program else {}
     plan = Plan(
@@ -317,9 +316,8 @@ def with_next_repetition(plan: Plan) -> Plan:
         for trial in plan.trials
         if trial.spec.order is Order.INTERLEAVED and trial.spec.repetition_index == 0
     ]
-    return plan.model_copy(
-        update={"repeats": index + 1, "trials": (*plan.trials, *added)}
-    )
+    trials = (*plan.trials, *added)
+    return plan.model_copy(update={"repeats": index + 1, "trials": trials})
 
 
 # Fields that may differ between the trials of one study; all others are settings. The
@@ -420,9 +418,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 
 def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
-    values = {
-        getattr(trial.spec, field) for trial in plan.trials if mode in trial.modes
-    }
+    values = {getattr(each.spec, field) for each in plan.trials if mode in each.modes}
     if len(values) > 1:
         first, second, *_ = sorted(values)
         raise DifferentStudyError(

@@ -93,7 +93,7 @@ def parse_steps(text: str, what: str) -> tuple[int | None, int | None]:
             " 10+90, or leave one out: 10+ or +90"
         )
     warmup, measured = (
-        _STEP_COUNT.read(part, what) if part else None for part in parts
+        _STEP_COUNT.read(each, what) if each else None for each in parts
     )
     return warmup, measured
 

@@ -197,10 +197,8 @@ class Measurement:
                 for session in tuple(starting):
                     if _advance(session, is_alone=num_cores == 1):
                         starting.remove(session)
-                        most = sizes.get(session.spec.backend, 0)
-                        sizes[session.spec.backend] = max(
-                            most, session.resident_bytes()
-                        )
+                        backend, now = session.spec.backend, session.resident_bytes()
+                        sizes[backend] = max(sizes.get(backend, 0), now)
 
     def warm_up(self) -> None:
         """Lets one after the other run its last warm-up step, alone."""
@@ -226,12 +224,9 @@ class Measurement:
         number, stretches = self.repetition.num_stretches, []
         if number:
             plain = [each for each in waiting if each.spec.control is Control.NONE]
-            stretches = [
-                (each, _steps_of_stretch(each)) for each in _by_case(plain).values()
-            ]
-        stretches_sec = sum(
-            steps * _step_sec(each) * len(each) for each, steps in stretches
-        )
+            groups = _by_case(plain).values()
+            stretches = [(group, _steps_of_stretch(group)) for group in groups]
+        stretches_sec = sum(n * _step_sec(each) * len(each) for each, n in stretches)
         self._take_rounds(waiting, self.deadline - number * stretches_sec)
         seed = f"{self.repetition.seed}/{self.repetition.index}/sustained"
         generator = random.Random(seed)  # noqa: S311
@@ -283,9 +278,8 @@ class Measurement:
     ) -> None:
         with busy(session), contextlib.suppress(SessionEndedError):
             for attempt in range(MAX_ATTEMPTS):
-                self._attempt_block(
-                    session, {**asked, "attempt": attempt}, is_collecting
-                )
+                own = {**asked, "attempt": attempt}
+                self._attempt_block(session, own, is_collecting)
                 if session.blocks[-1].is_valid:
                     return
 
@@ -330,10 +324,8 @@ def _so_far(session: Session) -> str:
     valid = [block for block in session.blocks if block.is_valid]
     if len(valid) < MIN_ROUNDS:
         return name
-    per_ns = 1e9 * spec.global_batch_size
-    rates = [
-        per_ns * block.num_steps / (block.end_ns - block.start_ns) for block in valid
-    ]
+    size = spec.global_batch_size
+    rates = [1e9 * size * b.num_steps / (b.end_ns - b.start_ns) for b in valid]
     rate = estimates.these_processes_only([*map(math.log, rates)])
     return f"{name}, {rate.value:,.2f} [{rate.low:,.2f}, {rate.high:,.2f}]/s so far"
 

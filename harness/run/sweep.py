@@ -162,9 +162,8 @@ def match_missing(
         num_together = 1
     for first in range(0, len(missing), num_together):
         batch = missing[first : first + num_together]
-        names = ", ".join(
-            f"{trial.spec.backend} x{trial.spec.num_replicas}" for trial in batch
-        )
+        specs = [trial.spec for trial in batch]
+        names = ", ".join(f"{spec.backend} x{spec.num_replicas}" for spec in specs)
         stage(
             f"matching replicas with one, untimed: {names}"
             f" ({first + len(batch)} of {len(missing)})",

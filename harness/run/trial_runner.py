@@ -227,9 +227,8 @@ def record(
         rank_file.remove_checkpoints(prepared.trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
-    return _write_status(
-        store, prepared, conclusion, duration_sec, trial_exit.exit_code
-    )
+    code = trial_exit.exit_code
+    return _write_status(store, prepared, conclusion, duration_sec, code)
 
 
 def _write_status(
@@ -270,10 +269,8 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             f"{others} before it was started; end the others, or reset the GPU"
             " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
         )
-        conclusion = Conclusion().but(
-            Phase.LAUNCH, reason, status=TrialStatus.DISCARDED
-        )
-        return _write_status(store, prepared, conclusion)
+        ended = Conclusion().but(Phase.LAUNCH, reason, status=TrialStatus.DISCARDED)
+        return _write_status(store, prepared, ended)
     clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = trial_tree.run_tree(

@@ -239,9 +239,7 @@ def plugins_of_study(
         ("launchers", launcher),
     }
     used = [plugins.used(*name) for name in sorted(names)]
-    return {
-        _name_of(plugin): plugin_facts(plugin) for plugin in used if plugin is not None
-    }
+    return {_name_of(each): plugin_facts(each) for each in used if each is not None}
 
 
 def changed_plugin(plan: Plan) -> str:
@@ -345,9 +343,7 @@ def check_code(
             commit, is_modified = machine_state.read_source_state(root)
             state = MachineState(git_commit=commit, is_source_modified=is_modified)
             envs = [trial.env for trial in store.read().trials] if store else []
-            before = [
-                each.machine_state for each in envs if each and each.machine_state
-            ]
+            before = [e.machine_state for e in envs if e and e.machine_state]
             measured = " and ".join(sorted({_commit(each) for each in before}))
             raise DifferentStudyError(
                 f"study {plan.study!r} was made with code of"
@@ -445,9 +441,9 @@ class CodeWatch:
     def changed(self) -> str:
         """Returns what differs from the plan, or ""."""
         if not self._found:  # once it has differed, trials may have run meanwhile
-            self._found = (
-                self._program_change() if self._code is None else self._product_change()
-            )
+            is_program = self._code is None
+            find = self._program_change if is_program else self._product_change
+            self._found = find()
         return self._found
 
     def _program_change(self) -> str:

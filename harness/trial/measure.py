@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import time
@@ -306,12 +307,12 @@ class Steps:
                 end_ns = self._clock()
             span_ns = end_ns - start_ns
             ends = [start_ns + span_ns * done // block for done in range(block + 1)]
-            for position, loss in enumerate(losses):
-                self._writer.step(
-                    first + position, ends[position], ends[position + 1], loss
-                )
-                step_ns = ends[position + 1] - ends[position]
-                self.step_time_sec.append(step_ns / 1e9)
+            spans = itertools.pairwise(ends)
+            for index, (span, loss) in enumerate(
+                zip(spans, losses, strict=True), first
+            ):
+                self._writer.step(index, *span, loss)
+                self.step_time_sec.append((span[1] - span[0]) / 1e9)
         return end_ns
 
     def _check(self, index: int, loss: float) -> None:

@@ -58,9 +58,7 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> in
     num_ended = 0
     deadline = None
     while num_ended < len(ranks) and (deadline is None or time.monotonic() < deadline):
-        codes = {
-            rank: cluster.exit_code(*process) for rank, process in enumerate(ranks)
-        }
+        codes = {rank: cluster.exit_code(*each) for rank, each in enumerate(ranks)}
         # In the order in which they ended.
         bad |= {rank: code for rank, code in codes.items() if code}
         num_ended = sum(code is not None for code in codes.values())
