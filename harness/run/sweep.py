@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from harness.planning.estimate import Durations
     from harness.run.trial_tree import Session
-    from results.records.models import Plan, PlannedTrial, StatusRecord
+    from results.records.models import PlannedTrial, StatusRecord
     from results.store.study_store import Store
 
 
@@ -78,112 +78,6 @@ def differences(sessions: Iterable[Session]) -> Iterator[str]:
                 )
 
 
-# What a step of ours began with, and its losses, are kept beside prepared data.
-
-_EXPORTED: Final = {
-    *("workload", "preset", "options", "data", "per_replica_batch_size"),
-    "num_replicas",
-}
-_MOST: Final = 12
-"""Exports that are kept; one of ResNet-50 has 100 MB."""
-
-
-def export_missing(
-    trials: Iterable[PlannedTrial],
-    stage: Callable[[str, float | None], None],
-    *,
-    timeout_sec: float,
-) -> dict[str, Path]:
-    """Exports what is missing; returns the folder of each trial of a peer, by id."""
-    folder_of: dict[str, Path] = {}
-    for trial in trials:
-        spec, peer = trial.spec, catalog.PEERS.get(trial.spec.backend)
-        if peer is None:
-            continue
-        request = spec.model_dump(mode="json", include=_EXPORTED)
-        code = code_digest.trial_digest(spec.workload, catalog.EXPORTED_BACKEND)
-        folder = catalog.exports_dir() / identity.digest({**request, "code": code})
-        if not folder.is_dir():
-            stage(
-                f"exporting weights and first batches of {spec.workload}"
-                f" x{spec.num_replicas} for other frameworks, untimed",
-                None,
-            )
-            _export(peer.exporter, folder, request, timeout_sec)
-        os.utime(folder)
-        folder_of[trial.trial_id] = folder
-    if folder_of:
-        folders = [path for path in catalog.exports_dir().iterdir() if path.is_dir()]
-        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        for folder in folders[_MOST:]:  # those that were not used for longest
-            if folder not in folder_of.values():
-                shutil.rmtree(folder, ignore_errors=True)
-    return folder_of
-
-
-def _export(
-    module: str, folder: Path, request: dict[str, Any], timeout_sec: float
-) -> None:
-    settings = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    words = str(folder), json.dumps(request)
-    try:
-        environment.run_module(module, *words, timeout_sec=timeout_sec, **settings)
-    except subprocess.TimeoutExpired:
-        raise StudyError(
-            f"exporting what other frameworks begin with took more than"
-            f" {timeout_sec:g} s; give more --timeout, or leave them out of --backends"
-        ) from None
-    except environment.OwnProgramError as error:
-        why = one_line(str(error))
-        raise StudyError(
-            f"exporting what other frameworks begin with failed: {why};"
-            f" 'python -m {module} FOLDER REQUEST' shows all of it"
-        ) from error
-
-
-def match_missing(
-    store: Store,
-    plan: Plan,
-    settings: RunSettings,
-    stage: Callable[[str, float | None], None],
-) -> None:
-    """Runs what is missing of the trials that match; as many at once as cores."""
-    if plan.equivalence is None:
-        return
-    missing = missing_trials(
-        store.equivalence,
-        plan.equivalence.trials,
-        is_failed_retried=settings.is_failed_retried,
-    )
-    if not missing:
-        return
-    num_together = settings.topology.num_available_cores
-    if missing[0].spec.device == "gpu":  # they would share memory
-        num_together = 1
-    for first in range(0, len(missing), num_together):
-        batch = missing[first : first + num_together]
-        specs = [trial.spec for trial in batch]
-        names = ", ".join(f"{spec.backend} x{spec.num_replicas}" for spec in specs)
-        stage(
-            f"matching replicas with one, untimed: {names}"
-            f" ({first + len(batch)} of {len(missing)})",
-            None,
-        )
-        with contextlib.ExitStack() as stack:
-            started = []
-            for trial in batch:
-                prepared = trial_runner.prepare(store.equivalence, trial, settings)
-                tree = trial_runner.tree_of(prepared, settings.launcher)
-                started.append((prepared, stack.enter_context(tree)))
-            deadline = time.monotonic() + settings.timeout_sec
-            for prepared, tree in started:
-                left_sec = max(deadline - time.monotonic(), 0.0)
-                ended = tree.finish(left_sec, limit_sec=settings.timeout_sec)
-                trial_runner.record(
-                    store.equivalence, prepared, ended, settings, disturbance={}
-                )
-
-
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
     """Blocks SIGINT, SIGTERM and SIGHUP into ``Interrupted`` while the block runs."""
@@ -209,7 +103,7 @@ def stop_later() -> Iterator[None]:
 
 
 def missing_trials(
-    store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
+    store: Store, trials: Sequence[PlannedTrial], is_failed_retried: bool
 ) -> list[PlannedTrial]:
     """Returns the trials that are to run, in order; failures if they are retried."""
     finished = {
@@ -234,6 +128,14 @@ def _repetition_of(trial: PlannedTrial) -> int | None:
     return spec.repetition_index if spec.order is Order.INTERLEAVED else None
 
 
+_EXPORTED: Final = {
+    *("workload", "preset", "options", "data", "per_replica_batch_size"),
+    "num_replicas",
+}
+_MOST: Final = 12
+"""Exports that are kept; one of ResNet-50 has 100 MB."""
+
+
 def run_trials(
     store: Store,
     trials: Sequence[PlannedTrial],
@@ -242,142 +144,201 @@ def run_trials(
     durations: Durations,
     renew_report: Callable[[], str] | None = None,
 ) -> None:
-    missing = missing_trials(
-        store, trials, is_failed_retried=settings.is_failed_retried
-    )
+    missing = missing_trials(store, trials, settings.is_failed_retried)
     progress.begin(len(trials), len(trials) - len(missing))
     try:
-        match_missing(store, store.read_plan(), settings, progress.stage)
-        exports = export_missing(
-            missing, progress.stage, timeout_sec=settings.timeout_sec
-        )
-        settings = dataclasses.replace(settings, exports=exports)
-        loop = _Loop(
-            store=store, settings=settings, progress=progress, durations=durations
-        )
-        while missing:
-            if reason := _why_not(store, settings, missing):
-                progress.note(reason)
-                break
-            # All of a repetition, or one that runs alone.
-            first = missing[0].spec
-            index, group = next(itertools.groupby(missing, key=_repetition_of))
-            together = missing[:1] if index is None else list(group)
-            run = loop.run_alone if index is None else loop.run_repetition
-            missing = missing[len(together) :]
-            statuses = run(together, missing)
-            for trial, status in zip(together, statuses, strict=True):
-                result = store.read_trial(trial.trial_id).result
-                rate = None  # of others all blocks may be discarded
-                if result is not None and status.status is TrialStatus.OK:
-                    rate = result.examples_per_sec
-                durations.add(trial.spec, status.duration_sec, rate)
-                progress.trial_ended(trial, status, result)
-            if not missing:
-                break
-            if reason := _why_over(store, together, statuses, missing):
-                progress.note(reason)
-                break
-            # Where no trial of the repetition that has just run follows.
-            repetition = first.repetition_index, first.budget
-            following = missing[0].spec.repetition_index, missing[0].spec.budget
-            is_over = following != repetition
-            if renew_report is not None and is_over and (reason := renew_report()):
-                progress.note(reason)
+        sweep = _Sweep(store, settings, progress, durations)
+        sweep.run(missing, renew_report or (lambda: ""))
     finally:
         progress.end()
 
 
-def _why_not(
-    store: Store, settings: RunSettings, missing: Sequence[PlannedTrial]
-) -> str:
-    """Returns why nothing else is started, whatever ran before; empty if it is."""
-    design = store.read_plan().measuring.gate
-    # A gate that ends at the first clear verdict.
-    if design and design.looks and gate.has_risen(load_study(store)):
-        return (
-            "stopped: a count rose, which makes it a regression, so the other"
-            f" {len(missing)} trials are not started; --repeats measures all"
-        )
-    if changed := settings.changed_code():
-        return (
-            f"stopped: the code changed while it was measured ({changed}), and results"
-            " of different code must not be mixed; go back to that of the study and run"
-            " the same command with --retry failed, or choose another --study"
-        )
-    return ""
-
-
-def _why_over(
-    store: Store,
-    together: Sequence[PlannedTrial],
-    statuses: Sequence[StatusRecord],
-    missing: Sequence[PlannedTrial],
-) -> str:
-    """Returns why nothing else is started after some trials; empty if it is."""
-    number, failure = together[0].spec.repetition_index + 1, statuses[0].failure
-    is_discarded = {status.status for status in statuses} == {TrialStatus.DISCARDED}
-    # A sweep goes on beside load, whose blocks are shown for what they are.
-    if (
-        is_discarded
-        and failure is not None
-        and _repetition_of(together[0]) is not None
-        and not any(entry.is_measured for entry in load_study(store).planned)
-    ):
-        return (
-            f"stopped: no block of run {number} counts ({failure.reason}); end what"
-            " else runs on these cores ('doctor' names it), then run the same command"
-            " with --retry failed"
-        )
-    both = {trial.spec.revision for trial in together}
-    failed = both if len(both) > 1 else set()
-    failed -= {
-        trial.spec.revision
-        for trial, status in zip(together, statuses, strict=True)
-        if status.status is TrialStatus.DISCARDED
-    }
-    for revision in sorted(failed and failed - _ok_revisions(store)):
-        side = f"revision {revision}" if revision else "this tree"
-        return (
-            f"stopped: all trials of {side} in run {number} failed, so nothing can be"
-            " compared; see why above, and run the same command with --retry failed"
-            " when it is fixed"
-        )
-    spec, failure = together[-1].spec, statuses[-1].failure
-    # A command failed by itself, and no trial of the study is ok.
-    if (
-        spec.program is not None
-        and spec.backend not in catalog.PEERS
-        and failure is not None
-        and failure.exception_type in OWN_ERRORS
-        and not _ok_revisions(store)
-    ):
-        return (
-            f"the other {len(missing)} trials are not started, since they would fail"
-            " like this one: change the command or --metric"
-        )
-    return ""
-
-
-def _ok_revisions(store: Store) -> set[str]:
-    """Returns the revisions with a trial that is ok, of all that have ended so far."""
-    return {
-        trial.spec.revision
-        for trial in store.trials()
-        if trial.status is not None and trial.status.status is TrialStatus.OK
-    }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Loop:
-    """Runs the next trials, and shows how much time is left with ``later`` ones."""
-
+@dataclasses.dataclass(slots=True)
+class _Sweep:
     store: Store
     settings: RunSettings
     progress: Progress
     durations: Durations
 
-    def run_alone(
+    def run(
+        self, missing: Sequence[PlannedTrial], renew_report: Callable[[], str]
+    ) -> None:
+        self._match_missing()
+        exports = self._export_missing(missing)
+        self.settings = dataclasses.replace(self.settings, exports=exports)
+        while missing:
+            if reason := self._why_not(len(missing)):
+                self.progress.note(reason)
+                break
+            # All of a repetition, or one that runs alone.
+            first = missing[0].spec
+            index, group = next(itertools.groupby(missing, key=_repetition_of))
+            together = missing[:1] if index is None else list(group)
+            run = self._run_alone if index is None else self._run_repetition
+            missing = missing[len(together) :]
+            statuses = run(together, missing)
+            for trial, status in zip(together, statuses, strict=True):
+                result = self.store.read_trial(trial.trial_id).result
+                rate = None  # of others all blocks may be discarded
+                if result is not None and status.status is TrialStatus.OK:
+                    rate = result.examples_per_sec
+                self.durations.add(trial.spec, status.duration_sec, rate)
+                self.progress.trial_ended(trial, status, result)
+            if not missing:
+                break
+            if reason := self._why_over(together, statuses, len(missing)):
+                self.progress.note(reason)
+                break
+            # Where no trial of the repetition that has just run follows.
+            repetition = first.repetition_index, first.budget
+            following = missing[0].spec.repetition_index, missing[0].spec.budget
+            if following != repetition and (reason := renew_report()):
+                self.progress.note(reason)
+
+    def _match_missing(self) -> None:
+        """Runs what is missing of the trials that match; as many at once as cores."""
+        plan, settings = self.store.read_plan().equivalence, self.settings
+        if plan is None:
+            return
+        store = self.store.equivalence
+        missing = missing_trials(store, plan.trials, settings.is_failed_retried)
+        if not missing:
+            return
+        num_together = settings.topology.num_available_cores
+        if missing[0].spec.device == "gpu":  # they would share memory
+            num_together = 1
+        for first in range(0, len(missing), num_together):
+            batch = missing[first : first + num_together]
+            specs = [trial.spec for trial in batch]
+            names = ", ".join(f"{spec.backend} x{spec.num_replicas}" for spec in specs)
+            self.progress.stage(
+                f"matching replicas with one, untimed: {names}"
+                f" ({first + len(batch)} of {len(missing)})",
+                None,
+            )
+            with contextlib.ExitStack() as stack:
+                started = []
+                for trial in batch:
+                    prepared = trial_runner.prepare(store, trial, settings)
+                    tree = trial_runner.tree_of(prepared, settings.launcher)
+                    started.append((prepared, stack.enter_context(tree)))
+                deadline = time.monotonic() + settings.timeout_sec
+                for prepared, tree in started:
+                    left_sec = max(deadline - time.monotonic(), 0.0)
+                    ended = tree.finish(left_sec, limit_sec=settings.timeout_sec)
+                    trial_runner.record(
+                        store, prepared, ended, settings, disturbance={}
+                    )
+
+    def _export_missing(self, trials: Iterable[PlannedTrial]) -> dict[str, Path]:
+        """Returns the folder of each trial of a peer, by id.
+
+        What a step of ours began with, and its losses, are kept beside prepared data.
+        """
+        folder_of: dict[str, Path] = {}
+        for trial in trials:
+            spec, peer = trial.spec, catalog.PEERS.get(trial.spec.backend)
+            if peer is None:
+                continue
+            request = spec.model_dump(mode="json", include=_EXPORTED)
+            code = code_digest.trial_digest(spec.workload, catalog.EXPORTED_BACKEND)
+            folder = catalog.exports_dir() / identity.digest({**request, "code": code})
+            if not folder.is_dir():
+                self.progress.stage(
+                    f"exporting weights and first batches of {spec.workload}"
+                    f" x{spec.num_replicas} for other frameworks, untimed",
+                    None,
+                )
+                _export(peer.exporter, folder, request, self.settings.timeout_sec)
+            os.utime(folder)
+            folder_of[trial.trial_id] = folder
+        if folder_of:
+            folders = [
+                path for path in catalog.exports_dir().iterdir() if path.is_dir()
+            ]
+            folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+            for folder in folders[_MOST:]:  # those that were not used for longest
+                if folder not in folder_of.values():
+                    shutil.rmtree(folder, ignore_errors=True)
+        return folder_of
+
+    def _why_not(self, num_missing: int) -> str:
+        """Returns why nothing else is started, whatever ran before; empty if it is."""
+        design = self.store.read_plan().measuring.gate
+        # A gate that ends at the first clear verdict.
+        if design and design.looks and gate.has_risen(load_study(self.store)):
+            return (
+                "stopped: a count rose, which makes it a regression, so the other"
+                f" {num_missing} trials are not started; --repeats measures all"
+            )
+        if changed := self.settings.changed_code():
+            return (
+                f"stopped: the code changed while it was measured ({changed}), and"
+                " results of different code must not be mixed; go back to that of the"
+                " study and run the same command with --retry failed, or choose another"
+                " --study"
+            )
+        return ""
+
+    def _why_over(
+        self,
+        together: Sequence[PlannedTrial],
+        statuses: Sequence[StatusRecord],
+        num_missing: int,
+    ) -> str:
+        """Returns why nothing else is started after some trials; empty if it is."""
+        number, failure = together[0].spec.repetition_index + 1, statuses[0].failure
+        is_discarded = {status.status for status in statuses} == {TrialStatus.DISCARDED}
+        # A sweep goes on beside load, whose blocks are shown for what they are.
+        if (
+            is_discarded
+            and failure is not None
+            and _repetition_of(together[0]) is not None
+            and not any(entry.is_measured for entry in load_study(self.store).planned)
+        ):
+            return (
+                f"stopped: no block of run {number} counts ({failure.reason}); end what"
+                " else runs on these cores ('doctor' names it), then run the same"
+                " command with --retry failed"
+            )
+        both = {trial.spec.revision for trial in together}
+        failed = both if len(both) > 1 else set()
+        failed -= {
+            trial.spec.revision
+            for trial, status in zip(together, statuses, strict=True)
+            if status.status is TrialStatus.DISCARDED
+        }
+        for revision in sorted(failed and failed - self._ok_revisions()):
+            side = f"revision {revision}" if revision else "this tree"
+            return (
+                f"stopped: all trials of {side} in run {number} failed, so nothing can"
+                " be compared; see why above, and run the same command with --retry"
+                " failed when it is fixed"
+            )
+        spec, failure = together[-1].spec, statuses[-1].failure
+        # A command failed by itself, and no trial of the study is ok.
+        if (
+            spec.program is not None
+            and spec.backend not in catalog.PEERS
+            and failure is not None
+            and failure.exception_type in OWN_ERRORS
+            and not self._ok_revisions()
+        ):
+            return (
+                f"the other {num_missing} trials are not started, since they would fail"
+                " like this one: change the command or --metric"
+            )
+        return ""
+
+    def _ok_revisions(self) -> set[str]:
+        """Returns the revisions with a trial that is ok, of all that have ended."""
+        return {
+            trial.spec.revision
+            for trial in self.store.trials()
+            if trial.status is not None and trial.status.status is TrialStatus.OK
+        }
+
+    def _run_alone(
         self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]
     ) -> list[StatusRecord]:
         (trial,) = trials
@@ -394,7 +355,7 @@ class _Loop:
         with PhaseWatch(self.store.trial_dir(trial.trial_id), show):
             return [run_trial(self.store, trial, self.settings)]
 
-    def run_repetition(
+    def _run_repetition(
         self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]
     ) -> list[StatusRecord]:
         plan = self.store.read_plan()
@@ -453,3 +414,23 @@ class _Loop:
         statuses = run_repetition(self.store, repetition, self.settings, stage)
         self.durations.repetition_sec = time.monotonic() - started
         return statuses
+
+
+def _export(
+    module: str, folder: Path, request: dict[str, Any], timeout_sec: float
+) -> None:
+    settings = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    words = str(folder), json.dumps(request)
+    try:
+        environment.run_module(module, *words, timeout_sec=timeout_sec, **settings)
+    except subprocess.TimeoutExpired:
+        raise StudyError(
+            f"exporting what other frameworks begin with took more than"
+            f" {timeout_sec:g} s; give more --timeout, or leave them out of --backends"
+        ) from None
+    except environment.OwnProgramError as error:
+        why = one_line(str(error))
+        raise StudyError(
+            f"exporting what other frameworks begin with failed: {why};"
+            f" 'python -m {module} FOLDER REQUEST' shows all of it"
+        ) from error
