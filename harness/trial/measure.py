@@ -85,7 +85,7 @@ def measure_trial(
     )
     writer.enter(Phase.WARMUP)
     before_warmup()
-    reservation = _warm_up(program, steps, spec, channel, writer, run_counted)
+    reservation = steps.warm_up(channel, run_counted)
     if measure_peak is not None and program.flops_per_example:
         peak, method = measure_peak(program.compute_dtype)
         writer.write("peak", flops_per_sec=peak, method=method)
@@ -116,7 +116,7 @@ def measure_trial(
         writer.enter(Phase.TRAIN)
         quality = train(program, spec.budget, steps, writer)
     writer.enter(Phase.SANITY)
-    is_sane = _check_sanity(program, steps, writer)
+    is_sane = steps.check()
     writer.enter(Phase.REPORT)
     writer.write("explain", collectives=program.explain())
     if spec.is_evaluated and is_sane:
@@ -134,48 +134,6 @@ def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
             expected = spec.per_replica_batch_size
         if got != expected:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
-
-
-def _warm_up(
-    program: StepProgram,
-    steps: Steps,
-    spec: TrialSpec,
-    channel: Channel | None,
-    writer: RankFile,
-    run_counted: RunCounted | None,
-) -> Reservation:
-    """Runs warm-up steps; interleaved, the last one when the harness says so."""
-    reservation = Reservation()
-    num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
-    for _ in range(num_steps - 1):
-        steps.run()
-    if channel is not None:
-        program.pause()
-        command = channel.ask("built")
-        if spec.allocator is Allocator.KEEP and spec.device == "cpu":
-            reservation = reserve(command["heap_fraction"])
-        program.resume()
-    if num_steps and run_counted is not None:
-        for count in run_counted(steps.run):
-            writer.write("window_metric", **count)
-    elif num_steps:
-        steps.run()
-    return reservation
-
-
-def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
-    bad_loss = steps.bad_loss
-    writer.write(
-        "sanity",
-        name="every_loss_is_finite",
-        is_passed=not bad_loss,
-        detail=bad_loss or f"{steps.num_steps} losses, all steps",
-    )
-    is_sane = not bad_loss
-    for check in program.sanity():
-        writer.write("sanity", **fields_of(check))
-        is_sane = is_sane and check.is_passed
-    return is_sane
 
 
 # Evaluations split the budget into equal parts. The number of steps of a part is
@@ -254,7 +212,7 @@ class Steps:
         clock: Callable[[], int],
         spec: TrialSpec,
     ) -> None:
-        self._most = spec.steps_per_sync
+        self._spec = spec
         self._program = program
         self._writer = writer
         self._clock = clock
@@ -286,8 +244,8 @@ class Steps:
 
     def blocks(self, num_steps: int) -> list[int]:
         """Returns the sizes of the blocks in which steps are started together."""
-        full, rest = divmod(num_steps, self._most)
-        return [self._most] * full + [rest] * bool(rest)
+        full, rest = divmod(num_steps, self._spec.steps_per_sync)
+        return [self._spec.steps_per_sync] * full + [rest] * bool(rest)
 
     def run(self, num_steps: int = 1) -> int:
         """Runs steps, as many at a time as may be; returns their end in nanoseconds."""
@@ -314,6 +272,41 @@ class Steps:
                 self._writer.step(index, *span, loss)
                 self.step_time_sec.append((span[1] - span[0]) / 1e9)
         return end_ns
+
+    def warm_up(
+        self, channel: Channel | None, run_counted: RunCounted | None
+    ) -> Reservation:
+        """Runs warm-up steps; interleaved, the last one when the harness says so."""
+        reservation = Reservation()
+        num_steps = self._spec.num_warmup_steps - 1  # the first one was timed alone
+        for _ in range(num_steps - 1):
+            self.run()
+        if channel is not None:
+            self._program.pause()
+            command = channel.ask("built")
+            if self._spec.allocator is Allocator.KEEP and self._spec.device == "cpu":
+                reservation = reserve(command["heap_fraction"])
+            self._program.resume()
+        if num_steps and run_counted is not None:
+            for count in run_counted(self.run):
+                self._writer.write("window_metric", **count)
+        elif num_steps:
+            self.run()
+        return reservation
+
+    def check(self) -> bool:
+        """Records the checks of the losses and of the program; whether all passed."""
+        self._writer.write(
+            "sanity",
+            name="every_loss_is_finite",
+            is_passed=not self.bad_loss,
+            detail=self.bad_loss or f"{self.num_steps} losses, all steps",
+        )
+        is_sane = not self.bad_loss
+        for check in self._program.sanity():
+            self._writer.write("sanity", **fields_of(check))
+            is_sane = is_sane and check.is_passed
+        return is_sane
 
     def _check(self, index: int, loss: float) -> None:
         if math.isfinite(loss) or self.bad_loss:
