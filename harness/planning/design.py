@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from harness.catalog import BackendInfo, WorkloadInfo
     from harness.planning.request import SweepRequest
-    from harness.sources.code_digest import SourceTree
     from results.records.models import PlannedTrial
 
 
@@ -56,6 +55,20 @@ class CheckedSweep:
     learning: QualityRuns | None  # Its quality runs; None without any.
     common: Mapping[str, Any]  # Fields of all specs.
     notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
+
+    def of_both(self, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+        """Returns cases, then the same with the code of another revision, if any."""
+        if self.request.baseline is None:
+            return list(cases)
+        revision = self.request.baseline.revision
+        return [
+            *cases,
+            *(dataclasses.replace(case, revision=revision) for case in cases),
+        ]
+
+    @property
+    def quality_runs(self) -> list[PlannedCase]:
+        return self.of_both(self.learning.cases if self.learning else ())
 
 
 def choose_order(request: SweepRequest) -> Order:
@@ -121,16 +134,6 @@ def with_aa_control(
     fitting = [case for case in own if case.num_replicas <= num_cores] or own[:1]
     aa_control = max(fitting, key=lambda case: case.num_replicas)
     return [*cases, dataclasses.replace(aa_control, control=Control.AA)]
-
-
-def with_revision(
-    cases: Sequence[PlannedCase], baseline: SourceTree | None
-) -> list[PlannedCase]:
-    """Returns cases, then the same with the code of another revision, if any."""
-    if baseline is None:
-        return list(cases)
-    revision = baseline.revision
-    return [*cases, *(dataclasses.replace(case, revision=revision) for case in cases)]
 
 
 def make_measuring(
@@ -255,12 +258,10 @@ INDEPENDENT_BACKEND = "single"
 
 
 def choose_controls(
-    checked: CheckedSweep,
-    request: SweepRequest,
-    cases: Sequence[PlannedCase],
-    order: Order,
+    checked: CheckedSweep, cases: Sequence[PlannedCase], order: Order
 ) -> tuple[list[PlannedCase], list[str]]:
     """Returns the controls that were requested, and a note on each that is missing."""
+    request = checked.request
     if not request.controls:
         return [], []
     names = ",".join(control.label for control in request.controls)

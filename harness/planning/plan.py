@@ -6,6 +6,7 @@ the same updates.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -138,10 +139,10 @@ def default_name(checked: CheckedSweep) -> str:
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
     cases = () if request.is_quality_only else checked.cases
-    trials = _trials(checked, design.with_revision(cases, request.baseline), common)
+    trials = _trials(checked, checked.of_both(cases), common)
     if learning is not None:
-        runs = design.with_revision(learning.cases, request.baseline)
-        trials += _trials(checked, runs, {**common, "budget": learning.budget})
+        own = {**common, "budget": learning.budget}
+        trials += _trials(checked, checked.quality_runs, own)
     digest = identity.digest(sorted(trial.trial_id for trial in trials))
     return f"{common['workload']}-{common['preset']}-{digest[:8]}"
 
@@ -165,18 +166,16 @@ def arrange(
             left_out = [f"no controls ({names}): they need an interleaved measurement"]
             request = request.model_copy(update={"controls": ()})
         request = request.model_copy(update={"order": order})
+        checked = dataclasses.replace(checked, request=request)
     common = dict(checked.common)
     order = design.choose_order(request)
     repeats = design.choose_repeats(request, order)
-    cases: list[PlannedCase] = [*checked.cases]
-    runs: list[PlannedCase] = []
-    if learning is not None:
-        runs = design.with_revision(learning.cases, request.baseline)
+    cases, runs = checked.cases, checked.quality_runs
     if request.is_quality_only:
-        cases, repeats = [], request.quality_repeats
+        cases, repeats = (), request.quality_repeats
     timed = design.with_aa_control(cases, num_cores, order)
-    timed += design.with_revision(cases, request.baseline)[len(cases) :]
-    added, control_notes = design.choose_controls(checked, request, cases, order)
+    timed += checked.of_both(cases)[len(cases) :]
+    added, control_notes = design.choose_controls(checked, cases, order)
     timed += added
     design.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = dict(common)
