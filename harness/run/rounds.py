@@ -425,12 +425,10 @@ def run_repetition(
             for session in alive:
                 session.wait()
         changed = trial_runner.changed_code(settings)
-        return [_record(store, each, settings, changed) for each in sessions]
+        return [_record(session, changed) for session in sessions]
 
 
-def _record(
-    store: Store, session: Session, settings: RunSettings, changed_code: str
-) -> StatusRecord:
+def _record(session: Session, changed_code: str) -> StatusRecord:
     assert session.exit is not None
     blocks = [block for block in session.blocks if block.is_valid] or session.blocks
     means: dict[str, float | None] = {}
@@ -439,11 +437,8 @@ def _record(
         spent = sum(getattr(block, name) * block.time_sec for block in known)
         total_sec = sum(block.time_sec for block in known)
         means[name] = spent / total_sec if known else None
-    return trial_runner.record(
-        store,
-        session.prepared,
+    return session.prepared.record(
         session.exit,
-        settings,
         disturbance=means,
         blocks=session.blocks,
         duration_sec=session.busy_sec,

@@ -220,15 +220,13 @@ class _Sweep:
                 started = []
                 for trial in batch:
                     prepared = trial_runner.prepare(store, trial, settings)
-                    tree = trial_runner.tree_of(prepared, settings.launcher)
-                    started.append((prepared, stack.enter_context(tree)))
+                    tree = stack.enter_context(prepared.tree())
+                    started.append((prepared, tree))
                 deadline = time.monotonic() + settings.timeout_sec
                 for prepared, tree in started:
                     left_sec = max(deadline - time.monotonic(), 0.0)
                     ended = tree.finish(left_sec, limit_sec=settings.timeout_sec)
-                    trial_runner.record(
-                        store, prepared, ended, settings, disturbance={}
-                    )
+                    prepared.record(ended, disturbance={})
 
     def _export_missing(self, trials: Iterable[PlannedTrial]) -> dict[str, Path]:
         """Returns the folder of each trial of a peer, by id.

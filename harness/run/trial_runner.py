@@ -51,20 +51,6 @@ if TYPE_CHECKING:
     GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    trial: PlannedTrial
-    trial_dir: Path
-    processes: Processes
-    command: tuple[str, ...]  # What starts them; the directory is appended.
-    variables: dict[str, str]  # Their environment variables.
-    env: Environment  # The environment record so far.
-    started_at: str  # Time of day.
-    start_sec: float  # The same, on the monotonic clock.
-    gpus: tuple[Gpu, ...] = ()
-    is_client: bool = False  # Whether it is a program that connects by the client.
-
-
 COMMAND_WORKER = (sys.executable, "-m", "harness.command.worker")
 """What starts a program of the user's; its folder and the trial's are appended."""
 CHANGED_CODE = "ChangedCodeError"
@@ -96,6 +82,99 @@ class RunSettings:
     exports: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     # Says how the code differs from that of the study, or "".
     changed_code: Callable[[], str] = lambda: ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A trial that can be started, and what becomes of it."""
+
+    store: Store
+    settings: RunSettings
+    trial: PlannedTrial
+    trial_dir: Path
+    processes: Processes
+    command: tuple[str, ...]  # What starts them; the directory is appended.
+    variables: dict[str, str]  # Their environment variables.
+    env: Environment  # The environment record so far.
+    started_at: str  # Time of day.
+    start_sec: float  # The same, on the monotonic clock.
+    gpus: tuple[Gpu, ...] = ()
+    is_client: bool = False  # Whether it is a program that connects by the client.
+
+    def tree(self) -> ProcessTree:
+        launcher, gang = self.settings.launcher, None
+        planned = (self.trial_dir.resolve(), self.variables, self.command)
+        if isinstance(launcher, RemoteLauncher):
+            cpusets = self.env.placement.cpusets
+            gang = launcher.gang(*planned, self.processes, cpusets)
+        return ProcessTree(*planned, launcher.end, gang)
+
+    def record(
+        self,
+        trial_exit: TrialExit,
+        *,
+        disturbance: Mapping[str, float | None],
+        blocks: Sequence[Block] = (),
+        duration_sec: float | None = None,
+        gpu_uses: GpuUsesWithin | None = None,
+        changed_code: str = "",
+    ) -> StatusRecord:
+        """Records the outcome of a trial: environment, result, and status last."""
+        settings, env = self.settings, self.env
+        after: dict[str, object] = {
+            **disturbance,
+            "load_average_after": os.getloadavg()[0],
+            "canary_after_sec": settings.canary(env.placement.cpusets[0][0]),
+        }
+        conclusion = aggregate.conclude(
+            self.trial.trial_id,
+            self.trial.spec,
+            self.trial_dir,
+            trial_exit,
+            num_ranks=self.processes.num_ranks,
+            blocks=blocks,
+            late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
+        )
+        if changed_code and conclusion.status is TrialStatus.OK:
+            conclusion = Conclusion().but(
+                Phase.REPORT,
+                f"the code changed while it ran, so what was measured is unknown:"
+                f" {changed_code}",
+                exception_type=CHANGED_CODE,
+            )
+        if gpu_uses is not None and self.gpus:
+            uses = gpu_uses(*aggregate.window_ns(conclusion))
+            uses = machine_record.with_products(uses, conclusion.gpu_tflops)
+            conclusion = aggregate.judge_gpus(conclusion, uses)
+            after["gpu_uses"] = uses
+            after["nccl_version"] = conclusion.nccl_version
+        self.store.write_env(self.trial.trial_id, env.model_copy(update=after))
+        if conclusion.status is TrialStatus.OK:  # that of a failed run explains it
+            rank_file.remove_checkpoints(self.trial_dir)
+        if conclusion.result is not None:
+            self.store.write_result(self.trial.trial_id, conclusion.result)
+        code = trial_exit.exit_code
+        return self.write_status(conclusion, duration_sec, code)
+
+    def write_status(
+        self,
+        conclusion: Conclusion,
+        duration_sec: float | None = None,
+        exit_code: int | None = None,
+    ) -> StatusRecord:
+        if duration_sec is None:
+            duration_sec = time.monotonic() - self.start_sec
+        status = StatusRecord(
+            trial_id=self.trial.trial_id,
+            status=conclusion.status,
+            started_at=self.started_at,
+            ended_at=now_text(),
+            duration_sec=duration_sec,
+            exit_code=exit_code,
+            failure=conclusion.failure,
+        )
+        self.store.write_status(status.trial_id, status)
+        return status
 
 
 def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
@@ -168,6 +247,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     env = env.model_copy(update=after)
     store.write_env(trial_id, env)
     return Prepared(
+        store=store,
+        settings=settings,
         trial=trial,
         trial_dir=trial_dir,
         processes=processes,
@@ -181,86 +262,6 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     )
 
 
-def record(
-    store: Store,
-    prepared: Prepared,
-    trial_exit: TrialExit,
-    settings: RunSettings,
-    *,
-    disturbance: Mapping[str, float | None],
-    blocks: Sequence[Block] = (),
-    duration_sec: float | None = None,
-    gpu_uses: GpuUsesWithin | None = None,
-    changed_code: str = "",
-) -> StatusRecord:
-    """Records the outcome of a trial: environment, result, and status last."""
-    spec, trial_id = prepared.trial.spec, prepared.trial.trial_id
-    after: dict[str, object] = {
-        **disturbance,
-        "load_average_after": os.getloadavg()[0],
-        "canary_after_sec": settings.canary(prepared.env.placement.cpusets[0][0]),
-    }
-    conclusion = aggregate.conclude(
-        trial_id,
-        spec,
-        prepared.trial_dir,
-        trial_exit,
-        num_ranks=prepared.processes.num_ranks,
-        blocks=blocks,
-        late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
-    )
-    if changed_code and conclusion.status is TrialStatus.OK:
-        conclusion = Conclusion().but(
-            Phase.REPORT,
-            f"the code changed while it ran, so what was measured is unknown:"
-            f" {changed_code}",
-            exception_type=CHANGED_CODE,
-        )
-    if gpu_uses is not None and prepared.gpus:
-        uses = gpu_uses(*aggregate.window_ns(conclusion))
-        uses = machine_record.with_products(uses, conclusion.gpu_tflops)
-        conclusion = aggregate.judge_gpus(conclusion, uses)
-        after["gpu_uses"] = uses
-        after["nccl_version"] = conclusion.nccl_version
-    store.write_env(trial_id, prepared.env.model_copy(update=after))
-    if conclusion.status is TrialStatus.OK:  # that of a failed run explains it
-        rank_file.remove_checkpoints(prepared.trial_dir)
-    if conclusion.result is not None:
-        store.write_result(trial_id, conclusion.result)
-    code = trial_exit.exit_code
-    return _write_status(store, prepared, conclusion, duration_sec, code)
-
-
-def _write_status(
-    store: Store,
-    prepared: Prepared,
-    conclusion: Conclusion,
-    duration_sec: float | None = None,
-    exit_code: int | None = None,
-) -> StatusRecord:
-    if duration_sec is None:
-        duration_sec = time.monotonic() - prepared.start_sec
-    status = StatusRecord(
-        trial_id=prepared.trial.trial_id,
-        status=conclusion.status,
-        started_at=prepared.started_at,
-        ended_at=now_text(),
-        duration_sec=duration_sec,
-        exit_code=exit_code,
-        failure=conclusion.failure,
-    )
-    store.write_status(status.trial_id, status)
-    return status
-
-
-def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
-    trial_dir, processes = prepared.trial_dir.resolve(), prepared.processes
-    planned, gang = (trial_dir, prepared.variables, prepared.command), None
-    if isinstance(launcher, RemoteLauncher):
-        gang = launcher.gang(*planned, processes, prepared.env.placement.cpusets)
-    return ProcessTree(*planned, launcher.end, gang)
-
-
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
     prepared = prepare(store, trial, settings)
     if others := gpu_watch.wait_until_free(prepared.gpus):
@@ -270,20 +271,17 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
         )
         ended = Conclusion().but(Phase.LAUNCH, reason, status=TrialStatus.DISCARDED)
-        return _write_status(store, prepared, ended)
+        return prepared.write_status(ended)
     clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = trial_tree.run_tree(
-            tree_of(prepared, settings.launcher), timeout_sec=settings.timeout_sec
+            prepared.tree(), timeout_sec=settings.timeout_sec
         )
     load = disturbance.foreign_between(
         clock, disturbance.read_clock(), prepared.env.num_logical_cores
     )
-    return record(
-        store,
-        prepared,
+    return prepared.record(
         trial_exit,
-        settings,
         disturbance=load,
         gpu_uses=watch.uses,
         changed_code=changed_code(settings),
