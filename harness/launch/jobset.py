@@ -75,11 +75,8 @@ def parse_template(text: str, what: str) -> dict[str, Any]:
 
 
 def _problems(template: Any) -> Iterator[str]:  # noqa: C901 (one rule after another)
-    if (
-        not isinstance(template, dict)
-        or not template
-        or template.keys() - {"metadata", "spec"}
-    ):
+    is_known = isinstance(template, dict) and template.keys() <= {"metadata", "spec"}
+    if not is_known or not template:
         yield "the keys at its top are 'metadata' and 'spec'"
     for key, value in template.items():
         if not isinstance(value, dict):
@@ -183,8 +180,8 @@ class PodOptions(Options):
 
     @property
     def studies(self) -> dict[str, Any] | None:
-        volumes = {volume["name"]: volume for volume in self._spec.get("volumes", ())}
-        return volumes.get(RUNS)
+        volumes = self._spec.get("volumes", ())
+        return next((each for each in volumes if each["name"] == RUNS), None)
 
     @property
     def _spec(self) -> dict[str, Any]:
@@ -255,10 +252,7 @@ def pod(
         spec["volumes"] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
     env = [
-        {
-            "name": name,
-            **({"value": value} if isinstance(value, str) else {"valueFrom": value}),
-        }
+        {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
         for name, value in variables.items()
     ]
     spec["containers"] = [
