@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,11 +108,7 @@ def choose_replicas(
         whole = request.global_batch_size or per_replica
     # A batch that has no whole number of units is refused later.
     whole = 0 if whole % unit else whole // unit
-    replicas = tuple(
-        itertools.takewhile(
-            lambda count: count <= limit and whole % count == 0, DEFAULT_REPLICAS
-        )
-    )
+    replicas = tuple(n for n in DEFAULT_REPLICAS if n <= limit and whole % n == 0)
     listed = ",".join(map(str, replicas))
     return replicas, [f"replicas {listed}: default for {num_devices} {name}"]
 
@@ -136,11 +131,9 @@ def make_cases(
                 f" to --replicas, or leave {backend.name!r} out"
             )
         if len(counts) < len(replicas):
-            notes.append(
-                f"backend {backend.name}: planned at"
-                f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
-                f" {backend.max_replicas}"
-            )
+            planned = f"planned at {','.join(map(str, counts))} replica(s) only"
+            most = f"it runs at most {backend.max_replicas}"
+            notes.append(f"backend {backend.name}: {planned}; {most}")
         for num_replicas in counts:
             for mode in modes:
                 size = sizes[mode]
