@@ -342,7 +342,7 @@ def _print_plan(
     if checks and checks[0].spec.device == "gpu":  # one after the other
         untimed = _missing(Store(root).equivalence.root, checks)
     durations = estimate.read_durations(request.runs_dir)
-    guess = estimate.estimate([*untimed, *missing], durations, plan.measuring)
+    guess = durations.estimate([*untimed, *missing], plan.measuring)
     if request.is_json:
         data = plan.model_dump(mode="json")
         data |= {"num_missing": len(missing), "estimated_sec": guess.total_sec}

@@ -124,6 +124,72 @@ class Durations:
         rate = _median(self._rates, _keys(spec, _AS_FAST))
         return alone_sec if rate is None else alone_sec + num_examples / rate
 
+    def estimate(
+        self, trials: Sequence[PlannedTrial], measuring: Measuring | None = None
+    ) -> Estimate:
+        together = [trial for trial in trials if trial.spec.order is Order.INTERLEAVED]
+        if not together or measuring is None or measuring.repetition_sec is None:
+            return self._estimate_alone(trials)
+        interleaved = self._estimate_interleaved(together, measuring)
+        alone = [trial for trial in trials if trial.spec.order is not Order.INTERLEAVED]
+        if not alone:
+            return interleaved
+        rest, most = self._estimate_alone(alone), interleaved.most_sec
+        return Estimate(
+            total_sec=interleaved.total_sec + rest.total_sec,
+            basis=f"{interleaved.basis}; {len(alone)} trials alone {rest.text}",
+            most_sec=None if most is None else most + rest.total_sec,
+        )
+
+    def _estimate_interleaved(
+        self, trials: Sequence[PlannedTrial], measuring: Measuring
+    ) -> Estimate:
+        """Repetitions end when their time is over, or after their rounds."""
+        assert measuring.repetition_sec is not None
+        assert measuring.minutes is not None
+        number = len({trial.spec.repetition_index for trial in trials})
+        given = number * measuring.repetition_sec
+        guesses = [self.guess(trial.spec) for trial in trials]
+        known = sum(guess for guess in guesses if guess is not None)
+        is_shorter = None not in guesses and known < given
+        looks = () if measuring.gate is None else measuring.gate.looks
+        most_sec, numbers = None, f"{number}"
+        if looks and looks[-1] > number:
+            numbers = f"{number} to {looks[-1]}"
+            most_sec = min(looks[-1] * measuring.repetition_sec, measuring.minutes * 60)
+        elif measuring.target is not None and not looks:
+            numbers, most_sec = f"{number} or more", measuring.minutes * 60
+        each = format_duration(measuring.repetition_sec)
+        basis = f"{numbers} runs of {each}"
+        basis += (
+            " at most; from earlier trials like these"
+            if is_shorter
+            else f", or less after {measuring.max_rounds} rounds"
+        )
+        return Estimate(
+            total_sec=known if is_shorter else given, basis=basis, most_sec=most_sec
+        )
+
+    def _estimate_alone(self, trials: Sequence[PlannedTrial]) -> Estimate:
+        specs = [trial.spec for trial in trials]
+        num_assumed = sum(self.guess(spec) is None for spec in specs)
+        assumption = f"{ASSUMED_TRIAL_SEC:g} s per trial"
+        if any(spec.device == "gpu" for spec in specs):
+            assumption = (
+                f"{GPU_START_SEC:g} s per trial, {EACH_GPU_SEC:g} s per GPU of it and"
+                f" {GPU_STEP_SEC:g} s per step"
+            )
+        if not num_assumed:
+            basis = "from earlier trials like these"
+        elif num_assumed == len(trials):
+            basis = f"assuming {assumption}: no earlier ones like these"
+        else:
+            basis = (
+                f"from earlier trials; {num_assumed} of {len(trials)} assumed to take"
+                f" {assumption}"
+            )
+        return Estimate(total_sec=self.remaining_sec(specs), basis=basis)
+
 
 def _keys(spec: TrialSpec, similar: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     fields = spec.model_dump(mode="json")
@@ -157,79 +223,6 @@ def _earlier(
             spec = study_store.read_record(own, "spec", TrialSpec)
             if spec is not None:
                 yield path.parent, spec, status
-
-
-def estimate(
-    trials: Sequence[PlannedTrial],
-    durations: Durations,
-    measuring: Measuring | None = None,
-) -> Estimate:
-    together = [trial for trial in trials if trial.spec.order is Order.INTERLEAVED]
-    if not together or measuring is None or measuring.repetition_sec is None:
-        return _estimate_sequential(trials, durations)
-    interleaved = _estimate_interleaved(together, durations, measuring)
-    alone = [trial for trial in trials if trial.spec.order is not Order.INTERLEAVED]
-    if not alone:
-        return interleaved
-    rest, most = _estimate_sequential(alone, durations), interleaved.most_sec
-    return Estimate(
-        total_sec=interleaved.total_sec + rest.total_sec,
-        basis=f"{interleaved.basis}; {len(alone)} trials alone {rest.text}",
-        most_sec=None if most is None else most + rest.total_sec,
-    )
-
-
-def _estimate_interleaved(
-    trials: Sequence[PlannedTrial], durations: Durations, measuring: Measuring
-) -> Estimate:
-    """Repetitions end when their time is over, or after their rounds."""
-    assert measuring.repetition_sec is not None
-    assert measuring.minutes is not None
-    number = len({trial.spec.repetition_index for trial in trials})
-    given = number * measuring.repetition_sec
-    guesses = [durations.guess(trial.spec) for trial in trials]
-    known = sum(guess for guess in guesses if guess is not None)
-    is_shorter = None not in guesses and known < given
-    looks = () if measuring.gate is None else measuring.gate.looks
-    most_sec, numbers = None, f"{number}"
-    if looks and looks[-1] > number:
-        numbers = f"{number} to {looks[-1]}"
-        most_sec = min(looks[-1] * measuring.repetition_sec, measuring.minutes * 60)
-    elif measuring.target is not None and not looks:
-        numbers, most_sec = f"{number} or more", measuring.minutes * 60
-    each = format_duration(measuring.repetition_sec)
-    basis = f"{numbers} runs of {each}"
-    basis += (
-        " at most; from earlier trials like these"
-        if is_shorter
-        else f", or less after {measuring.max_rounds} rounds"
-    )
-    return Estimate(
-        total_sec=known if is_shorter else given, basis=basis, most_sec=most_sec
-    )
-
-
-def _estimate_sequential(
-    trials: Sequence[PlannedTrial], durations: Durations
-) -> Estimate:
-    specs = [trial.spec for trial in trials]
-    num_assumed = sum(durations.guess(spec) is None for spec in specs)
-    assumption = f"{ASSUMED_TRIAL_SEC:g} s per trial"
-    if any(spec.device == "gpu" for spec in specs):
-        assumption = (
-            f"{GPU_START_SEC:g} s per trial, {EACH_GPU_SEC:g} s per GPU of it and"
-            f" {GPU_STEP_SEC:g} s per step"
-        )
-    if not num_assumed:
-        basis = "from earlier trials like these"
-    elif num_assumed == len(trials):
-        basis = f"assuming {assumption}: no earlier ones like these"
-    else:
-        basis = (
-            f"from earlier trials; {num_assumed} of {len(trials)} assumed to take"
-            f" {assumption}"
-        )
-    return Estimate(total_sec=durations.remaining_sec(specs), basis=basis)
 
 
 def format_duration(seconds: float) -> str:

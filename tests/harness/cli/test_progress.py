@@ -238,6 +238,6 @@ def test_a_plan_says_the_time_of_its_interleaved_study(
     durations = estimate.Durations()
     for trial in interleaved.trials if each_sec else ():
         durations.add(trial.spec, each_sec)
-    found = estimate.estimate(interleaved.trials, durations, measuring)
+    found = durations.estimate(interleaved.trials, measuring)
 
     assert found.text.startswith(f"about {expected}")
