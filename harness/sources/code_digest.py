@@ -332,11 +332,7 @@ def check_code(
     for revision, workload, backend, planned in sorted(made_with):
         tree = baseline if revision else None
         if revision and (tree is None or tree.revision != revision):
-            raise DifferentStudyError(
-                f"study {plan.study!r} compares this tree with revision {revision!r},"
-                " whose sources only a gate has; repeat the gate with its options to"
-                " resume it"
-            )
+            raise _only_a_gate(plan, f"this tree with revision {revision!r}")
         now = trial_digest(workload, backend, tree)
         if planned != now:
             root = SOURCE_ROOT if tree is None else tree.root
@@ -354,6 +350,13 @@ def check_code(
             )
 
 
+def _only_a_gate(plan: Plan, compared: str) -> DifferentStudyError:
+    return DifferentStudyError(
+        f"study {plan.study!r} compares {compared}, whose sources only a gate has;"
+        " repeat the gate with its options to resume it"
+    )
+
+
 def _check_program(
     plan: Plan,
     program_code: Mapping[str, Mapping[str, str]] | None,
@@ -362,11 +365,7 @@ def _check_program(
     if program_code is None:
         if len(plan.program_code) > 1:
             others = ", ".join(filter(None, plan.program_code))
-            raise DifferentStudyError(
-                f"study {plan.study!r} compares this program with revision {others},"
-                " whose sources only a gate has; repeat the gate with its options to"
-                " resume it"
-            )
+            raise _only_a_gate(plan, f"this program with revision {others}")
         record, folder = _program_of(plan), Path.cwd()
         program.check_folder(record, folder)
         program_code = {
@@ -408,21 +407,20 @@ def equal_digests(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     specs = [trial.spec for trial in trials]
     here, there = (
         {
-            (state.backend, state.code_digest)
-            for state in specs
-            if bool(state.revision) is is_other
+            (spec.backend, spec.code_digest)
+            for spec in specs
+            if bool(spec.revision) is it
         }
-        for is_other in (False, True)
+        for it in (False, True)
     )
     return tuple(sorted({digest for _, digest in here})) if here == there else ()
 
 
 class CodeWatch:
-    """The code of a study, to be asked for before and after each of its trials.
+    """The code of a study, to be asked for before and after each of its trials."""
 
-    A sweep takes minutes to hours, and starts new processes all the time. What they run
-    is what is on disk then: an edit in between would mix two programs in one figure.
-    """
+    # A sweep takes minutes to hours, and starts new processes all the time. What they
+    # run is on disk then: an edit in between would mix two programs in one figure.
 
     def __init__(
         self,
