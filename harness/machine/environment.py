@@ -102,19 +102,14 @@ def read_environment(
 
 def read_packages() -> dict[str, str]:
     """Returns the versions of the packages that can affect a measurement."""
-    return dict(_versions(_state_of_folders()))
-
-
-def _state_of_folders() -> tuple[tuple[str, int], ...]:
-    """When something was last installed in the folders of packages, or removed."""
-    # Looking takes microseconds; reading all versions would be the longest step before
-    # a trial.
+    # Reading all versions would be the longest step before a trial; looking whether
+    # something was installed or removed takes microseconds.
     folders = [path for path in map(Path, sys.path) if path.is_dir()]
-    return tuple((str(path), path.stat().st_mtime_ns) for path in folders)
+    return dict(_versions(tuple((path, path.stat().st_mtime_ns) for path in folders)))
 
 
 @functools.lru_cache(maxsize=1)
-def _versions(_state: tuple[tuple[str, int], ...]) -> dict[str, str]:
+def _versions(_state: tuple[tuple[Path, int], ...]) -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -139,10 +134,9 @@ _FILES: Final = {
 
 
 def read_container(
-    root: Path = Path("/"), environ: Mapping[str, str] | None = None
+    root: Path = Path("/"), environ: Mapping[str, str] = os.environ
 ) -> str | None:
     """Kind and image, such as ``docker sha256:0123...``; None outside of one."""
-    environ = os.environ if environ is None else environ
     kinds = ["apptainer"] * any(environ.get(name) for name in _VARIABLES)
     kinds += [kind for name, kind in _FILES.items() if (root / name).exists()]
     image = image_of(root, environ)
@@ -151,10 +145,9 @@ def read_container(
     return " ".join(filter(None, [kinds[0] if kinds else "container", image]))
 
 
-def image_of(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
+def image_of(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> str:
     """Returns the id of the image, such as ``sha256:0123...``; empty if unknown."""
-    text = (os.environ if environ is None else environ).get(VARIABLE, "")
-    if text:
+    if text := environ.get(VARIABLE, ""):
         match = _ID.fullmatch(text)
         if match is None:
             raise PlanError(
