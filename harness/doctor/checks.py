@@ -126,31 +126,27 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
         fact += f": {names} of one core"
     elif is_bad:
         fact += ", by processes that are not visible from here"
-    return judged(
-        "neighbours",
-        fact.replace("%", " %"),
-        bad={"end them or wait: blocks above 3 % are discarded": is_bad},
-        caution={"end them if they can become busy": names},
-    )
+    end = "end them or wait: blocks above 3 % are discarded"
+    caution = {"end them if they can become busy": names}
+    fact = fact.replace("%", " %")
+    return judged("neighbours", fact, bad={end: is_bad}, caution=caution)
 
 
 def _check_load(load: CurrentLoad, num_cores: int) -> Iterator[Finding]:
     yield _check_neighbours(load, num_cores)
+    fact = f"{load.load_average:.2f} over the last minute"
     is_loaded = load.load_average > _MOST_LOAD_PER_CORE * num_cores
-    yield judged(
-        "load",
-        f"{load.load_average:.2f} over the last minute",
-        caution={"wait until it is low, or find what runs: top": is_loaded},
-    )
+    advice = "wait until it is low, or find what runs: top"
+    yield judged("load", fact, caution={advice: is_loaded})
     stolen = load.disturbance.stolen_cpu_fraction
     above = (stolen or 0.0) - load.disturbance.stolen_resolution
-    is_bad = above > disturbance.MAX_STOLEN_FRACTION
-    yield judged(
-        "steal",
-        "not counted here" if stolen is None else f"{100 * stolen:.1f} % of the cores",
-        bad={"use a host without other guests: blocks above 1 % are discarded": is_bad},
-        caution={"prefer a host without other guests": above > _NOTABLE_STOLEN},
+    fact = (
+        "not counted here" if stolen is None else f"{100 * stolen:.1f} % of the cores"
     )
+    is_bad = above > disturbance.MAX_STOLEN_FRACTION
+    bad = {"use a host without other guests: blocks above 1 % are discarded": is_bad}
+    caution = {"prefer a host without other guests": above > _NOTABLE_STOLEN}
+    yield judged("steal", fact, bad=bad, caution=caution)
     now = load.disturbance.num_throttled
     fact = "not counted here" if now is None else "none"
     if now:
@@ -158,12 +154,8 @@ def _check_load(load: CurrentLoad, num_cores: int) -> Iterator[Finding]:
     elif load.num_thermal:
         fact = f"none now, {load.num_thermal} times by heat since boot"
     advice = "raise the CPU quota, or cool the machine: throttled blocks are discarded"
-    yield judged(
-        "throttling",
-        fact,
-        bad={advice: now},
-        caution={"check the cooling before a long sweep": load.num_thermal},
-    )
+    before = {"check the cooling before a long sweep": load.num_thermal}
+    yield judged("throttling", fact, bad={advice: now}, caution=before)
 
 
 def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
@@ -171,31 +163,26 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
     is_less = quota is not None and quota < num_cpus
     usable = max(1, math.floor(quota)) if quota is not None else num_cpus
     chosen = ",".join(str(cpu.cpu) for cpu in cpus.cpus[:usable])
+    fact = "none" if quota is None else f"{quota:g} cores"
+    fact += f" for {num_cpus} CPUs: busy processes are stopped in turns" * is_less
     advice = "raise the quota, or use no more CPUs than it grants: taskset"
-    yield judged(
-        "CPU quota",
-        ("none" if quota is None else f"{quota:g} cores")
-        + f" for {num_cpus} CPUs: busy processes are stopped in turns" * is_less,
-        caution={f"{advice} -c {chosen} ...": is_less},
-    )
+    yield judged("CPU quota", fact, caution={f"{advice} -c {chosen} ...": is_less})
     first = {(cpu.package, cpu.core): cpu.cpu for cpu in reversed(cpus.cpus)}
     chosen = ",".join(map(str, sorted(first.values())))
-    is_shared = len(first) < num_cpus
-    yield judged(
-        "SMT",
-        f"{num_cpus} CPUs are {len(first)} cores: two threads share a core"
-        if is_shared
-        else f"each of {num_cpus} CPUs is a core of its own",
-        caution={f"use one CPU of each core: taskset -c {chosen} ...": is_shared},
+    is_shared, fact = (
+        len(first) < num_cpus,
+        f"each of {num_cpus} CPUs is a core of its own",
     )
+    if is_shared:
+        fact = f"{num_cpus} CPUs are {len(first)} cores: two threads share a core"
+    advice = f"use one CPU of each core: taskset -c {chosen} ..."
+    yield judged("SMT", fact, caution={advice: is_shared})
     governors = machine_state.read_governors([cpu.cpu for cpu in cpus.cpus], root)
-    is_fixed = governors in ([], ["performance"])
-    yield judged(
-        "governor",
-        (", ".join(governors) or _HIDDEN)
-        + ": the clock depends on the load before" * (not is_fixed),
-        caution={"sudo cpupower frequency-set -g performance": not is_fixed},
-    )
+    is_varying = governors not in ([], ["performance"])
+    fact = ", ".join(governors) or _HIDDEN
+    fact += ": the clock depends on the load before" * is_varying
+    advice = "sudo cpupower frequency-set -g performance"
+    yield judged("governor", fact, caution={advice: is_varying})
     is_boosted = machine_state.read_boost(root)
     on = "on: one busy core has a higher clock than many, so efficiency looks lower"
     fact = {None: _HIDDEN, False: "off", True: on}[is_boosted]
@@ -206,14 +193,11 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
 def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     free = memory.available
+    fact = f"{free / _GIB:.1f} GiB of {memory.total / _GIB:.1f} available"
+    bad = {"end other programs: a single trial needs 1 GiB": free < _GIB}
     # All cases of an interleaved sweep are in memory at once.
     advice = "end other programs, or sweep fewer cases: each needs about 1 GiB"
-    yield judged(
-        "memory",
-        f"{free / _GIB:.1f} GiB of {memory.total / _GIB:.1f} available",
-        bad={"end other programs: a single trial needs 1 GiB": free < _GIB},
-        caution={advice: free < _LOW_MEMORY_BYTES},
-    )
+    yield judged("memory", fact, bad=bad, caution={advice: free < _LOW_MEMORY_BYTES})
     moved = f", {load.swapped_bytes / 2**20:.1f} MiB moved just now"
     moved *= bool(load.swapped_bytes)
     is_used = swap.used or moved
@@ -221,9 +205,9 @@ def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
     advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
     yield judged("swap", fact, bad={advice: moved}, caution={advice: swap.used})
     setting = machine_state.read_huge_pages(root)
-    fact, is_always = setting or _HIDDEN, setting == "always"
-    if is_always:
-        fact += ": the kernel merges pages of memory while a trial runs"
+    is_always = setting == "always"
+    fact = setting or _HIDDEN
+    fact += ": the kernel merges pages of memory while a trial runs" * is_always
     advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     yield judged("huge pages", fact, caution={advice: is_always})
     ticks = "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay"

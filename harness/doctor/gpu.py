@@ -168,12 +168,9 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
     except gpu_probe.MissingGpuError as error:
         return [*findings, Finding("TensorFlow", "bad", str(error), gpu_probe.INSTALL)]
     fact, _, advice = gpu_probe.complaint(seen, ids).partition(": ")
-    return [
-        *findings,
-        judged("TensorFlow", fact or f"sees all {len(ids)} GPUs", bad={advice: fact}),
-        _check_driver(seen, driver),
-        *check_code(visible, seen.architectures, driver).values(),
-    ]
+    fits = judged("TensorFlow", fact or f"sees all {len(ids)} GPUs", bad={advice: fact})
+    codes = check_code(visible, seen.architectures, driver).values()
+    return [*findings, fits, _check_driver(seen, driver), *codes]
 
 
 def _check_driver(seen: TensorFlowGpus, driver: str | None) -> Finding:
@@ -186,12 +183,8 @@ def _check_driver(seen: TensorFlowGpus, driver: str | None) -> Finding:
     wanted = max(_numbers(seen.cuda_version), _numbers(installed))
     offered = _numbers(cuda or "") or wanted
     version = ".".join(map(str, wanted))
-    return judged(
-        "driver",
-        fact,
-        bad={f"install a driver for CUDA {version} or newer": offered[:1] < wanted[:1]},
-        caution={_NEWER: offered < wanted},
-    )
+    bad = {f"install a driver for CUDA {version} or newer": offered[:1] < wanted[:1]}
+    return judged("driver", fact, bad=bad, caution={_NEWER: offered < wanted})
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -222,12 +215,9 @@ def check_code(
         advice = "an older or newer TensorFlow, or TensorFlow built for them"
         disable = f"unset {gpus.CACHE_DISABLE}: every process compiles for minutes"
         compiles = f"make setup-gpu compiles once, for minutes, into {folder}"
-        findings[capability] = judged(
-            "machine code",
-            fact,
-            bad={advice: code == "none"},
-            caution={disable: needs and is_disabled, compiles: needs and not is_kept},
-        )
+        caution = {disable: needs and is_disabled, compiles: needs and not is_kept}
+        bad = {advice: code == "none"}
+        findings[capability] = judged("machine code", fact, bad=bad, caution=caution)
     return findings
 
 

@@ -78,10 +78,8 @@ def make_plan(num_cores: int) -> Plan:
         timeout_sec=_TIMEOUT_SEC,
     )
     machine = checked.Machine(num_available_cores=num_cores)
-    sweep, command = (
-        checked.check(request, machine),
-        ("python", "-m", "harness", "doctor"),
-    )
+    command = ("python", "-m", "harness", "doctor")
+    sweep = checked.check(request, machine)
     return plan.arrange(sweep, study="doctor", command=command)[0]
 
 
