@@ -297,7 +297,7 @@ def fingerprint(spec: TrialSpec) -> str:
     return environment.read_environment(
         placement,
         os.environ,
-        gpus=tuple(gpu.name for gpu in chosen),
+        chosen=chosen,
         inherited=os.environ,
         state=machine_state.read_machine_state([*itertools.chain(*placement.cpusets)]),
     ).fingerprint

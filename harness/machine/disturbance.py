@@ -254,8 +254,9 @@ def read_clock() -> CpuClock:
     )
 
 
-def foreign_between(start: CpuClock, end: CpuClock, num_cpus: int) -> dict[str, float]:
+def foreign_since(start: CpuClock, num_cpus: int) -> dict[str, float]:
     """Returns the shares of all CPU time that others had, as a record names them."""
+    end = read_clock()
     available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
     busy_sec, own_sec = end.busy_sec - start.busy_sec, end.own_sec - start.own_sec
     stolen_sec = end.stolen_sec - start.stolen_sec

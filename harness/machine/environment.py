@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness import SOURCE_ROOT
 from harness.errors import PlanError
-from harness.machine.gpus import NO_GPU
+from harness.machine.gpus import NO_GPU, read_settings
 from results.records import identity
 from results.records.models import Environment
 from results.records.program import identity_variables, recorded_variables
@@ -26,8 +26,9 @@ from results.records.texts import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from harness.machine.gpus import Gpu
     from harness.machine.owned_folders import Owned
-    from results.records.machine_record import GpuSettings, MachineState
+    from results.records.machine_record import MachineState
     from results.records.models import Placement
 
 
@@ -48,8 +49,7 @@ def read_environment(
     placement: Placement,
     variables: Mapping[str, str],
     *,
-    gpus: tuple[str, ...] = (),
-    gpu_settings: tuple[GpuSettings, ...] = (),
+    chosen: Sequence[Gpu] = (),
     inherited: Mapping[str, str] = MappingProxyType({}),
     state: MachineState | None = None,
     versions: Mapping[str, str] | None = None,
@@ -62,7 +62,7 @@ def read_environment(
         match = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
     cpu_model = match[1].strip() if match else platform.machine()
     memory_bytes = int(psutil.virtual_memory().total)
-    packages = read_packages()
+    gpus, packages = tuple(gpu.name for gpu in chosen), read_packages()
     kernel = f"{platform.system()} {platform.release()}"
     fingerprint = identity.digest(
         {
@@ -87,7 +87,7 @@ def read_environment(
         num_logical_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
         gpus=gpus,
-        gpu_settings=gpu_settings,
+        gpu_settings=read_settings(chosen) if chosen else (),
         kernel=kernel,
         python_version=platform.python_version(),
         packages=packages

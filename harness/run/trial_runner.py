@@ -228,8 +228,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     env = environment.read_environment(
         placement,
         variables,
-        gpus=tuple(gpu.name for gpu in chosen),
-        gpu_settings=gpus.read_settings(chosen) if chosen else (),
+        chosen=chosen,
         inherited=os.environ,
         state=machine_state.read_machine_state(
             [*itertools.chain(*placement.cpusets)], source_root=code_root, marker=marker
@@ -274,12 +273,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         return prepared.write_status(ended)
     clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:
-        trial_exit = trial_tree.run_tree(
-            prepared.tree(), timeout_sec=settings.timeout_sec
-        )
-    load = disturbance.foreign_between(
-        clock, disturbance.read_clock(), prepared.env.num_logical_cores
-    )
+        tree = prepared.tree()
+        trial_exit = trial_tree.run_tree(tree, timeout_sec=settings.timeout_sec)
+    load = disturbance.foreign_since(clock, prepared.env.num_logical_cores)
     return prepared.record(
         trial_exit,
         disturbance=load,
