@@ -25,6 +25,8 @@ from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import psutil
+
 from harness.client.scaling_client import PROTOCOL, blocks, quiet_collector
 from harness.machine import disturbance
 from harness.trial.rank_file import DIRECTORY, one_line
@@ -387,7 +389,6 @@ def write_tflops(
 
 FRACTION: Final = 0.25
 """Of the memory that a process has after its first steps."""
-_PAGE_BYTES: Final = 4096
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -418,8 +419,7 @@ def reserve(fraction: float) -> Reservation:
     libc = _libc()
     if not fraction or not hasattr(libc, "mallinfo2"):  # needs glibc 2.33 or newer
         return Reservation()
-    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    num_bytes = round(fraction * num_pages) * _PAGE_BYTES
+    num_bytes = round(fraction * psutil.Process().memory_info().rss)
     address = libc.malloc(num_bytes)
     if not address:
         return Reservation()
