@@ -25,7 +25,7 @@ from results.records.machine_record import GpuUse, memory_text, others_text, unr
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from harness.machine.gpus import Gpu
 
@@ -48,23 +48,6 @@ class GpuReading:
     memory_clock_mhz: int | None = None  # Clock of its memory.
 
 
-def num_foreign(
-    users: Collection[int],
-    own: Collection[int],
-    is_known: Callable[[int], bool],
-    *,
-    most_on_gpu: int = 1,
-) -> int:
-    """Returns how many users of a GPU are none of our processes."""
-    others = set(users) - set(own)
-    if len(others) < len(set(users)):  # ids mean the same to the driver and to us
-        return len(others)
-    # In a container, the driver can name our own processes by ids that mean nothing
-    # here. Then as many of the unknown ones as could be ours count as ours.
-    unknown = {pid for pid in others if not is_known(pid)}
-    return len(others - unknown) + max(len(unknown) - most_on_gpu, 0)
-
-
 class OwnProcesses:
     """The processes of the harness, looked up again when an unknown one appears."""
 
@@ -79,9 +62,13 @@ class OwnProcesses:
                 children = psutil.Process().children(recursive=True)
                 # A child that has ended can still be in the driver's list.
                 self._pids |= {child.pid for child in children}
-        return num_foreign(
-            users, self._pids, psutil.pid_exists, most_on_gpu=self._most_on_gpu
-        )
+        others = set(users) - self._pids
+        if len(others) < len(set(users)):  # ids mean the same to the driver and to us
+            return len(others)
+        # In a container, the driver can name our own processes by ids that mean nothing
+        # here. Then as many of the unknown ones as could be ours count as ours.
+        unknown = {pid for pid in others if not psutil.pid_exists(pid)}
+        return len(others - unknown) + max(len(unknown) - self._most_on_gpu, 0)
 
 
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:

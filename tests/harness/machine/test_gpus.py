@@ -258,8 +258,12 @@ def test_a_process_of_others_is_seen_and_those_of_a_trial_are_not(install_gpus):
         ((5, STRANGER), (5, 6), 1),
     ],
 )
-def test_ids_of_another_name_space_can_be_ours(users, own, expected):
-    assert expected == gpu_watch.num_foreign(users, own, lambda pid: pid < STRANGER)
+def test_ids_of_another_name_space_can_be_ours(monkeypatch, users, own, expected):
+    monkeypatch.setattr("psutil.pid_exists", lambda pid: pid < STRANGER)
+    processes = gpu_watch.OwnProcesses()
+    processes._pids = {*own}
+
+    assert expected == processes.count_foreign(users)
 
 
 def test_readings_of_a_window_are_chosen_by_time():
