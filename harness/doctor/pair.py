@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from harness.doctor.checks import Finding, judged
 from harness.errors import DoesNotFitError
@@ -47,19 +47,14 @@ _TIMEOUT_SEC = 300.0
 _ADVICE = "end other programs, or measure longer: --time-budget, --target"
 
 
-class Prediction(NamedTuple):
-    num_rounds: int  # Of each run of a default sweep.
-    half_width: float  # Median, of the 95 % interval of a ratio, as a logarithm.
-
-
-def predict(deviation: float, block_sec: float, start_sec: float) -> Prediction:
-    """Predicts the interval of a ratio in the default time, with six cases."""
+def predict(deviation: float, block_sec: float, start_sec: float) -> tuple[int, float]:
+    """Predicts rounds of a default run, and half the width of log(ratio)'s interval."""
     repetition_sec = defaults.MINUTES * 60 / defaults.REPETITIONS
     left_sec = repetition_sec - NUM_CASES * start_sec
     num_rounds = int(left_sec / (NUM_CASES * block_sec))
     num_rounds = min(max(num_rounds, 1), defaults.MAX_ROUNDS)
     spread = math.sqrt(2 * PROCESS_SPREAD**2 + deviation**2 / num_rounds)
-    return Prediction(num_rounds, power.median_half_width(spread, defaults.REPETITIONS))
+    return num_rounds, power.median_half_width(spread, defaults.REPETITIONS)
 
 
 def make_plan(num_cores: int) -> Plan:

@@ -330,8 +330,7 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
         r"% \(5 runs of \d+ rounds, 2 % between processes assumed\)",
         finding.found,
     )
-    wide = pair.Prediction(num_rounds=9, half_width=0.2)
-    monkeypatch.setattr(pair, "predict", lambda *_: wide)
+    monkeypatch.setattr(pair, "predict", lambda *_: (9, 0.2))
     finding = measure(settings)
 
     assert "caution" == finding.level
