@@ -262,9 +262,10 @@ def read_core_clock(
     totals_sec: dict[int, float] = {}
     for pid in pids:
         threads.update(_read_threads(pid, root))
-        total_sec = process_sec(_read_text(root / f"proc/{pid}/stat"))
-        if total_sec is not None:
-            totals_sec[pid] = total_sec
+        # The name, in parentheses, can contain anything.
+        words = _read_text(root / f"proc/{pid}/stat").rpartition(")")[2].split()
+        if len(words) > _STIME:
+            totals_sec[pid] = (int(words[_UTIME]) + int(words[_STIME])) * TICK_SEC
     return CoreClock(
         wall_sec=wall_sec,
         num_cores=len(cores),
@@ -320,15 +321,6 @@ def _read_threads(
             if len(fields) >= 2:  # noqa: PLR2004 - run time and delay
                 times = int(fields[0]) / 1e9, int(fields[1]) / 1e9
                 yield (pid, int(task.name)), times
-
-
-def process_sec(stat: str) -> float | None:
-    """Returns the CPU time in ``/proc/<pid>/stat``; None if it is not all there."""
-    # The name, in parentheses, can contain anything.
-    fields = stat.rpartition(")")[2].split()
-    if len(fields) <= _STIME:
-        return None
-    return (int(fields[_UTIME]) + int(fields[_STIME])) * TICK_SEC
 
 
 # Fields of /proc/<pid>/stat after the name.
