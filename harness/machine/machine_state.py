@@ -224,8 +224,6 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
 TICK_SEC = 1.0 / os.sysconf("SC_CLK_TCK")
 """The unit of ``/proc/stat`` and ``/proc/<pid>/stat``: 10 ms on nearly all systems."""
 
-ProcessSource = Literal["schedstat", "stat"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoreClock:
@@ -242,7 +240,8 @@ class CoreClock:
     threads: Mapping[tuple[int, int], tuple[float, float]]
     # CPU time of each of its processes, in ticks, with ended threads.
     process_sec: Mapping[int, float]
-    process_source: ProcessSource  # What the CPU time of its processes is taken from.
+    # What the CPU time of its processes is taken from.
+    process_source: Literal["schedstat", "stat"]
     # Periods in which the CPU quota stopped processes, and times that a core or its
     # package lowered its clock because of heat; None where it is not counted.
     num_quota: int | None
@@ -261,7 +260,13 @@ def read_core_clock(
     threads: dict[tuple[int, int], tuple[float, float]] = {}
     totals_sec: dict[int, float] = {}
     for pid in pids:
-        threads.update(_read_threads(pid, root))
+        folder = root / f"proc/{pid}/task"
+        with contextlib.suppress(OSError), os.scandir(folder) as tasks:
+            for task in tasks:
+                words = _read_text(f"{task.path}/schedstat").split()
+                if len(words) >= 2:  # noqa: PLR2004 - run time and delay
+                    times = int(words[0]) / 1e9, int(words[1]) / 1e9
+                    threads[pid, int(task.name)] = times
         # The name, in parentheses, can contain anything.
         words = _read_text(root / f"proc/{pid}/stat").rpartition(")")[2].split()
         if len(words) > _STIME:
@@ -310,17 +315,6 @@ def _read_run_sec(cores: Sequence[int], root: Path) -> float | None:
         if fields and max(cores) < len(fields):
             return sum(int(fields[cpu]) for cpu in cores) / 1e9
     return None
-
-
-def _read_threads(
-    pid: int, root: Path
-) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
-    with contextlib.suppress(OSError), os.scandir(root / f"proc/{pid}/task") as tasks:
-        for task in tasks:
-            fields = _read_text(f"{task.path}/schedstat").split()
-            if len(fields) >= 2:  # noqa: PLR2004 - run time and delay
-                times = int(fields[0]) / 1e9, int(fields[1]) / 1e9
-                yield (pid, int(task.name)), times
 
 
 # Fields of /proc/<pid>/stat after the name.
