@@ -255,16 +255,15 @@ def pod(
         {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
         for name, value in variables.items()
     ]
-    spec["containers"] = [
-        {
-            "image": options.image,
-            **container,
-            "command": [literal(word) for word in container["command"]],
-            "env": env,
-            **({"resources": {"limits": limits}} if limits else {}),
-            **({"volumeMounts": mounts} if mounts else {}),
-        }
-    ]
+    made = {
+        "image": options.image,
+        **container,
+        "command": [literal(word) for word in container["command"]],
+        "env": env,
+        "resources": {"limits": limits} if limits else {},
+        "volumeMounts": mounts,
+    }
+    spec["containers"] = [{name: value for name, value in made.items() if value}]
     return with_template(options.pod_template, {"spec": spec})
 
 
@@ -306,11 +305,9 @@ def manifest(
             "REPLICATOR_SERVICE": job.name,
             "REPLICATOR_PORT": str(PORT),
         },
+        "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
+        "workingDir": job.directory if job.directory != "." else "",
     }
-    if job.directory != ".":
-        container["workingDir"] = job.directory
-    if secret:
-        container["envFrom"] = [{"secretRef": {"name": secret}}]
     labels = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": job.name}}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}
     needed = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
