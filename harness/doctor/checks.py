@@ -291,12 +291,10 @@ def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
 
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        pools = {
-            core: stack.enter_context(
-                futures.ProcessPoolExecutor(1, spawn, _begin, (core, num_bytes))
-            )
-            for core in cores
-        }
+        pools = {}
+        for core in cores:
+            pool = futures.ProcessPoolExecutor(1, spawn, _begin, (core, num_bytes))
+            pools[core] = stack.enter_context(pool)
 
         def ask(chosen: Sequence[int], kind: str) -> list[float]:
             runs = [pools[core].submit(_run, kind, BLOCK_SEC) for core in chosen]
