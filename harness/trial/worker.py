@@ -147,6 +147,7 @@ def measure_spec(
     tf.keras.utils.set_random_seed(spec.seed)
 
     from replicator._tf.dispatch import count_functions, recorded
+    from workloads import controls
 
     info = catalog.workload(spec.workload)
     data, options = spec.data, dict(spec.options)
@@ -168,13 +169,10 @@ def measure_spec(
             options=options,
         )
         if spec.control is Control.INPUT_ONLY:
-            from workloads.controls import InputOnlyProgram
-
-            program = InputOnlyProgram(program)
+            program = controls.InputOnlyProgram(program)
         if spec.control is Control.MATCH:
-            from workloads.controls import MatchedProgram
-
-            program = MatchedProgram(program, functools.partial(writer.write, "change"))
+            note = functools.partial(writer.write, "change")
+            program = controls.MatchedProgram(program, note)
         return cast("StepProgram", program)
 
     def after_first_step() -> None:
@@ -207,6 +205,7 @@ def measure_spec(
 
 def _create(spec: TrialSpec) -> Any:
     import replicator
+    from workloads import controls
 
     policy = spec.options.get("external_writes")
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
@@ -225,18 +224,12 @@ def _create(spec: TrialSpec) -> Any:
         **options,
     )
     if spec.control is Control.SYNTHETIC:
-        from workloads.controls import ReusingReplicator
-
-        return ReusingReplicator(made)
+        return controls.ReusingReplicator(made)
     if spec.control is Control.NO_UPDATE:
-        from workloads.controls import NotUpdatingReplicator
-
-        return NotUpdatingReplicator(made)
+        return controls.NotUpdatingReplicator(made)
     if spec.control is Control.MATCH:
-        from workloads.controls import MatchingReplicator
-
-        lacks = catalog.backend(spec.backend).lacks
-        return MatchingReplicator(made, has_dense_gradients="shared_rows" in lacks)
+        is_dense = "shared_rows" in catalog.backend(spec.backend).lacks
+        return controls.MatchingReplicator(made, has_dense_gradients=is_dense)
     return made
 
 
