@@ -233,13 +233,19 @@ def _lock(gpu: Gpu, study: str) -> int:
     """Returns a descriptor that holds the lock of a GPU until it is closed."""
     name = re.sub(r"[^A-Za-z0-9-]", "_", gpu.uuid)
     path = lock_folder() / f"replicator-harness-{name}.lock"
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        descriptor = _open(path)
+        try:
+            descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # of another user, and readable only
+            descriptor = os.open(path, flags | os.O_RDONLY)
     except OSError as error:
         raise UnfitMachineError(
             f"cannot lock GPU {gpu.cuda_id} against other sweeps with {str(path)!r}:"
             f" {error.strerror or error}; remove that file, or set TMPDIR"
         ) from error
+    with contextlib.suppress(OSError):  # against the umask, for other users
+        os.fchmod(descriptor, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -254,18 +260,6 @@ def _lock(gpu: Gpu, study: str) -> int:
     with contextlib.suppress(OSError):  # the file of another user: only the lock counts
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"study {study!r}, process {os.getpid()}".encode(), 0)
-    return descriptor
-
-
-def _open(path: Path) -> int:
-    """Opens a lock; it can belong to another user, and be readable only."""
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:
-        return os.open(path, flags | os.O_RDONLY)
-    with contextlib.suppress(OSError):  # against the umask, for other users
-        os.fchmod(descriptor, 0o666)
     return descriptor
 
 
