@@ -60,11 +60,11 @@ class NewerSchemaError(ResultsError):
 
 
 class OlderSchemaError(ResultsError):
-    def __init__(self, path: pathlib.Path, version: int, oldest: int) -> None:
+    def __init__(self, path: pathlib.Path, version: int, supported: int) -> None:
         super().__init__(
             f"{str(path)!r} was written by an older version (schema {version}, this "
-            f"reads {oldest} and newer): read it with the release that wrote it, or "
-            "measure again under another study name"
+            f"reads {supported}): read it with the release that wrote it, or measure "
+            "again under another study name"
         )
 
 

@@ -189,7 +189,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
         variables=launcher.identity()
         | allocation.share_identity(request.replicas_per_worker)
         | allocation.with_gpu_threads(
-            program.identity_variables(os.environ), request.device
+            program.recorded_variables(os.environ, program.IDENTITY), request.device
         ),
     )
     return request, launcher, check_request(request, machine)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import PlanError
 from harness.machine import environment
 from results.records import identity as record_identity
-from results.records.limits import MAX_NAME
+from results.records.record_base import MAX_NAME
 from results.records.texts import printable
 
 if TYPE_CHECKING:

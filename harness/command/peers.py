@@ -18,9 +18,9 @@ from harness import SOURCE_ROOT, catalog
 from harness.errors import PlanError
 from harness.trial.rank_file import RankFileError, rank_path, read_rank
 from results.records import identity
-from results.records.limits import MAX_NAME
 from results.records.models import Control, Program
 from results.records.program import CLIENT
+from results.records.record_base import MAX_NAME
 from results.store import atomic
 from results.study.equivalence import LOSS_TOLERANCE, OWN_CHECK
 

@@ -27,8 +27,8 @@ from harness.catalog import (
 )
 from harness.command import identity, numbers, reader
 from harness.errors import PlanError
-from results.records.limits import MAX_NAME
 from results.records.models import Program
+from results.records.record_base import MAX_NAME
 from results.records.texts import printable
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from harness.command.numbers import Meaning, NumberError
 from harness.command.running import MOST_COLUMNS, CommandError, TerminalLine
 from harness.errors import PlanError
 from harness.trial.measure import exact_metric
-from results.records.limits import MAX_METRICS
 from results.records.models import MetricFacts
+from results.records.record_base import MAX_METRICS
 from results.records.texts import printable
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
 from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
-from results.records.limits import MAX_STEPS
 from results.records.models import (
     Environment,
     Evidence,
@@ -47,6 +46,7 @@ from results.records.models import (
     TrialSpec,
 )
 from results.records.program import FEWEST_OF_WINDOW, MAX_ADVANCES
+from results.records.record_base import MAX_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

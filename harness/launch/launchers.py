@@ -31,7 +31,7 @@ from harness.machine.allocation import Processes, members_per_host
 from harness.options.option import Option, Options
 from harness.trial import rank_file
 from replicator.cluster.environment import ROLES, roles_text
-from results.records import limits
+from results.records.record_base import MAX_REPLICAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ _CHECK_SEC = 60.0
 _ANSWER_SEC = 30.0
 Nodes = Annotated[
     int | None,
-    Field(ge=1, le=limits.MAX_REPLICAS),
+    Field(ge=1, le=MAX_REPLICAS),
     Option(help="Hosts.", default="1 of a sweep; of files, the engine's"),
 ]
 

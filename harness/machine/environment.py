@@ -20,7 +20,7 @@ from harness.errors import PlanError
 from harness.machine.gpus import NO_GPU, read_settings
 from results.records import identity
 from results.records.models import Environment
-from results.records.program import identity_variables, recorded_variables
+from results.records.program import IDENTITY, recorded_variables
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read_environment(
             "packages": packages,
             "num_available_cores": placement.num_available_cores,
             "cgroup_quota_cores": placement.cgroup_quota_cores,
-            "variables": identity_variables(inherited),
+            "variables": recorded_variables(inherited, IDENTITY),
             "state": None if state is None else state.without_code(),
         }
     )

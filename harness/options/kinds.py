@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import pydantic
 
 from harness.errors import ParseError
-from results.records import limits
-from results.records.limits import MAX_REPLICAS, MAX_SEC
+from results.records.record_base import MAX_REAL, MAX_REPLICAS, MAX_SEC, MAX_SEED
 from results.records.texts import label_of
 
 if TYPE_CHECKING:
@@ -322,10 +321,10 @@ def parse_key_values(texts: Sequence[str], what: str) -> dict[str, OptionValue]:
             number = int(value) if is_whole and is_short else float(value)
         except ValueError:
             continue  # a text
-        if not abs(number) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+        if not abs(number) <= (MAX_SEED if is_whole else MAX_REAL):
             raise ParseError(
                 f"{what}: {key}={value!r} is out of bounds; allowed are integers up"
-                f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
+                f" to {MAX_SEED} and floats up to {MAX_REAL:g}, and their"
                 " negatives"
             )
         options[key] = number

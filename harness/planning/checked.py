@@ -19,8 +19,8 @@ from harness.planning import defaults, design, estimate
 from harness.planning.design import CheckedSweep
 from harness.planning.estimate import PlannedCase
 from results.records import program
-from results.records.limits import MAX_REPLICAS
 from results.records.models import Allocator, ScalingMode
+from results.records.record_base import MAX_REPLICAS
 from results.store.study_store import first_complaint
 
 if TYPE_CHECKING:

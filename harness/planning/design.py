@@ -19,7 +19,6 @@ from harness.errors import PlanError
 from harness.planning import defaults
 from harness.planning.estimate import PlannedCase, QualityRuns
 from results.records import program as program_lib
-from results.records.limits import MAX_TRIALS
 from results.records.models import (
     Contrast,
     Control,
@@ -28,6 +27,7 @@ from results.records.models import (
     Order,
     ScalingMode,
 )
+from results.records.record_base import MAX_TRIALS
 from results.study.equivalence import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from harness.options.kinds import seconds_of
 from harness.planning.request import NONE, WINDOW, SweepRequest, is_evaluated
 from results.errors import ResultsError
 from results.records import identity
-from results.records.limits import MAX_BUDGET
 from results.records.models import (
     Budget,
     BudgetUnit,
@@ -27,6 +26,7 @@ from results.records.models import (
     TrialSpec,
     TrialStatus,
 )
+from results.records.record_base import MAX_BUDGET
 from results.store import study_store
 
 if TYPE_CHECKING:

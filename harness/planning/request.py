@@ -20,11 +20,10 @@ from harness.options.option import Option, Options, declared, option
 from harness.planning import defaults
 from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
-from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 from results.records.program import CLIENT, WALL, WITHOUT_PATTERN
-from results.records.record_base import BatchSize, Seed, Steps
+from results.records.record_base import MAX_SEED, BatchSize, Seed, Steps
 from results.store.studies import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 
 _Request = TypeVar("_Request", bound="SweepRequest")

@@ -21,7 +21,6 @@ from harness.trial.rank_file import (
     signal_name,
 )
 from results.records import machine_record
-from results.records.limits import MAX_REPLICAS, MAX_TEXT
 from results.records.models import (
     Control,
     Failure,
@@ -33,7 +32,7 @@ from results.records.models import (
     TrialResult,
     TrialStatus,
 )
-from results.records.record_base import Change
+from results.records.record_base import MAX_REPLICAS, MAX_TEXT, Change
 from results.records.texts import printed, storable
 from results.store import untrusted
 

@@ -7,6 +7,7 @@ the ids that they had before.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -24,27 +25,15 @@ if TYPE_CHECKING:
 ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
 
-_NOT_IDENTITY = {"schema_version"}
 _ADDED = (
-    "budget",
-    "order",
-    "control",
-    "allocator",
-    "variables",
-    "revision",
-    "program",
-    "plugins",
-    *StepSettings.model_fields,
+    *("budget", "order", "control", "allocator", "variables", "revision", "program"),
+    *("plugins", *StepSettings.model_fields),
 )
-_ADDED_OF_PROGRAM = ("counts",)
-_NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 
 def canonical_json(value: Any) -> str:
     """Returns the canonical JSON of ``value``: sorted keys, compact, ASCII."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(value: Any) -> str:
@@ -53,33 +42,25 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
 
 
-def _content(spec: TrialSpec, exclude: set[str]) -> dict[str, Any]:
-    fields = spec.model_dump(mode="json", exclude=exclude)
-    defaults = type(spec).model_fields
-    for name in _ADDED:
-        if getattr(spec, name) == defaults[name].get_default(call_default_factory=True):
-            del fields[name]
-    for name in _ADDED_OF_PROGRAM:
-        if spec.program is not None and not getattr(spec.program, name):
-            del fields["program"][name]
-    return fields
-
-
 def ids(spec: TrialSpec) -> tuple[str, str]:
-    """Returns the ids of a trial and of its case, serializing the spec once."""
-    content = _content(spec, _NOT_IDENTITY)
-    case = {key: value for key, value in content.items() if key not in _NOT_CASE}
-    return digest(content), digest(case)
+    """Returns the ids of a trial and of its case, without repetition and seed."""
+    content = spec.model_dump(mode="json", exclude={"schema_version"})
+    for name in _ADDED:
+        field = type(spec).model_fields[name]
+        if getattr(spec, name) == field.get_default(call_default_factory=True):
+            del content[name]
+    if spec.program is not None and not spec.program.counts:
+        del content["program"]["counts"]
+    of_trial = {name: content.pop(name) for name in ("repetition_index", "seed")}
+    return digest(content | of_trial), digest(content)
 
 
 def trial_id(spec: TrialSpec) -> str:
-    """Returns the id of one trial: the digest of its whole spec."""
-    return digest(_content(spec, _NOT_IDENTITY))
+    return ids(spec)[0]
 
 
 def case_id(spec: TrialSpec) -> str:
-    """Returns the id of a case: the digest of the spec without repetition and seed."""
-    return digest(_content(spec, _NOT_CASE))
+    return ids(spec)[1]
 
 
 def check_plan(path: pathlib.Path, plan: Plan) -> None:
@@ -110,80 +91,71 @@ def check_trial(
     result: TrialResult | None,
 ) -> None:
     """Checks that records belong to the trial of a folder, and to each other."""
-    for name, wrong in _complaints(folder.name, spec, status, result):
+    own_id = folder.name
+    content_id = own_id if spec.is_abridged else trial_id(spec)
+    is_ok = status is not None and status.status is TrialStatus.OK
+
+    def complaints() -> Iterator[tuple[str, str]]:
+        if content_id != own_id:
+            named = f"the folder is named {own_id!r}"
+            yield "spec", f"content has id {content_id!r}, {named}"
+        for name, record in (("status", status), ("result", result)):
+            if record is not None and record.trial_id != own_id:
+                yield name, f"belongs to trial {record.trial_id!r}, lies in {own_id!r}"
+        if result is not None:
+            for wrong in _contradictions(spec, result, is_ok=is_ok):
+                yield "result", wrong
+        elif is_ok:
+            yield "result", "missing, though the status is 'ok'"
+
+    for name, wrong in complaints():
         raise errors.CorruptRecordError(folder / f"{name}.json", wrong)
 
 
-def _complaints(
-    own_id: str,
-    spec: TrialSpec,
-    status: StatusRecord | None,
-    result: TrialResult | None,
-) -> Iterator[tuple[str, str]]:
-    """Yields which record is wrong, and why."""
-    content_id = own_id if spec.is_abridged else trial_id(spec)
-    if content_id != own_id:
-        yield "spec", f"content has id {content_id!r}, the folder is named {own_id!r}"
-    for name, record in (("status", status), ("result", result)):
-        if record is not None and record.trial_id != own_id:
-            yield name, f"belongs to trial {record.trial_id!r}, lies in {own_id!r}"
-    is_ok = status is not None and status.status is TrialStatus.OK
-    if result is None:
-        if is_ok:
-            yield "result", "missing, though the status is 'ok'"
-        return
-    for wrong in _complaints_of_result(spec, result):
-        yield "result", wrong
-    if is_ok and spec.budget is not None and not result.curve:
-        yield (
-            "result",
-            "the curve is empty, though the trial is a quality run that is 'ok'",
-        )
-
-
-def _complaints_of_result(spec: TrialSpec, result: TrialResult) -> Iterator[str]:
-    """Yields where the observations of a trial do not match its spec."""
-    if spec.has_readings == (result.readings is None):
+def _contradictions(
+    spec: TrialSpec, result: TrialResult, *, is_ok: bool
+) -> Iterator[str]:
+    """Yields where the observations of a trial do not match its spec, or each other."""
+    readings, num_steps = result.readings, spec.num_measured_steps
+    if spec.has_readings == (readings is None):
         yield "readings are there exactly if the trial is of a program that prints them"
-    if result.readings is not None:
-        count = sum(
-            len(rank.warmup_step_time_sec) + len(rank.step_time_sec)
-            for rank in result.ranks
-        )
-        if count != result.readings.num_readings:
-            yield f"has {count} readings, and says {result.readings.num_readings}"
-    num_steps = spec.num_measured_steps
+    if readings is not None:
+        ranks = ((*of.warmup_step_time_sec, *of.step_time_sec) for of in result.ranks)
+        count = sum(map(len, ranks))
+        if count != readings.num_readings:
+            yield f"has {count} readings, and says {readings.num_readings}"
     if spec.has_readings:  # a short output can have fewer than were asked for
         num_steps = result.num_measured_steps
     elif num_steps is None:
         num_steps = sum(block.num_steps for block in result.blocks)
-    pairs = [
+    counts = [
         ("global_batch_size", result.global_batch_size, spec.global_batch_size),
         ("num_measured_steps", result.num_measured_steps, num_steps),
     ]
-    pairs += [
+    counts += [
         (f"the number of measured steps of rank {rank.rank}", count, num_steps)
         for rank in result.ranks
         if (count := len(rank.step_time_sec)) != num_steps
     ]
-    for name, count, wanted in pairs:
+    for name, count, wanted in counts:
         if count != wanted:
             yield f"{name} is {count}, the spec of the trial has {wanted}"
-    yield from _complaints_of_blocks(spec, result)
+    yield from _contradictions_of_blocks(spec, result)
+    if is_ok and spec.budget is not None and not result.curve:
+        yield "the curve is empty, though the trial is a quality run that is 'ok'"
 
 
-def _complaints_of_blocks(spec: TrialSpec, result: TrialResult) -> Iterator[str]:
-    """Yields why blocks are not as they are interleaved, a round valid at most once."""
-    if (spec.order is Order.INTERLEAVED) != bool(result.blocks):
-        yield f"has {len(result.blocks)} blocks, the order is {spec.order.label!r}"
-    seen: set[tuple[int, int]] = set()
-    for block in result.blocks:
+def _contradictions_of_blocks(spec: TrialSpec, result: TrialResult) -> Iterator[str]:
+    blocks = result.blocks
+    if (spec.order is Order.INTERLEAVED) != bool(blocks):
+        yield f"has {len(blocks)} blocks, the order is {spec.order.label!r}"
+    attempts = collections.Counter((b.round_index, b.attempt) for b in blocks)
+    for (number, attempt), count in attempts.items():
+        if count > 1:
+            yield f"attempt {attempt} of round {number} occurs twice"
+    for block in blocks:
         if block.end_ns < block.start_ns:
             yield f"the block of round {block.round_index} ends before it starts"
-        name = block.round_index, block.attempt
-        if name in seen:
-            yield f"attempt {block.attempt} of round {block.round_index} occurs twice"
-        seen.add(name)
-    rounds = [block.round_index for block in result.blocks if block.is_valid]
+    rounds = [block.round_index for block in blocks if block.is_valid]
     if len(set(rounds)) < len(rounds):
         yield "a round has two valid blocks"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from results.records import limits
 from results.records.record_base import (
+    MAX_REPLICAS,
     Amount,
     Cores,
     Fraction,
@@ -17,6 +17,7 @@ from results.records.record_base import (
     Record,
     Text,
     Total,
+    mapping,
     optional,
 )
 
@@ -41,22 +42,20 @@ class GpuUse(Record):
     memory_clock_mhz: Amount | None = optional("mean over readings")
     power_watts: Amount | None = optional("mean over readings")
     temperature_celsius: Amount | None = optional("of the chip, the highest reading")
-    slowed_by: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
-        default=(), description="why its clock was lowered in any reading"
+    slowed_by: Annotated[tuple[Name, ...], Field(max_length=64)] = optional(
+        "why its clock was lowered in any reading", ()
     )
     energy_joules: Amount | None = optional("between the first and the last reading")
-    watched_sec: Amount = Field(
-        default=0.0, description="between the first and the last reading"
+    watched_sec: Amount = optional("between the first and the last reading", 0.0)
+    num_foreign_processes: Total | None = optional(
+        "that had a context on it; the most in one reading"
     )
-    num_foreign_processes: Total | None = Field(
-        default=None, description="that had a context on it; the most in one reading"
-    )
-    faults: tuple[Name, ...] = Field(
-        default=(),
+    faults: tuple[Name, ...] = optional(
+        "what the driver said where it could not read it, and errors of its"
+        " memory that appeared",
+        (),
         max_length=8,
         exclude_if=operator.not_,
-        description="what the driver said where it could not read it, and errors of its"
-        " memory that appeared",
     )
     product_tflops: Amount | None = optional(
         "TFLOP/s of a bfloat16 matrix product before the warm-up steps"
@@ -97,7 +96,7 @@ def others_text(count: int, index: int) -> str:
 
 
 GpuUses = Annotated[
-    tuple[GpuUse, ...], Field(max_length=limits.MAX_REPLICAS, exclude_if=operator.not_)
+    tuple[GpuUse, ...], Field(max_length=MAX_REPLICAS, exclude_if=operator.not_)
 ]
 """Stored where there are some: records of trials on CPUs are as they were before GPUs
 were watched, and sources of older revisions, which reject unknown fields, read them."""
@@ -140,11 +139,11 @@ class MachineState(Record):
 
     glibc_version: Name | None = None
     transparent_huge_pages: Name | None = optional("always, madvise or never")
-    cpu_governor: Name | None = Field(
-        default=None, description="of the trial's cores; joined by + where they differ"
+    cpu_governor: Name | None = optional(
+        "of the trial's cores; joined by + where they differ"
     )
-    is_boost_enabled: bool | None = Field(
-        default=None, description="whether cores may exceed their base clock"
+    is_boost_enabled: bool | None = optional(
+        "whether cores may exceed their base clock"
     )
     is_smt_active: bool | None = optional("whether cores run two threads at once")
     num_numa_nodes: Cores | None = None
@@ -153,8 +152,8 @@ class MachineState(Record):
         "what it ran in, and the id of the image where it is known"
     )
     git_commit: Commit | None = optional("of the source tree; None outside of git")
-    is_source_modified: bool | None = Field(
-        default=None, description="whether Python files differ from that commit"
+    is_source_modified: bool | None = optional(
+        "whether Python files differ from that commit"
     )
 
     def without_code(self) -> dict[str, Any]:
@@ -176,29 +175,29 @@ class GpuSettings(Record):
 
     index: Index = Field(description="its number for the driver")
     power_limit_watts: Amount | None = optional("enforced now")
-    is_persistent: bool | None = Field(
-        default=None, description="whether the driver stays loaded without users"
+    is_persistent: bool | None = optional(
+        "whether the driver stays loaded without users"
     )
     is_ecc_enabled: bool | None = optional("whether its memory corrects errors")
     num_corrected_errors: Total | None = optional("of its memory, since the last reset")
-    num_uncorrected_errors: Total | None = Field(
-        default=None, description="of its memory, since the last reset"
+    num_uncorrected_errors: Total | None = optional(
+        "of its memory, since the last reset"
     )
-    pcie_generation: Total | None = Field(
-        default=None, description="the highest that GPU and slot have; idle, it is less"
+    pcie_generation: Total | None = optional(
+        "the highest that GPU and slot have; idle, it is less"
     )
     pcie_width: Total | None = optional("lanes in use")
     num_nvlinks: Total | None = optional("that are active")
-    paths: Annotated[tuple[Name, ...], Field(max_length=limits.MAX_REPLICAS)] = Field(
-        default=(),
-        description="to each GPU of the trial, in their order, as 'nvidia-smi topo -m'"
+    paths: Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)] = optional(
+        "to each GPU of the trial, in their order, as 'nvidia-smi topo -m'"
         " names them: X itself, NV18 over 18 links, PIX, PXB, PHB, NODE, SYS; ?",
+        (),
     )
 
 
 CpuSet = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
-    Field(max_length=limits.MAX_REPLICAS),
+    tuple[Annotated[int, Field(ge=0, le=MAX_REPLICAS)], ...],
+    Field(max_length=MAX_REPLICAS),
 ]
 
 
@@ -206,7 +205,7 @@ class Placement(Record):
     """Cores and threads of a trial's processes."""
 
     cpusets: tuple[CpuSet, ...] = Field(
-        max_length=2 * limits.MAX_REPLICAS,
+        max_length=2 * MAX_REPLICAS,
         description="per process, disjoint where processes run replicas",
     )
     cores_per_replica: Cores
@@ -233,32 +232,28 @@ class Environment(Record):
     kernel: Name
     python_version: Name
     packages: dict[Name, Name] = Field(max_length=1_000)
-    environment_variables: dict[Name, Text] = Field(
-        default_factory=dict, max_length=1_000
-    )
+    environment_variables: dict[Name, Text] = mapping()
     load_average_before: Amount | None = None
     load_average_after: Amount | None = None
     canary_before_sec: Amount | None = None
     canary_after_sec: Amount | None = None
-    foreign_cpu_fraction: Fraction | None = Field(
-        default=None, description="CPU time of other processes during the trial, 0..1"
+    foreign_cpu_fraction: Fraction | None = optional(
+        "CPU time of other processes during the trial, 0..1"
     )
-    stolen_cpu_fraction: Fraction | None = Field(
-        default=None, description="CPU time given to other guests of the hypervisor"
+    stolen_cpu_fraction: Fraction | None = optional(
+        "CPU time given to other guests of the hypervisor"
     )
-    gpu_uses: GpuUses = Field(
-        default=(), description="of the trial's GPUs, over the measured window"
-    )
-    gpu_settings: tuple[GpuSettings, ...] = Field(
-        default=(),
-        max_length=limits.MAX_REPLICAS,
+    gpu_uses: GpuUses = optional("of the trial's GPUs, over the measured window", ())
+    gpu_settings: tuple[GpuSettings, ...] = optional(
+        "of the trial's GPUs, before it started",
+        (),
+        max_length=MAX_REPLICAS,
         exclude_if=operator.not_,
-        description="of the trial's GPUs, before it started",
     )
-    nccl_version: Name | None = Field(
-        default=None,
+    nccl_version: Name | None = optional(
+        "that its processes had loaded; several are joined by '+'",
+        None,
         exclude_if=operator.not_,
-        description="that its processes had loaded; several are joined by '+'",
     )
     machine_state: MachineState | None = None
     placement: Placement

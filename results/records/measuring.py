@@ -7,15 +7,19 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from results.records import limits
 from results.records.machine_record import GpuUses
 from results.records.record_base import (
+    MAX_METRICS,
+    MIN_SEC,
     Amount,
+    Duration,
     Fraction,
     Index,
+    Level,
     Line,
     Name,
     Nanoseconds,
+    PositiveFraction,
     Record,
     Repeats,
     Steps,
@@ -27,6 +31,7 @@ from results.records.record_base import (
 
 MAX_ATTEMPTS = 3
 """Attempts at one block: a discarded block is repeated up to twice in its round."""
+Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPTS)]
 
 
 class Order(Word):
@@ -62,36 +67,45 @@ class Allocator(str, Enum):
     KEEP = "keep"
 
 
-class Block(Record):
-    """One block of an interleaved trial; discarded ones are kept, and count nowhere."""
+class BlockFacts(Record):
+    """What a process did and used in a block; the usage is that of ``getrusage``."""
 
     round_index: Index
-    attempt: int = Field(ge=0, lt=MAX_ATTEMPTS)
-    start_ns: Nanoseconds = Field(description="latest start over ranks")
-    end_ns: Nanoseconds = Field(description="latest end over ranks")
+    attempt: Attempt
+    start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC, before its first step")
+    end_ns: Nanoseconds = Field(description="that of its last step")
     num_steps: Steps
-    foreign_cpu_fraction: Fraction | None = Field(
-        default=None, description="of the trial's cores, used by other processes"
-    )
-    stolen_cpu_fraction: Fraction | None = Field(
-        default=None, description="of the trial's cores, given to other guests"
-    )
-    run_delay_sec: Amount | None = Field(
-        default=None, description="runnable threads of the trial waited for a core"
-    )
     user_sec: Amount = 0.0
     system_sec: Amount = 0.0
     minor_faults: Total = 0
     major_faults: Total = 0
     involuntary_switches: Total = 0
+    num_retraces: Total = optional(
+        "compilations within the block, which make it discarded", 0
+    )
+
+
+class Block(BlockFacts):
+    """One block of an interleaved trial; discarded ones are kept, and count nowhere."""
+
+    start_ns: Nanoseconds = Field(description="latest start over ranks")
+    end_ns: Nanoseconds = Field(description="latest end over ranks")
+    foreign_cpu_fraction: Fraction | None = optional(
+        "of the trial's cores, used by other processes"
+    )
+    stolen_cpu_fraction: Fraction | None = optional(
+        "of the trial's cores, given to other guests"
+    )
+    run_delay_sec: Amount | None = optional(
+        "runnable threads of the trial waited for a core"
+    )
     num_throttled: Total | None = None
-    num_retraces: Total = 0
-    gpus: GpuUses = Field(default=(), description="of the trial, within the block")
-    discard_reason: Line = Field(default="", description="empty if the block is valid")
-    is_sustained: bool = Field(
-        default=False,
-        description="a stretch of a gate: longer, with the garbage collector on if"
+    gpus: GpuUses = optional("of the trial, within the block", ())
+    discard_reason: Line = optional("empty if the block is valid", "")
+    is_sustained: bool = optional(
+        "a stretch of a gate: longer, with the garbage collector on if"
         " both sides let it work",
+        False,
     )
 
     @property
@@ -101,7 +115,7 @@ class Block(Record):
 
     @property
     def load(self) -> tuple[bool, float]:
-        """What disturbed it, as a key to sort by: the least first."""
+        """What disturbed it, as a key to sort by."""
         return not self.is_valid, self.others
 
     @property
@@ -112,7 +126,7 @@ class Block(Record):
     @property
     def time_sec(self) -> float:
         """Duration, never zero."""
-        return max((self.end_ns - self.start_ns) / 1e9, limits.MIN_SEC)
+        return max((self.end_ns - self.start_ns) / 1e9, MIN_SEC)
 
 
 class Contrast(Record):
@@ -128,20 +142,14 @@ class GateDesign(Record):
 
     metric: Name
     baseline: Line = Field(description="in words: a revision or a study")
-    delta: Annotated[float, Field(gt=0, le=1)]
-    alpha: Annotated[float, Field(gt=0, lt=0.5)]
-    looks: tuple[Repeats, ...] = Field(
-        default=(),
-        max_length=100,
-        description="runs after which it may end; empty for a fixed number",
+    delta: PositiveFraction
+    alpha: Level
+    looks: tuple[Repeats, ...] = optional(
+        "runs after which it may end; empty for a fixed number", (), max_length=100
     )
-    num_stretches: int = Field(
-        default=0, ge=0, le=100, description="sustained, of each run"
-    )
-    counts: tuple[Name, ...] = Field(
-        default=(),
-        max_length=limits.MAX_METRICS,
-        description="of steps of a workload: a rise is a regression",
+    num_stretches: int = optional("sustained, of each run", 0, ge=0, le=100)
+    counts: tuple[Name, ...] = optional(
+        "of steps of a workload: a rise is a regression", (), max_length=MAX_METRICS
     )
 
 
@@ -149,25 +157,24 @@ class Measuring(Record):
     """How long a study measures, and what for."""
 
     order: Order = Order.SEQUENTIAL
-    minutes: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
-        default=None,
-        description="of an interleaved measurement: all runs, start-up included",
+    minutes: Duration | None = optional(
+        "of an interleaved measurement: all runs, start-up included"
     )
-    repetition_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
-        default=None, description="of one run of an interleaved measurement"
+    repetition_sec: Duration | None = optional(
+        "of one run of an interleaved measurement"
     )
     max_rounds: Steps | None = optional("of one run of an interleaved measurement")
-    target: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="half width of the primary contrast to stop at"
+    target: PositiveFraction | None = optional(
+        "half width of the primary contrast to stop at"
     )
-    had_target: bool = Field(
-        default=False,
-        description="an earlier sweep of the study had a target, which may have ended"
+    had_target: bool = optional(
+        "an earlier sweep of the study had a target, which may have ended"
         " it: intervals stay widened",
+        False,
     )
     primary: Contrast | None = None
-    efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="parallel efficiency that verdicts test"
+    efficiency_target: PositiveFraction | None = optional(
+        "parallel efficiency that verdicts test"
     )
     gate: GateDesign | None = optional("None of a sweep")
 
@@ -182,23 +189,20 @@ class Measuring(Record):
 GRAPH_NODES: Final = "graph_nodes"
 DISPATCHES: Final = "dispatches"
 RETRACES: Final = "retraces"
-UNITS: Final = {
-    GRAPH_NODES: "nodes",
-    DISPATCHES: "functions",
-    RETRACES: "functions",
+OF_PLANS: Final = {
     "collectives": "buckets",
     "collective_bytes": "bytes",
     "variable_bytes": "bytes",
     "activation_bytes": "bytes",
 }
-"""Unit of each count, by its name."""
-OF_PLANS: Final = (
-    "collectives",
-    "collective_bytes",
-    "variable_bytes",
-    "activation_bytes",
-)
 """Those that only backends of this project know."""
+UNITS: Final = {
+    GRAPH_NODES: "nodes",
+    DISPATCHES: "functions",
+    RETRACES: "functions",
+    **OF_PLANS,
+}
+"""Unit of each count, by its name."""
 FEWEST_WARMUP_STEPS: Final = 2
 """The last of these steps is counted; the first one traces, and does more."""
 EXACT: Final = "exact: a count has no interval"

@@ -1,7 +1,6 @@
 """The records of one study, as they are stored on disk.
 
-Versions: 4 has interleaved studies, 5 ``Plan.draws_random_numbers``, 6 ``Plan.metrics``
-and ``Plan.amplifies_rounding``. Names and units follow ``docs/glossary.md``.
+Names and units follow ``docs/glossary.md``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from results.records import limits
 from results.records import program as program_lib
 from results.records.machine_record import Environment, Placement
 from results.records.measuring import (
@@ -27,6 +25,14 @@ from results.records.measuring import (
 )
 from results.records.program import Evidence, Identity, Program, Readings
 from results.records.record_base import (
+    MAX_BUDGET,
+    MAX_CHECKS,
+    MAX_EVALUATIONS,
+    MAX_LOSSES,
+    MAX_METRICS,
+    MAX_REPLICAS,
+    MAX_STEPS,
+    MAX_TRIALS,
     Amount,
     BatchSize,
     Changes,
@@ -42,6 +48,7 @@ from results.records.record_base import (
     Nanoseconds,
     OptionValue,
     PositiveTotal,
+    Rank,
     Real,
     Record,
     Repeats,
@@ -53,6 +60,7 @@ from results.records.record_base import (
     Total,
     TrialId,
     Word,
+    mapping,
     optional,
 )
 
@@ -86,12 +94,10 @@ class BudgetUnit(str, Enum):
 class Budget(Record):
     """How long a quality run trains, and how often its quality is measured."""
 
-    amount: float = Field(gt=0, le=limits.MAX_BUDGET)
+    amount: float = Field(gt=0, le=MAX_BUDGET)
     unit: BudgetUnit
     num_evaluations: int = Field(
-        ge=1,
-        le=limits.MAX_EVALUATIONS,
-        description="evenly spaced, the last at the end",
+        ge=1, le=MAX_EVALUATIONS, description="evenly spaced, the last at the end"
     )
 
     def __str__(self) -> str:
@@ -111,8 +117,8 @@ class MetricFacts(Record):
         gt=0, lt=1, description="loss, relative to a baseline, that its gate accepts"
     )
     protocol: Line = Field(description="how it is measured, on how many examples")
-    is_of_window: bool = Field(
-        default=False, description="a rate of the measured window, not what was learned"
+    is_of_window: bool = optional(
+        "a rate of the measured window, not what was learned", False
     )
 
     @property
@@ -132,13 +138,12 @@ class QualityMetric(Record):
     high: Real
     confidence: Fraction = 0.95
     method: Line
-    protocol: Line = Field(
-        default="",
-        description="what else the figure depends on; two protocols share no axis",
+    protocol: Line = optional(
+        "what else the figure depends on; two protocols share no axis", ""
     )
 
 
-Metrics = Annotated[tuple[QualityMetric, ...], Field(max_length=limits.MAX_METRICS)]
+Metrics = Annotated[tuple[QualityMetric, ...], Field(max_length=MAX_METRICS)]
 
 
 class QualityPoint(Record):
@@ -149,13 +154,11 @@ class QualityPoint(Record):
     train_time_sec: Amount = Field(
         description="of all steps except the first, which traces; no evaluation"
     )
-    num_environment_steps: Total | None = Field(
-        default=None, description="of all actors so far; None without any"
+    num_environment_steps: Total | None = optional(
+        "of all actors so far; None without any"
     )
     quality: Metrics
-    samples: FileName = Field(
-        default="", description="file in the trial's directory: a picture, as PNG"
-    )
+    samples: FileName = optional("file in the trial's directory: a picture, as PNG", "")
 
 
 class ScalingMode(str, Enum):
@@ -194,31 +197,25 @@ class TrialSpec(StepSettings):
     order: Order = Order.SEQUENTIAL
     control: Control = Control.NONE
     allocator: Allocator = Allocator.DEFAULT
-    variables: dict[Name, Line] = Field(
-        default_factory=dict,
-        max_length=1_000,
-        description="environment variables that can change the numbers",
+    variables: dict[Name, Line] = mapping(
+        "environment variables that can change the numbers"
     )
-    revision: Name = Field(
-        default="", description="whose code runs; empty for the tree of the harness"
+    revision: Name = optional("whose code runs; empty for the tree of the harness", "")
+    program: Program | None = optional(
+        "of the user's; its readings take the place of steps"
     )
-    program: Program | None = Field(
-        default=None, description="of the user's; its readings take the place of steps"
-    )
-    plugins: dict[Name, Line] = Field(
-        default_factory=dict,
-        max_length=10,
-        description="MODULE:NAME of a workload or a backend that a plugin has",
+    plugins: dict[Name, Line] = mapping(
+        "MODULE:NAME of a workload or a backend that a plugin has", max_length=10
     )
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None
-    options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
+    options: dict[Name, OptionValue] = mapping()
     repetition_index: Index
     seed: Seed
-    is_abridged: bool = Field(
-        default=False,
+    is_abridged: bool = optional(
+        "exported, with masks in its texts: its ids are of the whole spec",
+        False,
         exclude_if=operator.not_,
-        description="exported, with masks in its texts: its ids are of the whole spec",
     )
 
     @property
@@ -254,16 +251,12 @@ class PlannedTrial(Record):
 class EquivalenceCheck(Record):
     """What shows that N replicas of a study match one, before a number counts."""
 
-    trials: tuple[PlannedTrial, ...] = Field(
-        default=(), max_length=limits.MAX_TRIALS, description="stored apart, not timed"
+    trials: tuple[PlannedTrial, ...] = optional(
+        "stored apart, not timed", (), max_length=MAX_TRIALS
     )
-    not_checked: dict[Name, Line] = Field(
-        default_factory=dict, max_length=1_000, description="reasons, by backend"
-    )
-    remarks: dict[Name, Line] = Field(
-        default_factory=dict,
-        max_length=1_000,
-        description="what is changed to make them comparable, by backend",
+    not_checked: dict[Name, Line] = mapping("reasons, by backend")
+    remarks: dict[Name, Line] = mapping(
+        "what is changed to make them comparable, by backend"
     )
 
 
@@ -280,36 +273,31 @@ class Plan(Record):
     timeout_sec: Seconds
     data_dir: Line | None = optional("directory of TFDS data sets, if not that of TFDS")
     measuring: Measuring = Measuring()
-    equivalence: EquivalenceCheck | None = Field(
-        default=None, description="None if an earlier version made the plan"
+    equivalence: EquivalenceCheck | None = optional(
+        "None if an earlier version made the plan"
     )
-    draws_random_numbers: bool = Field(
-        default=False,
-        description="whether steps do, so that losses of backends are not comparable",
+    draws_random_numbers: bool = optional(
+        "whether steps do, so that losses of backends are not comparable", False
     )
-    amplifies_rounding: bool = Field(
-        default=False,
-        description="whether models do, so that only the losses of backends before the"
+    amplifies_rounding: bool = optional(
+        "whether models do, so that only the losses of backends before the"
         " first update are comparable",
+        False,
     )
-    metrics: tuple[MetricFacts, ...] = Field(
-        default=(),
-        max_length=limits.MAX_METRICS,
-        description="what the workload measures",
+    metrics: tuple[MetricFacts, ...] = optional(
+        "what the workload measures", (), max_length=MAX_METRICS
     )
-    program_code: dict[Name, Identity] = Field(
-        default_factory=dict,
-        max_length=10,
-        description="of a program of the user's: what its code digest is made of, by"
+    program_code: dict[Name, Identity] = mapping(
+        "of a program of the user's: what its code digest is made of, by"
         " revision; empty for the present one",
+        max_length=10,
     )
-    plugins: dict[Name, Identity] = Field(
-        default_factory=dict,
-        max_length=100,
-        description="what packages of others had, such as 'workload mine': its object,"
+    plugins: dict[Name, Identity] = mapping(
+        "what packages of others had, such as 'workload mine': its object,"
         " package and version, and the digest of its files",
+        max_length=100,
     )
-    trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
+    trials: tuple[PlannedTrial, ...] = Field(max_length=MAX_TRIALS)
 
 
 class TrialStatus(Word):
@@ -387,24 +375,23 @@ class SanityCheck(Record):
 class RankTimes(Record):
     """Step times of one process, in order; nothing is dropped."""
 
-    rank: int = Field(ge=0, lt=limits.MAX_REPLICAS)
+    rank: Rank
     time_to_first_step_sec: Amount = Field(
         description="0 where it was not measured: other trials started beside this one"
     )
-    warmup_step_time_sec: Annotated[
-        tuple[Seconds, ...], Field(max_length=limits.MAX_STEPS)
-    ] = Field(description="empty only of a program that printed one number")
-    step_time_sec: tuple[Seconds, ...] = Field(
-        min_length=1, max_length=limits.MAX_STEPS
+    warmup_step_time_sec: tuple[Seconds, ...] = Field(
+        max_length=MAX_STEPS,
+        description="empty only of a program that printed one number",
     )
+    step_time_sec: tuple[Seconds, ...] = Field(min_length=1, max_length=MAX_STEPS)
     window_start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC of its machine")
     window_end_ns: Nanoseconds
     losses: tuple[Real, ...] = Field(
-        max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
+        max_length=MAX_LOSSES, description="up to the first that is not finite"
     )
     peak_memory_bytes: Total
-    peak_flops_per_sec: FlopRate | None = Field(
-        default=None, description="of matrix products on the devices of the process"
+    peak_flops_per_sec: FlopRate | None = optional(
+        "of matrix products on the devices of the process"
     )
 
 
@@ -415,8 +402,8 @@ class TrialResult(Record):
     trial_id: TrialId
     example_unit: Name
     num_parameters: Total
-    flops_per_example: Total | None = Field(
-        default=None, description="of the model in training, two per multiply-add"
+    flops_per_example: Total | None = optional(
+        "of the model in training, two per multiply-add"
     )
     global_batch_size: GlobalBatchSize
     num_measured_steps: Steps
@@ -424,24 +411,20 @@ class TrialResult(Record):
         description="latest start to latest end over ranks; on several machines, of"
         " the slowest rank; in an interleaved measurement, of all blocks"
     )
-    blocks: tuple[Block, ...] = Field(default=(), max_length=limits.MAX_STEPS)
-    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
-    sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
-    quality: Metrics = Field(default=(), description="at the end")
-    curve: tuple[QualityPoint, ...] = Field(
-        default=(),
-        max_length=limits.MAX_EVALUATIONS + 1,
-        description="of a quality run",
+    blocks: tuple[Block, ...] = Field(default=(), max_length=MAX_STEPS)
+    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=MAX_REPLICAS)
+    sanity: tuple[SanityCheck, ...] = Field(max_length=MAX_CHECKS)
+    quality: Metrics = optional("at the end", ())
+    curve: tuple[QualityPoint, ...] = optional(
+        "of a quality run", (), max_length=MAX_EVALUATIONS + 1
     )
-    window_metrics: Metrics = Field(
-        default=(),
-        description="rates that the program recorded in the measured window, and what"
+    window_metrics: Metrics = optional(
+        "rates that the program recorded in the measured window, and what"
         " was counted of its last warm-up step",
+        (),
     )
-    changes: Changes = Field(
-        default=(), description="by the first steps, of a trial that is matched"
-    )
-    collectives: Text = Field(default="", description="the backend's explain() text")
+    changes: Changes = optional("by the first steps, of a trial that is matched", ())
+    collectives: Text = optional("the backend's explain() text", "")
     readings: Readings | None = optional(
         "of a program of the user's: each stands for the time of a global batch at the"
         " rate that was printed"
@@ -513,7 +496,7 @@ class GateCase(Record):
     n: Repeats | None = optional("runs, or seeds")
     before: Real | None = optional("of a count, which is exact: that of the baseline")
     after: Real | None = optional("of a count: that judged")
-    reason: Line = Field(default="", description="why there is no verdict")
+    reason: Line = optional("why there is no verdict", "")
 
     @model_validator(mode="after")
     def _check_count(self) -> GateCase:
@@ -535,14 +518,13 @@ class GateRecord(Record):
     delta: Real = Field(description="the slowdown, or loss, that matters")
     alpha: Annotated[float, Field(gt=0, lt=1)]
     exit_code: ExitCode
-    unfit: Line = Field(default="", description="why the machine gave no verdict")
-    is_weaker: bool = Field(default=False, description="against a stored study")
-    is_advice: bool = Field(
-        default=False,
-        description="whether it decides nothing: the sides are of different days",
+    unfit: Line = optional("why the machine gave no verdict", "")
+    is_weaker: bool = optional("against a stored study", False)
+    is_advice: bool = optional(
+        "whether it decides nothing: the sides are of different days", False
     )
-    notes: Annotated[tuple[Text, ...], Field(max_length=limits.MAX_TRIALS)] = Field(
-        default=(), description="when it looked, and what it saw besides its cases"
+    notes: tuple[Text, ...] = optional(
+        "when it looked, and what it saw besides its cases", (), max_length=MAX_TRIALS
     )
-    cases: Annotated[tuple[GateCase, ...], Field(max_length=limits.MAX_TRIALS)] = ()
-    failures: Annotated[tuple[Line, ...], Field(max_length=limits.MAX_TRIALS)] = ()
+    cases: tuple[GateCase, ...] = Field(default=(), max_length=MAX_TRIALS)
+    failures: tuple[Line, ...] = Field(default=(), max_length=MAX_TRIALS)

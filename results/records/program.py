@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
-from results.records.limits import MAX_LINE, MAX_METRICS
-from results.records.record_base import Amount, Line, Name, Record, Steps, Total
+from results.records.record_base import (
+    MAX_LINE,
+    MAX_METRICS,
+    Amount,
+    Line,
+    Name,
+    Record,
+    Steps,
+    Total,
+    optional,
+)
 from results.records.texts import printable, shortened
 
 if TYPE_CHECKING:
@@ -43,11 +52,6 @@ class Evidence(str, Enum):
     LAST = "last"
 
 
-def _name(text: str) -> str:
-    """Returns NAME of ``NAME[WORDS]=PATTERN``."""
-    return text.partition("=")[0].partition("[")[0].strip()
-
-
 class Program(Record):
     """What the trials of a program have in common."""
 
@@ -57,15 +61,13 @@ class Program(Record):
         " connect, and the harness has the clock"
     )
     unit: Name = Field(description="plural unit of what it processes")
-    counts: tuple[Line, ...] = Field(
-        default=(),
+    counts: tuple[Line, ...] = optional(
+        "NAME=PATTERN, as requested: what is the same in each run",
+        (),
         max_length=MAX_METRICS,
-        description="NAME=PATTERN, as requested: what is the same in each run",
     )
-    folder: Line = Field(
-        default="", description="where it starts, relative to its repository"
-    )
-    setup: Line = Field(default="", description="what prepared each revision of a gate")
+    folder: Line = optional("where it starts, relative to its repository", "")
+    setup: Line = optional("what prepared each revision of a gate", "")
 
     @model_validator(mode="before")
     @classmethod
@@ -77,8 +79,8 @@ class Program(Record):
 
     @property
     def count_names(self) -> tuple[str, ...]:
-        """Names of what it counts, in order."""
-        return tuple(map(_name, self.counts))
+        """The NAME of each ``NAME[WORDS]=PATTERN`` that it counts, in order."""
+        return tuple(re.split(r"[=\[]", text)[0].strip() for text in self.counts)
 
     @property
     def steps_per_line(self) -> int | None:
@@ -102,19 +104,17 @@ class Readings(Record):
 
     evidence: Evidence
     num_readings: Steps = Field(description="numbers that it printed, warm-up included")
-    num_processes: Total = Field(default=0, description="the most at once, as sampled")
-    busy_cores: Amount | None = Field(
-        default=None, description="CPU time of its processes per second of its life"
+    num_processes: Total = optional("the most at once, as sampled", 0)
+    busy_cores: Amount | None = optional(
+        "CPU time of its processes per second of its life"
     )
-    advances: tuple[Total, ...] = Field(
-        default=(),
-        max_length=MAX_ADVANCES,
-        description="how far whole numbers in its lines rose in the window: its steps"
+    advances: tuple[Total, ...] = optional(
+        "how far whole numbers in its lines rose in the window: its steps"
         " or examples may be among them",
+        (),
+        max_length=MAX_ADVANCES,
     )
-    remarks: tuple[Line, ...] = Field(
-        default=(), max_length=20, description="what its user should know"
-    )
+    remarks: tuple[Line, ...] = optional("what its user should know", (), max_length=20)
 
 
 PIPELINE_STAGES: Final = "pipeline_stages"
@@ -216,38 +216,29 @@ TF_CPP_VMODULE TF_NUM_INTEROP_THREADS TF_NUM_INTRAOP_THREADS
 
 IDENTITY = frozenset(_MOVING.split())
 """Move performance, and reach the processes of a trial as the user set them: memory,
-threads, libraries, collectives and TensorFlow."""
-
-ONLY_RECORDED = frozenset(_EXPLAINING.split())
-"""Set or removed by the harness for each trial, as its spec and placement say, or
-without an effect on time: they explain a trial, and do not tell one from another."""
-
-RECORDED = IDENTITY | ONLY_RECORDED
-
-
-def identity_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that belong to the identity of a trial, by name."""
-    return recorded_variables(environ, IDENTITY)
+threads, libraries, collectives and TensorFlow. They belong to the identity of a trial.
+"""
+RECORDED = IDENTITY | frozenset(_EXPLAINING.split())
+"""The others are set or removed by the harness for each trial, as its spec and
+placement say, or without an effect on time: they explain a trial, and do not tell one
+from another."""
 
 
 def recorded_variables(
-    environ: Mapping[str, str], names: frozenset[str] = RECORDED
-) -> dict[str, str]:
+    environ: Mapping[str, Any], names: frozenset[str] = RECORDED
+) -> dict[str, Any]:
     """Returns the variables that are recorded with a trial, by name."""
-    return {
-        name: _recorded_value(name, value)
-        for name, value in sorted(environ.items())
-        if name in names
-    }
-
-
-def _recorded_value(name: str, value: Any) -> Any:
-    if not isinstance(value, str):  # of a record that is checked later
-        return value
-    if name == "LD_PRELOAD":
+    recorded = {name: environ[name] for name in sorted(names & environ.keys())}
+    preloaded = recorded.get("LD_PRELOAD")
+    if isinstance(preloaded, str):
         # Which library matters, not the folder. Both separators are allowed.
-        value = ":".join(
-            path.rpartition("/")[2] for path in value.replace(":", " ").split()
-        )
-    # A value can have arbitrary bytes; a record stores one printable line.
-    return printable(shortened(value))[:MAX_LINE]
+        paths = preloaded.replace(":", " ").split()
+        recorded["LD_PRELOAD"] = ":".join(path.rpartition("/")[2] for path in paths)
+    # A value can have arbitrary bytes; a record stores one printable line. What is no
+    # text is of a record that is checked later.
+    return {
+        name: printable(shortened(value))[:MAX_LINE]
+        if isinstance(value, str)
+        else value
+        for name, value in recorded.items()
+    }

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from results.records import limits
-from results.records.measuring import MAX_ATTEMPTS, Control
+from results.records.measuring import Attempt, BlockFacts, Control
 from results.records.models import Failure, Phase, QualityMetric, QualityPoint
 from results.records.record_base import (
+    MAX_LOSSES,
+    MAX_REPLICAS,
     Amount,
+    BatchSize,
     Change,
     FlopRate,
     Fraction,
@@ -23,6 +25,7 @@ from results.records.record_base import (
     Line,
     Name,
     Nanoseconds,
+    Rank,
     Real,
     Record,
     Replicas,
@@ -31,12 +34,10 @@ from results.records.record_base import (
     Steps,
     Text,
     Total,
+    optional,
 )
 
 # Messages and commands go over a socket, as one line of JSON each.
-
-Rank = Annotated[int, Field(ge=0, lt=limits.MAX_REPLICAS)]
-Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPTS)]
 
 
 class TrialFile(Record):
@@ -44,7 +45,7 @@ class TrialFile(Record):
 
     protocol: Literal[3] = 3
     num_replicas: Replicas
-    per_replica_batch_size: int = Field(ge=1, le=limits.MAX_BATCH_SIZE)
+    per_replica_batch_size: BatchSize
     global_batch_size: GlobalBatchSize
     unit: Name = Field(description="plural unit of an example")
     seed: Seed
@@ -62,10 +63,9 @@ class Imported(Record):
     state: Literal["imported"]
     rank: Rank
     num_ranks: Replicas | None = None
-    protocol: int = Field(default=2, description="2 did not say it")
-    has_sustained: bool = Field(
-        default=False,
-        description="whether it lets its garbage collector work in sustained blocks",
+    protocol: int = optional("2 did not say it", 2)
+    has_sustained: bool = optional(
+        "whether it lets its garbage collector work in sustained blocks", False
     )
 
 
@@ -82,24 +82,6 @@ class Ready(Record):
     state: Literal["ready"]
     rank: Rank
     step_time_sec: Amount
-
-
-class BlockFacts(Record):
-    """What a process did and used in a block; the usage is that of ``getrusage``."""
-
-    round_index: Index
-    attempt: Attempt
-    start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC, before its first step")
-    end_ns: Nanoseconds = Field(description="that of its last step")
-    num_steps: Steps
-    user_sec: Amount = 0.0
-    system_sec: Amount = 0.0
-    minor_faults: Total = 0
-    major_faults: Total = 0
-    involuntary_switches: Total = 0
-    num_retraces: Total = Field(
-        default=0, description="compilations within the block, which make it discarded"
-    )
 
 
 class BlockDone(BlockFacts):
@@ -136,10 +118,10 @@ class MeasureBlock(Record):
     round_index: Index
     attempt: Attempt = Field(description="above 0 where the one before was disturbed")
     num_steps: Steps
-    is_sustained: bool = Field(
-        default=False,
-        description="let the garbage collector work, as it does outside of studies;"
+    is_sustained: bool = optional(
+        "let the garbage collector work, as it does outside of studies;"
         " sent only to programs that have said ``has_sustained``",
+        False,
     )
 
 
@@ -205,7 +187,7 @@ class StepLine(Record):
 
     kind: Literal["step"]
     phase: Phase
-    index: int = Field(ge=0, lt=limits.MAX_LOSSES)
+    index: int = Field(ge=0, lt=MAX_LOSSES)
     start_ns: Nanoseconds
     end_ns: Nanoseconds = Field(description="after all work of the device")
     loss: Loss = Field(description="mean over the global batch; null if there is none")
@@ -239,8 +221,8 @@ class GpuCanaryLine(Record):
     """Rates of a matrix product on each GPU of the process, before warm-up."""
 
     kind: Literal["gpu_canary"]
-    tflops: tuple[Amount, ...] = Field(max_length=limits.MAX_REPLICAS)
-    reason: Line = Field(default="", description="why there is none")
+    tflops: tuple[Amount, ...] = Field(max_length=MAX_REPLICAS)
+    reason: Line = optional("why there is none", "")
 
 
 class ExplainLine(Record):
@@ -258,10 +240,10 @@ class MemoryLine(Record):
     method: Line
 
 
-class HeartbeatLine(Record):
-    """The process is alive; in a long window every few seconds."""
+class LifeLine(Record):
+    """The process is alive, as in a long window every few seconds, or has done all."""
 
-    kind: Literal["heartbeat"]
+    kind: Literal["heartbeat", "done"]
     ns: Nanoseconds
 
 
@@ -274,16 +256,10 @@ class SanityLine(Record):
     detail: Text
 
 
-class QualityLine(QualityMetric):
-    """What was learned, at the end."""
+class MetricLine(QualityMetric):
+    """What was learned, at the end; or what was counted within the measured steps."""
 
-    kind: Literal["quality"]
-
-
-class WindowMetricLine(QualityMetric):
-    """What the program counted within the measured steps."""
-
-    kind: Literal["window_metric"]
+    kind: Literal["quality", "window_metric"]
 
 
 class PointLine(QualityPoint):
@@ -304,13 +280,6 @@ class FailureLine(Failure):
     kind: Literal["failure"]
 
 
-class DoneLine(Record):
-    """The process has done all that the harness asked for."""
-
-    kind: Literal["done"]
-    ns: Nanoseconds
-
-
 RankLine = Annotated[
     TrialLine
     | PhaseLine
@@ -324,14 +293,12 @@ RankLine = Annotated[
     | GpuCanaryLine
     | ExplainLine
     | MemoryLine
-    | HeartbeatLine
+    | LifeLine
     | SanityLine
-    | QualityLine
-    | WindowMetricLine
+    | MetricLine
     | PointLine
     | ChangeLine
-    | FailureLine
-    | DoneLine,
+    | FailureLine,
     Field(discriminator="kind"),
 ]
 """A line of ``rank_<k>.jsonl``."""
@@ -343,8 +310,10 @@ them with its time (``ns``, ``value``), and what it used (``num_processes``,
 ``busy_cores``, ``advances``, ``remarks``). Its ``facts`` have ``num_replicas`` and
 ``metric`` as well, which say what its numbers mean."""
 RANK_KINDS: Final = _OWN_KINDS.union(
-    get_args(model.model_fields["kind"].annotation)[0]
-    for model in get_args(get_args(RankLine)[0])
+    *(
+        get_args(model.model_fields["kind"].annotation)
+        for model in get_args(get_args(RankLine)[0])
+    )
 )
 """The kinds of lines in the file of a rank."""
 VERSION: Final = 3

@@ -75,13 +75,15 @@ FREE_SPACE: Final = "free space or choose a directory that this user can write t
 
 
 @contextlib.contextmanager
-def writing(path: pathlib.Path, advice: str = FREE_SPACE) -> Iterator[None]:
+def writing(
+    path: pathlib.Path, advice: str = FREE_SPACE, *, what: str = ""
+) -> Iterator[None]:
     """Raises WriteStoreError, which says what to do, where a file is not written."""
     try:
         yield
     except OSError as error:
         raise errors.WriteStoreError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; {advice}"
+            f"cannot write {what}{str(path)!r}: {error.strerror or error}; {advice}"
         ) from error
 
 

@@ -56,15 +56,11 @@ def content(name: str, stored: bytes) -> bytes | None:
         return picture(stored)
     if name.endswith(".jsonl"):
         return b"".join(map(_line, stored.splitlines(keepends=True)))
-    record = untrusted.parsed(stored)
-    if not isinstance(record, dict):
-        raise untrusted.DamagedFileError(f"{name} holds no object")
+    record = untrusted.parsed_object(stored)
     public_facts = facts(schema.renamed(pathlib.PurePath(name).stem, record))
-    return (
-        stored
-        if public_facts == record
-        else (json.dumps(public_facts, indent=1) + "\n").encode()
-    )
+    if public_facts == record:
+        return stored
+    return f"{json.dumps(public_facts, indent=1)}\n".encode()
 
 
 def facts(record: dict[str, Any]) -> dict[str, Any]:
@@ -94,11 +90,8 @@ def picture(stored: bytes) -> bytes | None:
         return None
     kept, position, kind = [_PNG], len(_PNG), b""
     while position + _CHUNK_BYTES <= len(stored) and kind != b"IEND":
-        end = (
-            position
-            + _CHUNK_BYTES
-            + int.from_bytes(stored[position : position + 4], "big")
-        )
+        length = int.from_bytes(stored[position : position + 4], "big")
+        end = position + _CHUNK_BYTES + length
         kind = stored[position + 4 : position + 8]
         kept += [stored[position:end]] if kind in _CHUNKS else []
         position = end
@@ -114,9 +107,9 @@ def _line(stored: bytes) -> bytes:
         )
     except (untrusted.DamagedFileError, AttributeError):
         return b""  # cut by a kill, or no object: nobody reads it
-    return (
-        stored if public_facts == line else (json.dumps(public_facts) + "\n").encode()
-    )
+    if public_facts == line:
+        return stored
+    return f"{json.dumps(public_facts)}\n".encode()
 
 
 def _public(value: Any, name: str) -> Any:

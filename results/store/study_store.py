@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 RecordT = TypeVar("RecordT", bound=Record)
 
 _MOST_OF_PLACE = 200
+_ANOTHER = "choose a path this user can write to"
 _WITHOUT_USER_FOLDERS = ("env", "status", "result")
 """A plan and a spec name the data to read, and are what an id is made of. The command
 of a plan is only shown."""
@@ -61,23 +62,23 @@ def read_record(
     """Reads one record, or its public facts; None if there is no such file."""
     try:
         text = untrusted.read_text(path)
+        if text is None:
+            return None
     except untrusted.DamagedFileError as error:
         raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
-    if text is None:
-        return None
     if kind in _WITHOUT_USER_FOLDERS:
         text = texts.shortened(text)
     try:
-        data = untrusted.parsed_object(text)
-        data = schema.upgrade(kind, data, path)
+        data = schema.current(kind, untrusted.parsed_object(text), path)
+        command, variables = data.get("command"), data.get("environment_variables")
         # Older versions chose variables by prefix; not all may be published.
-        command = data.get("command") if kind == "plan" else None
-        if isinstance(command, list) and all(isinstance(each, str) for each in command):
-            data = {**data, "command": [texts.shortened(each) for each in command]}
-        variables = data.get("environment_variables")
         if isinstance(variables, dict):
-            variables = program.recorded_variables(variables)
-            data = {**data, "environment_variables": variables}
+            data["environment_variables"] = program.recorded_variables(variables)
+        if kind == "plan" and isinstance(command, list):
+            data["command"] = [
+                texts.shortened(word) if isinstance(word, str) else word
+                for word in command
+            ]
         return model.model_validate(public.facts(data) if is_public else data)
     except untrusted.DamagedFileError as error:
         raise errors.CorruptRecordError(path, str(error)) from error
@@ -87,7 +88,7 @@ def read_record(
 
 def content_of(record: Record) -> bytes:
     if isinstance(record, Plan):
-        command = tuple(texts.shortened(text) for text in record.command)
+        command = tuple(map(texts.shortened, record.command))
         record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
@@ -95,11 +96,7 @@ def content_of(record: Record) -> bytes:
     return text.encode("utf-8")
 
 
-def write_record(path: pathlib.Path, record: Record) -> None:
-    write_content(path, content_of(record))
-
-
-def write_content(path: pathlib.Path, content: bytes) -> None:
+def _write(path: pathlib.Path, content: bytes) -> None:
     """Writes the bytes of a record, and creates its folder if there is none."""
     with atomic.writing(path):
         if not path.parent.is_dir():
@@ -182,24 +179,16 @@ class Store:
                     f"study directory {str(root)!r}: {str(path)!r} is a file; choose "
                     "another study name or another runs directory"
                 )
-        try:
-            holds_other_things = root.is_dir() and not _looks_like_study(root)
-            if holds_other_things and any(
-                not entry.name.startswith(".") for entry in root.iterdir()
-            ):
+        with atomic.writing(root, _ANOTHER, what="study directory "):
+            others = untrusted.names_in(root) if not _looks_like_study(root) else ()
+            if not all(name.startswith(".") for name in others):
                 raise errors.OpenStoreError(
                     f"study directory {str(root)!r} holds files but no study (neither "
                     f"{PLAN_NAME} nor {TRIALS_NAME}/); choose an empty or new one"
                 )
             (root / TRIALS_NAME).mkdir(parents=True, exist_ok=True)
             if not os.access(root / TRIALS_NAME, os.W_OK):
-                raise PermissionError(13, "Permission denied")
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write study directory {str(root)!r}: "
-                f"{error.strerror or error}; choose a path "
-                "this user can write to"
-            ) from error
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         store = cls(root)
         store._read_plan_or_none()
         return store
@@ -209,32 +198,30 @@ class Store:
         """Opens a study to read it; raises OpenStoreError or NewerSchemaError."""
         root = pathlib.Path(root)
         _check_reachable(root)
-        nothing, trials = f"no study at {str(root)!r}", root / TRIALS_NAME
+        path, trials = repr(str(root)), root / TRIALS_NAME
+        start = "start one with 'sweep', or check the name"
         why_not = ""
         if not untrusted.is_there(root):
-            why_not = (
-                f"{nothing}: the directory does not exist; start one with 'sweep', or "
-                "check the name"
-            )
+            why_not = f"no study at {path}: the directory does not exist; {start}"
         elif not root.is_dir():
             why_not = (
-                f"{str(root)!r} is a file, must be a study directory (the folder that "
-                f"holds {PLAN_NAME})"
+                f"{path} is a file, must be a study directory (the folder that holds"
+                f" {PLAN_NAME})"
             )
         elif untrusted.is_there(root / VARIED_NAME):
             why_not = (
-                f"{str(root)!r} is a parameter sweep, whose folders are studies; name "
-                "one of them ('list studies' has them)"
+                f"{path} is a parameter sweep, whose folders are studies; name one of"
+                " them ('list studies' has them)"
             )
         elif not _looks_like_study(root):
             why_not = (
-                f"{nothing}: it holds neither {PLAN_NAME} nor {TRIALS_NAME}/; start one"
-                " with 'sweep', or check the name"
+                f"no study at {path}: it holds neither {PLAN_NAME} nor {TRIALS_NAME}/;"
+                f" {start}"
             )
         elif untrusted.is_there(trials) and not trials.is_dir():
             why_not = (
-                f"{nothing}: its {TRIALS_NAME} is not a directory, must be the folder "
-                "of the trials; restore it from a copy"
+                f"no study at {path}: its {TRIALS_NAME} is not a directory, must be the"
+                " folder of the trials; restore it from a copy"
             )
         if why_not:
             raise errors.OpenStoreError(why_not)
@@ -275,7 +262,7 @@ class Store:
         """Writes a record of the whole study."""
         content = content_of(record)
         self._list(name, {name: manifest.digest(content)})
-        write_content(self.root / name, content)
+        _write(self.root / name, content)
 
     def read_plan(self) -> Plan:
         """Reads the plan; raises as ``read_trial``."""
@@ -289,30 +276,24 @@ class Store:
 
     def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
         """Writes a trial's spec."""
-        write_record(self.trial_dir(trial_id) / "spec.json", spec)
+        _write(self.trial_dir(trial_id) / "spec.json", content_of(spec))
 
     def write_env(self, trial_id: str, env: Environment) -> None:
         """Writes a trial's machine record."""
-        write_record(self.trial_dir(trial_id) / "env.json", env)
+        _write(self.trial_dir(trial_id) / "env.json", content_of(env))
 
     def write_result(self, trial_id: str, result: TrialResult) -> None:
         """Writes a trial's observations."""
-        write_record(self.trial_dir(trial_id) / "result.json", result)
+        _write(self.trial_dir(trial_id) / "result.json", content_of(result))
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
         """Writes a trial's status, which completes it."""
-        folder = self.trial_dir(trial_id)
-        try:
+        folder, content = self.trial_dir(trial_id), content_of(status)
+        with atomic.writing(folder, "free space or choose another directory"):
             if folder.is_dir():
                 atomic.sync_files(folder)
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write {str(folder)!r} to disk: {error.strerror or error}; "
-                "free space or choose another directory"
-            ) from error
-        content = content_of(status)
         self.list_trial(trial_id, {"status.json": manifest.digest(content)})
-        write_content(folder / "status.json", content)
+        _write(folder / "status.json", content)
 
     def list_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
         """Lists the files of a trial in the manifest, as they are now."""

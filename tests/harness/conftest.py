@@ -297,18 +297,9 @@ def finished(template: Path, tmp_path: Path) -> None:
     shutil.copytree(template / "runs", tmp_path / "runs")
 
 
-def _to_version(root: Path, version: int) -> None:
-    """Writes every record of a study as an older version had it."""
-    for path in root.rglob("*.json"):
-        fields = json.loads(path.read_text())
-        for record in (fields, *(trial["spec"] for trial in fields.get("trials", ()))):
-            record["schema_version"] = version
-        path.write_text(json.dumps(fields))
-
-
 @pytest.fixture(scope="module")
-def old_and_new_studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, Path]:
-    """Makes one small study per schema version, with quality runs and a failure."""
+def eventful_study(tmp_path_factory: Any, synthetic: Any) -> Path:
+    """Makes a small study with quality runs and a failure."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
@@ -320,10 +311,6 @@ def old_and_new_studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, Path
         has_actors=True,
         statuses={("in_graph", synthetic.WEAK, 2, 1): synthetic.TrialStatus.FAILED},
     )
-    root = tmp_path_factory.mktemp("studies")
-    found = {}
-    for version in (4, 5):
-        store = synthetic.make_store(root / str(version), shape)
-        _to_version(store.root, version)
-        found[version] = store.root
-    return found
+    root: Path = tmp_path_factory.mktemp("studies") / "eventful"
+    synthetic.make_store(root, shape)
+    return root

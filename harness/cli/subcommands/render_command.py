@@ -17,8 +17,7 @@ from harness.launch.launchers import Job
 from harness.options import kinds
 from harness.options.option import NO_OPTIONS, Contributed, Options, option
 from reports import output_file
-from results.records.limits import MAX_REPLICAS
-from results.records.record_base import Replicas
+from results.records.record_base import MAX_REPLICAS, Replicas
 
 if TYPE_CHECKING:
     from harness.cli.subcommand import Call

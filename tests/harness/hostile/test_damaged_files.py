@@ -34,6 +34,7 @@ from harness.run import trial_tree
 from results.judging import gate as gate_module
 from results.records import identity
 from results.records.models import GateCase, GateRecord, TrialSpec
+from results.store import lock
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
@@ -158,8 +159,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
     gate_module.write_gate(Store(study), GATE)
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
-    (study / ".lock-holder").write_text("1\n")
-    (study / ".lock-heartbeat").write_text("another 0123\n")
+    (study / ".lock-heartbeat").write_text("another 1 0123\n")
     (root / "study.toml").write_text(TOML)
     (root / "numbers.json").write_text('{"a": {"b": [1.5, 2]}}\n{"a": {"b": 3}}\n')
     (root / "numbers.csv").write_text("step,rate\n1,20.5\n2,21\n")
@@ -207,8 +207,10 @@ READERS = {
     ),
     "manifest": ("runs/r/SHA256SUMS", ("verify r", "report r --format zip -o r.zip")),
     "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
-    "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
-    "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),
+    "owner": (
+        "runs/r/.lock-heartbeat",
+        ("sweep --study r", "status r", "status r --json"),
+    ),
     "parameter sweep": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "records of a page": ("records.zip", ("verify records.zip",)),
     "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
@@ -279,7 +281,8 @@ def read(whole, tmp_path, monkeypatch):
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
         if name == "load within blocks":  # which are read while they are written
-            (place / "runs/r/.lock-holder").write_text(f"{os.getpid()}\n")
+            owner = f"{lock.kernel_id()} {os.getpid()} 0\n"
+            (place / "runs/r/.lock-heartbeat").write_text(owner)
             for status in place.glob("runs/r/trials/*/status.json"):
                 status.unlink()
         path = damage(sorted(place.glob(pattern)))
@@ -487,14 +490,12 @@ def check(root, reader):
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(version=st.sampled_from((5, 4)), places=damages, reader=st.sampled_from(OTHERS))
-def test_damaged_studies_are_reported_in_lines(
-    old_and_new_studies, version, places, reader
-):
-    root = old_and_new_studies[version].with_name("damaged")
+@given(places=damages, reader=st.sampled_from(OTHERS))
+def test_damaged_studies_are_reported_in_lines(eventful_study, places, reader):
+    root = eventful_study.with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
     root.with_name("written.zip").unlink(missing_ok=True)
-    shutil.copytree(old_and_new_studies[version], root)
+    shutil.copytree(eventful_study, root)
     for kind, *what in places:
         damage(root, kind, *what)
     with pytest.MonkeyPatch.context() as patch:

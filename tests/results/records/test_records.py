@@ -151,29 +151,19 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
     assert len(store.trial_ids()) - 1 == len(store.read().trials)
 
 
-def _plan(version, change):
-    """Damages a plan of a version; the older one is upgraded before it is checked."""
-
-    def damage(plan):
-        plan["schema_version"] = version
-        change(plan)
-
-    return damage
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
     [
         ("result", "{", "not JSON: "),
         ("status", "{}", "schema_version is None, must be an integer"),
-        ("spec", '{"schema_version": 4}', "workload: Field required"),
+        ("spec", '{"schema_version": 6}', "workload: Field required"),
         ("env", "\x00\xff", "not JSON"),
         # Nested without end, numbers without end, versions that never were.
         ("env", "[" * 100_000, r"not a record: lists or objects are nested too deeply"),
         ("env", "9" * 10_000, r"not JSON: Exceeds the limit"),
         ("env", f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+"),
         ("env", '{"schema_version": 10000}', r"schema_version is 10000, must be an in"),
-        ("env", '{"schema_version": 4, "\\ud800": 1}', r"(Field required|\\ud800)"),
+        ("env", '{"schema_version": 6, "\\ud800": 1}', r"(Field required|\\ud800)"),
         # Values out of bounds, and those that others contradict.
         ("result", {"window_sec": 1e-300}, r"window_sec: .*greater than or equal to"),
         ("result", {"window_sec": 10**400}, r"window_sec: Input should be a valid num"),
@@ -187,26 +177,18 @@ def _plan(version, change):
         ("result", {"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
         ("result", {"num_measured_steps": 7}, r"num_measured_steps is 7, .* has 16"),
         ("result", {"global_batch_size": 9}, r"global_batch_size is 9, the spec of th"),
-        ("plan", _plan(4, lambda of: of.pop("trials")), r"trials: Field required"),
+        ("plan", lambda of: of.pop("trials"), r"trials: Field required"),
         ("plan", {"trials": 7}, r"trials: Input should be a valid tuple"),
+        ("plan", lambda of: of.update(trials=[7]), r"trials\.0: Input should"),
+        ("plan", lambda of: of["trials"][0].pop("spec"), r"trials\.0\.spec: "),
         (
             "plan",
-            _plan(4, lambda of: of.update(trials=[7])),
-            r"trials\.0: Input should",
-        ),
-        (
-            "plan",
-            _plan(5, lambda of: of["trials"][0].pop("spec")),
-            r"trials\.0\.spec: ",
-        ),
-        (
-            "plan",
-            _plan(4, lambda of: of["trials"][0].update(trial_id="0" * 20)),
+            lambda of: of["trials"][0].update(trial_id="0" * 20),
             r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
         ),
         (
             "plan",
-            _plan(5, lambda of: of["trials"].append(of["trials"][0])),
+            lambda of: of["trials"].append(of["trials"][0]),
             r"names trial '\w+' twice; every trial must differ in its spec",
         ),
     ],
@@ -329,10 +311,10 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
     ):
         pass
     (store.root / ".lock").unlink()
-    (store.root / ".lock-holder").mkdir()
+    (store.root / ".lock-heartbeat").mkdir()
     with (
         pytest.raises(
-            errors.WriteStoreError, match=r"cannot write '.*lock-holder': .*; rem"
+            errors.WriteStoreError, match=r"cannot write '.*heartbeat': .*; remove"
         ),
         lock_study(store.root),
     ):
