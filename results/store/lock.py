@@ -1,6 +1,6 @@
-"""One writer per study: a lock of the operating system, and a heartbeat for others.
+"""One writer per study: a lock of the system, and a file that names the owner.
 
-The kernel holds the lock for as long as the process lives; the pid is in another file.
+The kernel holds the lock for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PERIOD_SEC = 10.0
 DEAD_SEC = 60.0
 """Without a touch for so long, the owner is dead, or may no longer write."""
 _NUM_TRIES = 100
-_MOST_HEARTBEAT_BYTES = 1_000
+_MOST_BYTES = 1_000
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,69 +49,75 @@ def kernel_id() -> str:
 @contextlib.contextmanager
 def hold_heartbeat(root: pathlib.Path) -> Iterator[None]:
     """Owns the study against other kernels while the block runs."""
-    token = f"{kernel_id()} {uuid.uuid4().hex}\n"
+    token = f"{kernel_id()} {os.getpid()} {uuid.uuid4().hex}\n"
+    path, is_over = root / HEARTBEAT_NAME, threading.Event()
     _claim(root, token)
-    is_over = threading.Event()
-    beats = threading.Thread(
-        target=_beat, args=(root, token, is_over), name="study heartbeat", daemon=True
-    )
+
+    def beat() -> None:
+        """Touches the file until the end; ends this process if the study was lost."""
+        while not is_over.wait(PERIOD_SEC):
+            # A file system that does not answer now may do so the next time.
+            with contextlib.suppress(OSError):
+                if _read(path) != token:
+                    sys.stderr.write(
+                        f"error: study {str(root)!r} was taken over by a process of"
+                        " another machine, since this one gave no sign of life for"
+                        f" {DEAD_SEC:.0f} s; it ends here\n"
+                    )
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+                os.utime(path)
+
+    beats = threading.Thread(target=beat, name="study heartbeat", daemon=True)
     beats.start()
     try:
-        with atomic.fenced(root, lambda: _read(root / HEARTBEAT_NAME) == token):
+        with atomic.fenced(root, lambda: _read(path) == token):
             yield
     finally:
         is_over.set()
         beats.join()
         # What was done is done; others wait until the file that is left is old.
         with contextlib.suppress(OSError):
-            if _read(root / HEARTBEAT_NAME) == token:
-                (root / HEARTBEAT_NAME).unlink()
+            if _read(path) == token:
+                path.unlink()
 
 
 def _claim(root: pathlib.Path, token: str) -> None:
-    """Makes the file of the owner, in place of a dead one's if there is one."""
-    path = root / HEARTBEAT_NAME
+    """Makes the file of the owner, in place of a dead one's if there is one.
+
+    Of several that take over from a dead owner, whoever makes its successor's file
+    wins; one that died on the way has a successor itself.
+    """
+    path = name = root / HEARTBEAT_NAME
     mine = root / f"{HEARTBEAT_NAME}-{_digest(token)}"
+    owner, won = "", [mine]
     try:
         mine.write_text(token, encoding="ascii")
         # A power failure would leave an empty file, whose owner is waited for.
         atomic.sync(mine)
         for _ in range(_NUM_TRIES):  # others come and go
-            if _links(mine, path):
-                return
-            owner = _read(path)
-            if owner is not None:
-                _succeed(root, owner, mine)
-                return
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    finally:
-        mine.unlink(missing_ok=True)
-
-
-def _succeed(root: pathlib.Path, owner: str, mine: pathlib.Path) -> None:
-    """Takes over from a dead owner: of several, whoever makes the successor's file."""
-    path = root / HEARTBEAT_NAME
-    won: list[pathlib.Path] = []
-    dead: str | None = owner
-    where = path
-    try:
-        while not won:
-            if dead is None:  # another has just succeeded
+            if _links(mine, name):
+                break
+            found = _read(name)
+            if found is not None:
+                _check_dead(root, name, found, mine)
+                owner = found if name == path else owner
+                name = root / f"{HEARTBEAT_NAME}-after-{_digest(found)}"
+            elif name != path:  # another has just succeeded
                 raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
-            _check_dead(root, where, dead, mine)
-            successor = root / f"{HEARTBEAT_NAME}-after-{_digest(dead)}"
-            if _links(mine, successor):
-                won.append(successor)
-            else:
-                dead, where = _read(successor), successor
+        else:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if name == path:
+            return
+        won.append(name)
         # One that succeeded before has removed its file; then this owner is another.
         if _read(path) != owner:
             raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
         mine.replace(path)
         won += root.glob(f"{HEARTBEAT_NAME}-after-*")
     finally:
-        for successor in won:
-            successor.unlink(missing_ok=True)
+        for left in won:
+            left.unlink(missing_ok=True)
 
 
 def _check_dead(
@@ -121,10 +127,9 @@ def _check_dead(
     if owner.partition(" ")[0] == kernel_id():
         return
     os.utime(mine)  # now, by the clock of the file system
-    try:
+    age_sec = 0.0
+    with contextlib.suppress(FileNotFoundError):  # it has just ended, or was succeeded
         age_sec = mine.stat().st_mtime - where.stat().st_mtime
-    except FileNotFoundError:  # it has just ended, or was succeeded
-        age_sec = 0.0
     if age_sec < DEAD_SEC:
         raise errors.StudyInUseElsewhereError(root, max(age_sec, 0.0), DEAD_SEC)
 
@@ -151,47 +156,27 @@ def _read(path: pathlib.Path) -> str | None:
     # The error of a read has no path, and would be taken for one of stdout.
     with atomic.named(path):
         try:
-            content = untrusted.read_bytes(path, max_bytes=_MOST_HEARTBEAT_BYTES)
-        except untrusted.DamagedFileError as error:
+            content = untrusted.read_bytes(path, max_bytes=_MOST_BYTES)
+        except (untrusted.DamagedFileError, errors.UnavailableRecordError) as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
             raise OSError(errno.EINVAL, str(error)) from error
-        except errors.UnavailableRecordError as error:
-            cause = error.__cause__
-            raise cause if isinstance(cause, OSError) else OSError(str(error)) from None
     return None if content is None else content.decode("ascii", errors="replace")
 
 
-def _beat(root: pathlib.Path, token: str, is_over: threading.Event) -> None:
-    """Touches the file until the end; ends this process if the study was lost."""
-    while not is_over.wait(PERIOD_SEC):
-        # A file system that does not answer now may do so the next time.
-        with contextlib.suppress(OSError):
-            if _read(root / HEARTBEAT_NAME) != token:
-                sys.stderr.write(
-                    f"error: study {str(root)!r} was taken over by a process of"
-                    " another machine, since this one gave no sign of life for"
-                    f" {DEAD_SEC:.0f} s; it ends here\n"
-                )
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            os.utime(root / HEARTBEAT_NAME)
-
-
 LOCK_NAME = ".lock"
-HOLDER_NAME = ".lock-holder"
-_MOST_BYTES = 100
 _REMOVE = "remove what is in its place, or free space"
 _FOLDERS = ("trials/*/", "match/trials/*/", "report/")
 """Of a study, in which records are written."""
 
 
 def read_holder(root: pathlib.Path) -> int | None:
-    """Returns the process that locked a study last, which a killed one still is."""
+    """Returns the process of this machine that owned a study last, dead or alive."""
     try:
-        return int(
-            untrusted.read_bytes(root / HOLDER_NAME, max_bytes=_MOST_BYTES) or ""
-        )
-    except ValueError:
-        # The other process has the lock and is about to write its pid.
+        content = untrusted.read_bytes(root / HEARTBEAT_NAME, max_bytes=_MOST_BYTES)
+        kernel, pid, _ = (content or b"").decode("ascii").split()
+        return int(pid) if kernel == kernel_id() else None
+    except ValueError:  # it has the lock, and is about to write the file
         return None
 
 
@@ -214,17 +199,10 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
             "first, in a folder that this user can write to"
         ) from error
-    try:
-        with atomic.writing(root / HOLDER_NAME, _REMOVE):
-            atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
-        with contextlib.ExitStack() as stack:
-            with atomic.writing(root / HEARTBEAT_NAME, _REMOVE):
-                stack.enter_context(hold_heartbeat(root))
-            # Nobody else writes here now, on no machine.
-            atomic.remove_leftovers(root, _FOLDERS)
-            yield
-    finally:
-        with contextlib.suppress(OSError, errors.ResultsError):
-            if read_holder(root) == os.getpid():  # and not a successor
-                (root / HOLDER_NAME).unlink(missing_ok=True)
-        os.close(lock)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock)
+        with atomic.writing(root / HEARTBEAT_NAME, _REMOVE):
+            stack.enter_context(hold_heartbeat(root))
+        # Nobody else writes here now, on no machine.
+        atomic.remove_leftovers(root, _FOLDERS)
+        yield

@@ -56,25 +56,20 @@ def evidence_in(folder: pathlib.Path) -> dict[str, str]:
 def renew(root: pathlib.Path, owner: str, files: Mapping[str, str]) -> None:
     """Lists a file, or the files of a folder, in place of what was listed of it."""
     with _LOCK:
-        listed = read(root)
-        sums = {} if listed is None else listed.sums
-        for path, before in {} if listed is None else listed.before.items():
-            if digest_of(root / path) == before:
-                # A kill left it as it was.
-                sums.pop(path, None)
-                sums |= {path: before} if before != NOTHING else {}
+        listed = read(root) or Listed({}, {})
+        for path, before in listed.before.items():
+            if digest_of(root / path) == before:  # a kill left it as it was
+                listed.sums[path] = before
         sums = {
             path: one
-            for path, one in sums.items()
-            if path != owner and not path.startswith(f"{owner}/")
-        }
-        sums |= files
+            for path, one in listed.sums.items()
+            if one != NOTHING and path != owner and not path.startswith(f"{owner}/")
+        } | dict(files)
         lines = [f"{one}  {path}" for path, one in sorted(sums.items())]
         for path, one in sorted(files.items()):
             if (present := digest_of(root / path)) != one:
                 lines.append(f"# before {present}  {path}")
-        text = "".join(f"{line}\n" for line in lines)
-        atomic.write_text(root / MANIFEST_NAME, text)
+        atomic.write_text(root / MANIFEST_NAME, "".join(f"{line}\n" for line in lines))
 
 
 def read(root: pathlib.Path) -> Listed | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import stat
+import os
 import tempfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -63,23 +63,17 @@ def stores(root: Path, varied: Varied) -> list[Store]:
 
 def value_of(plan: Plan, key: str) -> str:
     """The value of the setting that a study was made with, as a user writes it."""
-    specs = [trial.spec for trial in plan.trials]
-    if key == DATA:
-        values = [spec.data for spec in specs]
-    elif key in (PER_REPLICA, GLOBAL):
+    values: list[Any] = [trial.spec.data for trial in plan.trials]
+    if key in (PER_REPLICA, GLOBAL):
         mode = ScalingMode.WEAK if key == PER_REPLICA else ScalingMode.STRONG
-        field = key.replace("-", "_")
-        modes = [trial.modes for trial in plan.trials]
-        both = zip(specs, modes, strict=True)
-        values = [str(getattr(spec, field)) for spec, each in both if mode in each]
-    else:
-        options = [spec.options[key] for spec in specs if key in spec.options]
-        # As a user writes them.
-        values = [
-            str(each).lower() if isinstance(each, bool) else str(each)
-            for each in options
-        ]
-    unique = list(dict.fromkeys(values))
+        specs = [trial.spec for trial in plan.trials if mode in trial.modes]
+        values = [getattr(spec, key.replace("-", "_")) for spec in specs]
+    elif key != DATA:
+        options = [trial.spec.options for trial in plan.trials]
+        values = [each[key] for each in options if key in each]
+    # As a user writes them.
+    texts = (str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+    unique = list(dict.fromkeys(texts))
     if len(unique) != 1:
         raise errors.ResultsError(
             f"study {plan.study!r} has {len(unique)} values of {key!r}"
@@ -107,7 +101,7 @@ _DAMAGED = (
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path]:
     """Yields the folder of a study, given that, a folder around it, or a zip of it."""
-    if not stat.S_ISREG(_mode(path)):
+    if not os.path.isfile(path):  # noqa: PTH113 - it raises nothing
         yield _study_in(path)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -130,21 +124,13 @@ def opened(path: Path) -> Iterator[Path]:
         yield study
 
 
-def _mode(path: Path) -> int:
-    """Returns what a path is; 0 where whoever opens it says why it is nothing."""
-    try:
-        return path.stat().st_mode
-    except (OSError, ValueError):
-        return 0
-
-
 def _is_study(folder: Path) -> bool:
     return not untrusted.names_in(folder).isdisjoint(_IN_STUDIES)
 
 
 def _study_in(folder: Path) -> Path:
     """Returns the only study in a folder that is none itself, else the folder."""
-    if not stat.S_ISDIR(_mode(folder)) or _is_study(folder):
+    if not os.path.isdir(folder) or _is_study(folder):  # noqa: PTH112
         return folder
     folders = untrusted.folders_with(folder, PLAN_NAME)
     return folders[0] if len(folders) == 1 else folder

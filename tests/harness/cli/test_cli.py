@@ -228,7 +228,8 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
 
 def test_what_a_killed_sweep_left_is_missing(interleaved, status):
     """Its process is gone, although the file that names it is still there."""
-    (interleaved.root / lock.HOLDER_NAME).write_text("4194304999\n")
+    owner = f"{lock.kernel_id()} 4194304999 0\n"
+    (interleaved.root / lock.HEARTBEAT_NAME).write_text(owner)
 
     assert "1 missing" in status()
 

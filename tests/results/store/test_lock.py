@@ -65,22 +65,22 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
 
     assert owner.pid == refusal.pid
     with lock.lock_study(tmp_path):
-        assert int((tmp_path / lock.HOLDER_NAME).read_text()) == os.getpid()
+        assert os.getpid() == lock.read_holder(tmp_path)
 
 
 def test_one_process_cannot_hold_it_twice(tmp_path):
     with lock.lock_study(tmp_path):
         refused(tmp_path, errors.StudyLockedError, f"process {os.getpid()}")
-        assert (tmp_path / lock.HOLDER_NAME).exists()
+        assert (tmp_path / lock.HEARTBEAT_NAME).exists()
 
-    assert not (tmp_path / lock.HOLDER_NAME).exists()
+    assert not (tmp_path / lock.HEARTBEAT_NAME).exists()
     with lock.lock_study(tmp_path):
         pass
 
 
 def test_what_cannot_be_locked_is_one_line(tmp_path):
     with lock.lock_study(tmp_path):
-        (tmp_path / lock.HOLDER_NAME).write_text("")
+        (tmp_path / lock.HEARTBEAT_NAME).write_text("")
         refused(tmp_path, errors.StudyLockedError, "in use by another process")
     missing = tmp_path / "missing"
     refused(missing, errors.WriteStoreError, r"cannot lock study .*create it")
