@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
+import itertools
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from results.figures import scaling
 from results.records.models import Control, Order
@@ -26,13 +26,12 @@ MOST_DISCARDED = scaling.MOST_DISCARDED
 """With a larger part of discarded blocks, a gate judges nothing."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BlockCounts:
-    num_blocks: int  # All blocks, repeated ones included.
-    num_discarded: int  # Those that do not count.
-    num_lost: int  # Blocks that were discarded as often as they were repeated.
+class BlockCounts(NamedTuple):
+    num_blocks: int = 0  # All blocks, repeated ones included.
+    num_discarded: int = 0  # Those that do not count.
+    num_lost: int = 0  # Blocks that were discarded as often as they were repeated.
     # How often each reason occurs, without what was measured; the most frequent first.
-    reasons: tuple[tuple[str, int], ...]
+    reasons: tuple[tuple[str, int], ...] = ()
 
     @property
     def discarded_fraction(self) -> float:
@@ -53,29 +52,27 @@ class BlockCounts:
         return self.discarded_fraction > MOST_DISCARDED
 
 
+NO_BLOCKS = BlockCounts()
+
+
 def count_blocks(study: Study) -> BlockCounts:
-    trials = [
-        entry.trial.result.blocks
-        for entry in study.planned
-        if entry.trial is not None and entry.trial.result is not None
-    ]
-    num_lost = 0
+    num_blocks = num_lost = 0
     reasons: collections.Counter[str] = collections.Counter()
-    for blocks in trials:
-        rounds = {(t.round_index, t.is_sustained) for t in blocks}
-        num_lost += len(
-            rounds - {(t.round_index, t.is_sustained) for t in blocks if t.is_valid}
+    for entry in study.planned:
+        if entry.trial is None or entry.trial.result is None:
+            continue
+        blocks = entry.trial.result.blocks
+        num_blocks += len(blocks)
+        valid = [block for block in blocks if block.is_valid]
+        all_rounds, rounds = (
+            {(block.round_index, block.is_sustained) for block in some}
+            for some in (blocks, valid)
         )
-        reasons.update(
-            _without_numbers(t.discard_reason) for t in blocks if not t.is_valid
-        )
+        num_lost += len(all_rounds - rounds)
+        discarded = (block.discard_reason for block in blocks if not block.is_valid)
+        reasons.update(map(_without_numbers, discarded))
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    return BlockCounts(
-        num_blocks=sum(map(len, trials)),
-        num_discarded=reasons.total(),
-        num_lost=num_lost,
-        reasons=tuple(ordered),
-    )
+    return BlockCounts(num_blocks, reasons.total(), num_lost, tuple(ordered))
 
 
 def _without_numbers(reason: str) -> str:
@@ -84,8 +81,7 @@ def _without_numbers(reason: str) -> str:
     return re.sub(r" (once|\d+ times)$", "", with_limit)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class AaControl:
+class AaControl(NamedTuple):
     """A case that was measured twice: how far apart two equal programs are."""
 
     case: Case  # The case.
@@ -105,23 +101,23 @@ _OF_CONTROL = {"control", "repetition_index", "seed"}
 
 def aa_control_of(study: Study) -> AaControl | None:
     """Returns the A/A control and its case, or None where there is none with blocks."""
-    for control in study.controls:
-        if control.spec.control is not Control.AA:
-            continue
-        wanted = control.spec_without(_OF_CONTROL)
-        for case in study.cases:
-            if case.spec_without(_OF_CONTROL) != wanted:
-                continue
-            ratio, strict = scaling.throughput_ratio(control, case), None
-            if ratio is None:
-                return None
-            logs = scaling.block_logs(control, case)
-            if len(logs) >= estimates.FEWEST_FOR_INTERVAL:
-                mean = estimates.mean_of_rounds(logs).estimate(
-                    estimates.OVER_ROUNDS, confidence=AA_CONFIDENCE
-                )
-                strict = estimates.from_logs(mean)
-            return AaControl(case=case, control=control, ratio=ratio, strict=strict)
+    pairs = (
+        (control, case)
+        for control in study.controls
+        if control.spec.control is Control.AA
+        for case in study.cases
+        if case.spec_without(_OF_CONTROL) == control.spec_without(_OF_CONTROL)
+    )
+    for control, case in itertools.islice(pairs, 1):
+        ratio, strict = scaling.throughput_ratio(control, case), None
+        logs = scaling.block_logs(control, case)
+        if len(logs) >= estimates.FEWEST_FOR_INTERVAL:
+            mean = estimates.mean_of_rounds(logs)
+            strict = estimates.from_logs(
+                mean.estimate(estimates.OVER_ROUNDS, confidence=AA_CONFIDENCE)
+            )
+        if ratio is not None:
+            return AaControl(case, control, ratio, strict)
     return None
 
 
@@ -131,13 +127,12 @@ def is_precise_enough(study: Study) -> bool:
     target, primary = measuring.target, measuring.primary
     if target is None:
         return True
-    cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
     logs: list[tuple[float, ...]] = []
     if primary is not None and measuring.order is Order.INTERLEAVED:
-        first = cases.get(primary.first_case_id)
-        second = cases.get(primary.second_case_id)
-        if first is not None and second is not None:
-            logs = scaling.block_logs(first, second)
+        cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
+        ids = primary.first_case_id, primary.second_case_id
+        if all(case_id in cases for case_id in ids):
+            logs = scaling.block_logs(cases[ids[0]], cases[ids[1]])
     return estimates.is_precise_enough(logs, target)
 
 
@@ -145,8 +140,7 @@ QUIET_FRACTION = 0.05
 """Of the CPU time: what others may use beside a trial."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class Load(NamedTuple):
     unit: str  # What has one: a block of an interleaved study, or a trial.
     num_all: int  # All of these.
     num_unknown: int  # Those of which it was not recorded.
@@ -158,22 +152,13 @@ class Load:
 def load_of_study(study: Study) -> Load:
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
     results = [trial.result for trial in trials if trial.result is not None]
-    shares = [
-        block.foreign_cpu_fraction for result in results for block in result.blocks
-    ]
-    is_interleaved = bool(shares)
-    if not is_interleaved:
-        environments = [trial.env for trial in trials if trial.env is not None]
-        shares = [env.foreign_cpu_fraction for env in environments]
+    blocks = [block for result in results for block in result.blocks]
+    environments = [trial.env for trial in trials if trial.env is not None]
+    shares = [one.foreign_cpu_fraction for one in blocks or environments]
     known = [share for share in shares if share is not None]
-    busy = [share for share in known if share > QUIET_FRACTION]
-    return Load(
-        unit="block" if is_interleaved else "trial",
-        num_all=len(shares),
-        num_unknown=len(shares) - len(known),
-        num_busy=0 if is_interleaved else len(busy),
-        most=max(known, default=None),
-    )
+    num_busy = 0 if blocks else sum(share > QUIET_FRACTION for share in known)
+    unit, num_unknown = "block" if blocks else "trial", len(shares) - len(known)
+    return Load(unit, len(shares), num_unknown, num_busy, max(known, default=None))
 
 
 # A process that waited has cold caches, so the first step of a block is slower. Its
@@ -182,8 +167,7 @@ def load_of_study(study: Study) -> Load:
 _LEAST_STEPS = 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FirstStep:
+class FirstStep(NamedTuple):
     case: Case  # Whose blocks they are.
     # First step over the mean of the others of its block; None of single steps.
     ratio: Estimate | None
@@ -219,4 +203,4 @@ def first_step_of(case: Case) -> FirstStep | None:
     if not numbers:
         return None
     ratio = estimates.over_repetitions(logs) if logs else None
-    return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))
+    return FirstStep(case, ratio, min(numbers), max(numbers))

@@ -165,35 +165,30 @@ def _figure(
     if estimate is None:
         return new_row("missing", quantity, "missing", case, **{"method": why} | more)
     names = "value", "low", "high", "n", "unit", "method"
-    row = {name: getattr(estimate, name) for name in names} | {
-        "caveats": estimate.caveat
-    }
-    return new_row(figure, quantity, "estimate", case) | row | more
+    own = {name: getattr(estimate, name) for name in names}
+    own |= {"caveats": estimate.caveat} | more
+    return new_row(figure, quantity, "estimate", case) | own
 
 
 def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
         case, why = point.case, point.missing_reason
-        more: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
         for quantity in scaling.RATIOS:
+            plain = new_row("scaling", quantity, "estimate", case)
+            plain |= {"mode": point.mode.value, "is_baseline": point.is_baseline}
             estimate, fixed = getattr(point, quantity), point.fixed(quantity)
             if point.is_crossed_out:
-                yield new_row(
-                    "scaling", quantity, "crossed_out", case, method=why, **more
-                )
+                yield plain | {"kind": "crossed_out", "method": why}
             elif estimate is None and fixed is not None:
-                by = {"value": fixed, "method": "1 by definition"}
-                yield new_row("scaling", quantity, "estimate", case, **more, **by)
+                yield plain | {"value": fixed, "method": "1 by definition"}
             else:
-                caveats = "; ".join(point.caveats(estimate))
-                own = more | {"caveats": caveats}
-                yield _figure("scaling", quantity, case, estimate, why, **own)
-            unit = ""
+                more = {name: plain[name] for name in ("mode", "is_baseline")}
+                more["caveats"] = "; ".join(point.caveats(estimate))
+                yield _figure("scaling", quantity, case, estimate, why, **more)
             if point.throughput is not None and quantity == "throughput":
-                unit = point.throughput.unit
+                plain["unit"] = point.throughput.unit
             for entry, value in _repetitions(point, quantity):
-                own = more | {"value": value, "unit": unit} | _trial(entry)
-                yield new_row("scaling", quantity, "repetition", case, **own)
+                yield plain | {"kind": "repetition", "value": value} | _trial(entry)
 
 
 def _trial(entry: cases.Entry) -> Row:
@@ -202,70 +197,60 @@ def _trial(entry: cases.Entry) -> Row:
 
 def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]:
     """Returns single repetitions; ratios where both sides have the same ones."""
-    rate = scaling.throughput_of
+    rate, entries = scaling.throughput_of, point.case.ok_entries
     if quantity == "throughput":
-        return [(entry, rate(entry)) for entry in point.case.ok_entries]
+        return [(entry, rate(entry)) for entry in entries]
     if point.is_baseline or point.baseline is None or point.speedup is None:
-        return []
-    if quantity not in ("speedup", "efficiency"):
         return []
     if point.speedup.method == estimates.TWO_GROUPS:
         return []
-    there = scaling.values(point.baseline, rate)
-    factor: float = point.baseline.spec.num_replicas
-    if quantity == "efficiency":
-        factor /= point.num_replicas
+    baseline_n, there = (
+        point.baseline.spec.num_replicas,
+        scaling.values(point.baseline, rate),
+    )
+    factors = {"speedup": baseline_n, "efficiency": baseline_n / point.num_replicas}
     return [
-        (entry, factor * rate(entry) / there[entry.key])
-        for entry in point.case.ok_entries
-        if entry.key in there
+        (entry, factors[quantity] * rate(entry) / there[entry.key])
+        for entry in entries
+        if entry.key in there and quantity in factors
     ]
 
 
 def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     """Yields what as many programs that never communicate reach together."""
     for case in study.controls:
-        if case.spec.control is not Control.INDEPENDENT:
-            continue
         rate = scaling.estimate(case, scaling.throughput_of, unit="")
-        if rate is None:
+        if case.spec.control is not Control.INDEPENDENT or rate is None:
             continue
         size = case.spec.num_replicas
         for mode in case.modes:
-            common = {"mode": mode.value, "n": rate.n}
-            yield new_row(
-                "scaling", "throughput", "ceiling", case, value=rate.value, **common
-            )
+            row = new_row("scaling", "throughput", "ceiling", case)
+            row |= {"mode": mode.value, "n": rate.n, "value": rate.value}
+            yield row
             for point in points:
+                alone, n = point.throughput, point.num_replicas
                 if not point.is_baseline or point.mode is not mode:
                     continue
-                if point.throughput is None or point.num_replicas == size:
-                    continue
-                speedup = point.num_replicas * rate.value / point.throughput.value
-                for quantity, value in (
-                    ("speedup", speedup),
-                    ("efficiency", speedup / size),
-                ):
-                    more = common | {"value": value, "backend": point.backend}
-                    yield new_row("scaling", quantity, "ceiling", case, **more)
+                if alone is not None and n != size:
+                    speedup = n * rate.value / alone.value
+                    ratio = row | {"backend": point.backend, "value": speedup}
+                    yield ratio | {"quantity": "speedup"}
+                    yield ratio | {"quantity": "efficiency", "value": speedup / size}
 
 
 def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
     for item in comparisons:
-        if item.ratio is not None:
-            caveats = [item.ratio.caveat, "oversubscribed" * item.is_oversubscribed]
-            if not (item.holds or item.is_oversubscribed):
-                caveats.append(f"no difference shown among {item.num_compared} ratios")
-            yield _figure(
-                "forest",
-                "ratio",
-                item.first,
-                item.ratio,
-                mode=modes_text(item.modes),
-                other_backend=item.second.spec.backend,
-                is_oversubscribed=item.is_oversubscribed,
-                caveats="; ".join(text for text in caveats if text),
-            )
+        if item.ratio is None:
+            continue
+        caveats = [item.ratio.caveat, "oversubscribed" * item.is_oversubscribed]
+        if not (item.holds or item.is_oversubscribed):
+            caveats.append(f"no difference shown among {item.num_compared} ratios")
+        yield _figure("forest", "ratio", item.first, item.ratio) | {
+            "mode": modes_text(item.modes),
+            "other_backend": item.second.spec.backend,
+            "is_oversubscribed": item.is_oversubscribed,
+            "caveats": "; ".join(filter(None, caveats)),
+        }
 
 
 def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
@@ -275,7 +260,7 @@ def _case_rows(points: Sequence[Point]) -> Iterator[Row]:
             try:
                 cell = scaling.case_cell(case, name)
             except PluginError as error:  # the study is as good as without it
-                cell = scaling.Cell(estimate=None, why_not=str(error))
+                cell = scaling.Cell(None, str(error))
             if cell.estimate is not None or name in plugins:
                 yield _figure("cases", name, case, cell.estimate, cell.why_not)
 
@@ -288,12 +273,12 @@ def _part_rows(losses: Sequence[Explained]) -> Iterator[Row]:
             continue
         for part in (*lost.parts, lost.step):
             name, time = part.name, part.time
+            row = _figure("waterfall", name, case, time, part.reason)
             if time is None:
-                yield _figure("waterfall", name, case, None, part.reason)
+                yield row
                 continue
             kind = "whole" if part is lost.step else "part"
-            more = {"kind": kind, "caveats": part.reason or time.caveat}
-            yield _figure("waterfall", name, case, time, **more)
+            yield row | {"kind": kind, "caveats": part.reason or time.caveat}
             if part.share is not None and kind == "part":
                 yield _figure("shares", name, case, part.share, kind=kind)
         if (bound := lost.input_bound) is not None:
@@ -315,27 +300,27 @@ def _learning_rows(study: Study) -> Iterator[Row]:
             for point in entry.result.curve:
                 of_point = {name: getattr(point, name) for name in _OF_EVALUATION}
                 for metric in point.quality:
-                    more = {name: getattr(metric, name) for name in _OF_METRIC}
-                    more |= of_point | _trial(entry) | {"n": metric.num_examples}
-                    kind = "evaluation"
-                    yield new_row("learning", metric.name, kind, case, **more)
+                    row = new_row("learning", metric.name, "evaluation", case)
+                    row |= {name: getattr(metric, name) for name in _OF_METRIC}
+                    yield row | of_point | _trial(entry) | {"n": metric.num_examples}
 
 
 def _gain_rows(study: Study) -> Iterator[Row]:
     for gains in learning_gains.study_gains(study):
         least = "at least" if gains.is_higher_better else "at most"
-        metric = gains.metric
-        target = f"{metric} of {least} {gains.target:g}"
+        target = f"{gains.metric} of {least} {gains.target:g}"
         for gain in gains.cases:
             if (better := gain.better) is not None:
-                yield _figure("gains", "better", gain.case, better, protocol=metric)
+                yield _figure("gains", "better", gain.case, better) | {
+                    "protocol": gains.metric
+                }
             for name, time in (("seconds", gain.seconds), ("examples", gain.examples)):
-                reached = f"reached by {time.num_reached} of {time.median.n} runs"
-                more = {"protocol": target, "caveats": reached}
-                row = _figure("gains", name, gain.case, time.median, **more)
+                row = _figure("gains", name, gain.case, time.median)
                 # What lies beyond what was measured is no number.
-                ends = {end: row[end] for end in ("value", "low", "high")}
-                yield row | {k: None if v == math.inf else v for k, v in ends.items()}
+                for end in ("value", "low", "high"):
+                    row[end] = None if row[end] == math.inf else row[end]
+                reached = f"reached by {time.num_reached} of {time.median.n} runs"
+                yield row | {"protocol": target, "caveats": reached}
 
 
 def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:
@@ -387,9 +372,8 @@ STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
 
 
 def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
-    spec = entry.spec
-    row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS)
-    row |= {name: getattr(spec, name) for name in TRIAL_COLUMNS if hasattr(spec, name)}
+    spec, trial, env = entry.spec, entry.trial, entry.env
+    row: dict[str, Any] = {name: getattr(spec, name, None) for name in TRIAL_COLUMNS}
     row |= {
         "trial_id": entry.trial_id,
         "case_id": entry.case_id,
@@ -398,7 +382,6 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
         "budget": None if spec.budget is None else str(spec.budget),
         "control": spec.control.value,
     }
-    trial, env = entry.trial, entry.env
     if env is not None:
         row["is_oversubscribed"] = env.placement.is_oversubscribed
         row["device_sharing"] = env.placement.device_sharing
@@ -407,27 +390,24 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
         row["duration_sec"] = trial.status.duration_sec
         if trial.status.failure is not None:
             row["failure_phase"] = trial.status.failure.phase.value
-    if entry.is_ok:
-        throughput = entry.result.examples_per_sec
-        row |= {
-            "example_unit": entry.result.example_unit,
-            "examples_per_sec": throughput,
-            "examples_per_sec_per_replica": throughput / spec.num_replicas,
-            "step_time_median_sec": plain_statistics.median(
-                step for rank in entry.result.ranks for step in rank.step_time_sec
-            ),
-            "time_to_first_step_sec": scaling.trial_value(entry, "time_to_first_step"),
-            "peak_memory_bytes": scaling.trial_value(entry, "peak_memory"),
-        }
-        if env is not None:
-            row["joules_per_example"] = joules_per_example(env.gpu_uses, throughput)
-        for metric in entry.result.quality:
-            row[f"quality_{metric.name}"] = metric.value
-        for metric in entry.result.window_metrics:
-            row[f"window_{metric.name}"] = metric.value
-        for own in metrics:
-            row[own.name] = trial_metrics.value_of(own, entry)
-    return row
+    if not entry.is_ok:
+        return row
+    result, throughput = entry.result, entry.result.examples_per_sec
+    row |= {
+        "example_unit": result.example_unit,
+        "examples_per_sec": throughput,
+        "examples_per_sec_per_replica": throughput / spec.num_replicas,
+        "step_time_median_sec": plain_statistics.median(
+            step for rank in result.ranks for step in rank.step_time_sec
+        ),
+        "time_to_first_step_sec": scaling.trial_value(entry, "time_to_first_step"),
+        "peak_memory_bytes": scaling.trial_value(entry, "peak_memory"),
+    }
+    if env is not None:
+        row["joules_per_example"] = joules_per_example(env.gpu_uses, throughput)
+    row |= {f"quality_{metric.name}": metric.value for metric in result.quality}
+    row |= {f"window_{metric.name}": metric.value for metric in result.window_metrics}
+    return row | {own.name: trial_metrics.value_of(own, entry) for own in metrics}
 
 
 def trials_frame(store: Store) -> pd.DataFrame:
@@ -453,12 +433,8 @@ def trials_frame(store: Store) -> pd.DataFrame:
             rows.append(row)
     quality = sorted({name for row in rows for name in row} - set(TRIAL_COLUMNS))
     frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *quality])
-    numbers = [name for name in frame if str(name).endswith(("_sec", "_replica"))]
-    numbers += [name for name in frame if str(name).startswith(("quality_", "window_"))]
-    numbers += [
-        "joules_per_example",
-        *(metric.name for metric in own if metric.name in frame),
-    ]
+    numbers = ["joules_per_example", *quality]
+    numbers += [name for name in TRIAL_COLUMNS if name.endswith(("_sec", "_replica"))]
     return frame.astype(
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}

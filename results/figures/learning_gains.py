@@ -6,9 +6,8 @@ three seeds of each. A run that failed is worse than any other.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results import errors
 from results.statistics import run_scores
@@ -26,30 +25,7 @@ _SPENT: Final = {"s": "train_time_sec", "examples": "num_examples"}
 """By unit, what a run spends until it reaches a target."""
 
 
-def time_to_target(
-    case: Case, metric: str, target: float, unit: str, *, is_higher_better: bool
-) -> TimeToTarget:
-    """Returns what runs needed to reach a target; failed ones end with the longest."""
-    curves = [
-        [
-            (getattr(point, _SPENT[unit]), quality.value)
-            for point in entry.result.curve
-            for quality in point.quality
-            if quality.name == metric
-        ]
-        for entry in case.ok_entries
-    ]
-    times = [
-        run_scores.first_reached(curve, target, is_higher_better=is_higher_better)
-        for curve in curves
-    ]
-    longest = max(curve[-1][0] for curve in curves)
-    times += [Time(amount=longest, is_reached=False)] * len(case.failed_entries)
-    return run_scores.median_time(times, unit=unit)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gain:
+class Gain(NamedTuple):
     case: Case  # The case.
     # How probably a run is better than with the fewest; None for those themselves.
     better: Estimate | None
@@ -57,8 +33,7 @@ class Gain:
     examples: TimeToTarget  # Examples to the target.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gains:
+class Gains(NamedTuple):
     metric: str  # Name of the metric.
     backend: str  # Name of the backend.
     target: float  # Quality whose time is stated.
@@ -74,21 +49,24 @@ def study_gains(study: Study) -> tuple[Gains, ...]:
     return tuple(gains for name in names for gains in metric_gains(name, study))
 
 
+def _metrics(case: Case) -> list[QualityMetric]:
+    points = [point for entry in case.ok_entries for point in entry.result.curve]
+    return [metric for point in points for metric in point.quality]
+
+
 def metric_gains(name: str, study: Study) -> tuple[Gains, ...]:
     """Returns what more replicas change, by backend; empty where nothing compares."""
     facts = study.metrics.get(name)
-    is_higher_better = None if facts is None else facts.is_higher_better
-    cases = study.quality_runs
     protocols = {
         (metric.protocol, metric.num_examples if metric.protocol else 0)
-        for case in cases
+        for case in study.quality_runs
         for metric in _metrics(case)
         if metric.name == name
     }
-    if is_higher_better is None or len(protocols) != 1:
+    if facts is None or facts.is_higher_better is None or len(protocols) != 1:
         return ()
     by_backend: dict[str, list[Case]] = {}
-    for case in cases:
+    for case in study.quality_runs:
         if case.spec.revision:  # what a gate compares with, not more replicas
             continue
         num_ended = len(case.ok_entries) + len(case.failed_entries)
@@ -100,62 +78,55 @@ def metric_gains(name: str, study: Study) -> tuple[Gains, ...]:
         if case.ok_entries and num_ended >= run_scores.FEWEST_RUNS and is_everywhere:
             by_backend.setdefault(case.spec.backend, []).append(case)
     return tuple(
-        _backend_gains(
-            name,
-            sorted(own, key=lambda case: case.spec.num_replicas),
-            is_higher_better=is_higher_better,
-        )
-        for own in by_backend.values()
+        _backend_gains(name, cases, is_higher_better=facts.is_higher_better)
+        for cases in by_backend.values()
     )
-
-
-def _metrics(case: Case) -> list[QualityMetric]:
-    return [
-        metric
-        for entry in case.ok_entries
-        for point in entry.result.curve
-        for metric in point.quality
-    ]
 
 
 def _backend_gains(
     metric: str, cases: Sequence[Case], *, is_higher_better: bool
 ) -> Gains:
-    fewest = cases[0]
-    results = {
-        case.case_id: outcomes(case, metric, is_higher_better=is_higher_better)
-        for case in cases
-    }
-    reached = results[fewest.case_id]
+    cases = sorted(cases, key=lambda case: case.spec.num_replicas)
+    fewest, *others = results = [
+        outcomes(case, metric, is_higher_better=is_higher_better) for case in cases
+    ]
     target, missed = run_scores.target_of(
-        reached,
+        fewest,
         is_higher_better=is_higher_better,
-        num_others=min(map(len, results.values())),
+        num_others=min(map(len, results)),
     )
-
-    gains = []
-    for case in cases:
-        better = None
-        if case is not fewest:
-            better = run_scores.probability_of_improvement(
-                results[case.case_id], reached, is_higher_better=is_higher_better
-            )
-        seconds, examples = (
-            time_to_target(
-                case, metric, target, unit, is_higher_better=is_higher_better
-            )
-            for unit in _SPENT
+    better = [
+        run_scores.probability_of_improvement(
+            of_case, fewest, is_higher_better=is_higher_better
         )
-        gain = Gain(case=case, better=better, seconds=seconds, examples=examples)
-        gains.append(gain)
-    return Gains(
-        metric=metric,
-        backend=fewest.spec.backend,
-        target=target,
-        missed=missed,
-        is_higher_better=is_higher_better,
-        cases=tuple(gains),
+        for of_case in others
+    ]
+
+    def time(case: Case, unit: str) -> TimeToTarget:
+        """Returns what runs needed; failed ones end with the longest."""
+        curves = [
+            [
+                (getattr(point, _SPENT[unit]), quality.value)
+                for point in entry.result.curve
+                for quality in point.quality
+                if quality.name == metric
+            ]
+            for entry in case.ok_entries
+        ]
+        times = [
+            run_scores.first_reached(curve, target, is_higher_better=is_higher_better)
+            for curve in curves
+        ]
+        longest = max(curve[-1][0] for curve in curves)
+        times += [Time(amount=longest, is_reached=False)] * len(case.failed_entries)
+        return run_scores.median_time(times, unit=unit)
+
+    gains = tuple(
+        Gain(case, of_case, time(case, "s"), time(case, "examples"))
+        for case, of_case in zip(cases, [None, *better], strict=True)
     )
+    backend = cases[0].spec.backend
+    return Gains(metric, backend, target, missed, is_higher_better, gains)
 
 
 def outcomes(case: Case, metric: str, *, is_higher_better: bool) -> list[float]:

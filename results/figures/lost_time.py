@@ -30,7 +30,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Final
+import statistics
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,27 +40,40 @@ from results.records.models import Control, ScalingMode
 from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from results.figures.scaling import Point
     from results.records.models import TrialResult
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Study
 
-    StepTimes = Mapping[Hashable, float]  # repetition -> mean seconds per step
+    StepTimes = Mapping[Any, float]  # repetition -> mean seconds per step
     Rounds = Mapping[int, tuple[float, ...]]  # round -> the same of each process
+    Values = Mapping[str, np.ndarray]  # by repetition
 
 
 METHOD = "Student's t of differences of step times over runs"
 ONE_REPETITION = "no interval: one run tells nothing about other processes"
-PARTS = (
-    *("alone", "contention", "exposed_communication", "input", "imbalance"),
-    *("update", "unexplained"),
-)
-"""Of a case with controls."""
-RECORDED_PARTS = ("ideal", "computing", "run_queue_delay", "idle", "unexplained")
-"""Of a case without controls, by what its blocks record."""
 UNEXPLAINED: Final = "unexplained"
+_DIFFERENCES: Final[Mapping[str, Mapping[str, int]]] = {
+    "alone": {"baseline": 1},
+    "contention": {"independent": 1, "baseline": -1},
+    "exposed_communication": {"case": 1, "nosync": -1},
+    "input": {"case": 1, "synthetic": -1, "baseline": -1, "baseline_synthetic": 1},
+    "imbalance": {"imbalance": 1},
+    "update": {
+        "case": 1,
+        "without_update": -1,
+        "baseline": -1,
+        "baseline_without_update": 1,
+    },
+}
+"""The step times of each part, and their signs: one replica, too, waits for input."""
+PARTS = (*_DIFFERENCES, UNEXPLAINED)
+"""Of a case with controls."""
+_RECORDED = ("computing", "run_queue_delay", "idle")
+RECORDED_PARTS = ("ideal", *_RECORDED, UNEXPLAINED)
+"""Of a case without controls, by what its blocks record."""
 NO_LOSS = frozenset({"alone", "ideal", "step"})
 """Durations, which are never negative; the other parts are differences: losses."""
 NO_COMMON_ROUND = (
@@ -68,14 +82,10 @@ NO_COMMON_ROUND = (
 NO_COMMON_BLOCK = "no round of any run has a valid block of case and baseline"
 NO_CPU_TIME = "blocks of this case or of its baseline have no duration or CPU time"
 NOT_RECORDED = "the kernel does not record it here: part of unexplained"
-_NEEDS = {
-    "contention": ("independent",),
-    "exposed_communication": ("nosync",),
-    "imbalance": ("imbalance",),
-    "input": ("synthetic", "baseline_synthetic"),
-    "update": ("without_update", "baseline_without_update"),
-}
-"""The controls of each part; one replica waits for its own input and update too."""
+_ONE_PROCESS = (
+    "the replicas share a process, or their processes were not timed one by one: part"
+    " of unexplained"
+)
 FRACTION = 0.9
 """Least fraction of a step that the pipelines of an input-bound step take alone."""
 _MOST: Final = 0.5
@@ -84,8 +94,7 @@ _CONTRADICTS: Final = 1.5
 """Of the loss: a part beyond this contradicts the parts that are negative."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Part(NamedTuple):
     name: str  # One of ``PARTS`` or ``RECORDED_PARTS``, or ``step``.
     time: Estimate | None  # Mean seconds over repetitions; None if it was not measured.
     # Why there is no value, or what else the value holds; empty if nothing.
@@ -94,8 +103,7 @@ class Part:
     share: Estimate | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class InputBound:
+class InputBound(NamedTuple):
     """What the input pipelines of a case take alone."""
 
     input_sec: Estimate  # Seconds per step of the pipelines alone.
@@ -105,8 +113,7 @@ class InputBound:
     explains_loss: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LostTime:
+class LostTime(NamedTuple):
     step: Part  # The case; its value is the sum of the values of all parts.
     parts: tuple[Part, ...]  # In the order of their names.
     lost: Part  # The step less that of one replica.
@@ -124,11 +131,10 @@ class LostTime:
         return next(part for part in self.parts if part.name == name)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Explained:
-    case: Case  # The case.
+class Explained(NamedTuple):
+    case: Case
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
-    reason: str  # Why there are no parts; empty if there are.
+    reason: str = ""  # Why there are no parts; empty if there are.
     mode: ScalingMode = ScalingMode.WEAK  # Weak wherever controls explain it.
     has_controls: bool = True  # Otherwise it is by what the blocks record.
 
@@ -155,30 +161,24 @@ def judge_input_bound(
         verdict = "input-bound"
     elif fraction.high is not None and fraction.high < FRACTION:
         verdict = "not input-bound"
-    return InputBound(
-        input_sec=over_repetitions(input_only, "s"),
-        fraction=fraction,
-        verdict=verdict,
-        explains_loss=verdict == "input-bound"
-        and _is_above_zero(input_only - baseline),
-    )
+    is_more = verdict == "input-bound" and _is_above_zero(input_only - baseline)
+    return InputBound(over_repetitions(input_only, "s"), fraction, verdict, is_more)
 
 
 # A part is named if, each with the 95 % interval of Student's t over repetitions, there
 # is a loss, the part is more than half of it, larger than every other part, and not
 # beyond the loss by half of it: then two controls contradict each other. In the studies
 # of ``test_lost_time.py`` the part that is named is the right one, or none is.
-def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
+def _main_loss(parts: Values, lost: np.ndarray) -> str:
     """The part that is most of a loss; empty if the measurement does not tell."""
     if not _is_above_zero(lost):
         return ""
     for name, values in parts.items():
-        if name == UNEXPLAINED or not _is_above_zero(values - _MOST * lost):
-            continue
-        others = (names for other, names in parts.items() if other != name)
-        is_largest = all(_is_above_zero(values - other) for other in others)
-        contradicts = _is_above_zero(values - _CONTRADICTS * lost)
-        return name if is_largest and not contradicts else ""
+        if name != UNEXPLAINED and _is_above_zero(values - _MOST * lost):
+            others = (names for other, names in parts.items() if other != name)
+            is_largest = all(_is_above_zero(values - other) for other in others)
+            contradicts = _is_above_zero(values - _CONTRADICTS * lost)
+            return name if is_largest and not contradicts else ""
     return ""
 
 
@@ -188,19 +188,8 @@ def decompose(**measured: StepTimes) -> LostTime:
     Given are seconds per step by repetition, of ``case``, ``baseline`` (one replica),
     controls by name, and ``imbalance``: slowest less fastest process of ``nosync``.
     """
-    for name, times_of in measured.items():
-        least = "at least 0" if name == "imbalance" else "positive"
-        for repetition, value in times_of.items():
-            is_right = value >= 0 if name == "imbalance" else value > 0
-            if not (math.isfinite(value) and is_right):
-                raise errors.ResultsError(
-                    f"{name} has {value!r} seconds per step in run {repetition!r}, "
-                    f"must be finite and {least}; leave out trials that are not ok"
-                )
     common = [
-        g
-        for g in measured["case"]
-        if all(g in times_of for times_of in measured.values())
+        key for key in measured["case"] if all(key in of for of in measured.values())
     ]
     if not common:
         raise errors.ResultsError(
@@ -208,80 +197,52 @@ def decompose(**measured: StepTimes) -> LostTime:
             "two step times of one run: measure the case and its controls together"
         )
     times = {
-        name: np.array([times_of[g] for g in common])
-        for name, times_of in measured.items()
+        name: np.array([of[key] for key in common]) for name, of in measured.items()
     }
-    values, reasons = _differences(times)
+    values: dict[str, np.ndarray] = {}
+    reasons: dict[str, str] = {}
+    for part, signs in _DIFFERENCES.items():
+        absent = [name for name in signs if name not in times]
+        if not absent:
+            values[part] = sum(
+                (sign * times[name] for name, sign in signs.items()), np.zeros(1)
+            )
+        elif absent == ["imbalance"]:
+            reasons[part] = _ONE_PROCESS
+        else:
+            were = "was" if len(absent) == 1 else "were"
+            names = " and ".join(absent)
+            reasons[part] = f"{names} {were} not measured: part of unexplained"
     if reasons:
         reasons[UNEXPLAINED] = f"includes {', '.join(reasons)}: not measured"
     lost = _split(times["case"], PARTS, values, reasons)
     if "input_only" not in times:
         return lost
     bound = judge_input_bound(times["case"], times["baseline"], times["input_only"])
-    return dataclasses.replace(lost, input_bound=bound)
-
-
-def _differences(
-    times: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The measured parts by repetition, and why others are missing."""
-    case, alone = times["case"], times["baseline"]
-    values, reasons = {"alone": alone}, {}
-    for part, controls in _NEEDS.items():
-        absent = [name for name in controls if name not in times]
-        if absent == ["imbalance"]:
-            reasons[part] = (
-                "the replicas share a process, or their processes were not timed one by"
-                " one: part of unexplained"
-            )
-        elif absent:
-            verb = "was" if len(absent) == 1 else "were"
-            reasons[part] = (
-                f"{' and '.join(absent)} {verb} not measured: part of unexplained"
-            )
-        elif part == "contention":
-            values[part] = times["independent"] - alone
-        elif part == "imbalance":
-            values[part] = times["imbalance"]
-        else:
-            of_case, *of_alone = (times[name] for name in controls)
-            values[part] = case - of_case
-            for seconds in of_alone:
-                values[part] = values[part] - (alone - seconds)
-    return values, reasons
+    return lost._replace(input_bound=bound)
 
 
 def _split(
-    step: np.ndarray,
-    names: Sequence[str],
-    values: Mapping[str, np.ndarray],
-    reasons: Mapping[str, str],
+    step: np.ndarray, names: Sequence[str], values: Values, reasons: Mapping[str, str]
 ) -> LostTime:
     """Splits a step into its measured parts, and what is left as unexplained."""
     values = {**values, UNEXPLAINED: step - sum(values.values())}
-    losses = {
-        name: losses_of for name, losses_of in values.items() if name not in NO_LOSS
-    }
     lost = step - values[names[0]]
 
-    def part(name: str, losses_of: np.ndarray | None) -> Part:
+    def part(name: str, seconds: np.ndarray | None) -> Part:
         reason = reasons.get(name, "")
-        if losses_of is None:
-            return Part(name=name, time=None, reason=reason)
-        time, share = (
-            over_repetitions(losses_of, "s"),
-            over_repetitions(losses_of / step),
-        )
+        if seconds is None:
+            return Part(name, None, reason)
+        time = over_repetitions(seconds, "s")
         if time.low is not None and name in NO_LOSS:
             time = dataclasses.replace(time, low=max(time.low, 0.0))
-        return Part(name=name, time=time, reason=reason, share=share)
+        share = over_repetitions(seconds / step)
+        return Part(name, time, reason, share)
 
-    return LostTime(
-        step=part("step", step),
-        parts=tuple(part(name, values.get(name)) for name in names),
-        lost=part("lost", lost),
-        main_loss=name_of(losses, lost),
-    )
+    losses = {name: of for name, of in values.items() if name not in NO_LOSS}
+    parts = tuple(part(name, values.get(name)) for name in names)
+    main_loss = _main_loss(losses, lost)
+    return LostTime(part("step", step), parts, part("lost", lost), main_loss)
 
 
 # Step times are means over the rounds in which the case and all its controls have a
@@ -291,6 +252,16 @@ def _split(
 # their own backend.
 _OF_CONTROL = {"repetition_index", "seed", "control"}
 _OF_INDEPENDENT = {*_OF_CONTROL, "backend", "code_digest"}
+_CONTROLS: Final = {
+    "nosync": Control.NOSYNC,
+    "independent": Control.INDEPENDENT,
+    "synthetic": Control.SYNTHETIC,
+    "input_only": Control.INPUT_ONLY,
+    "baseline_synthetic": Control.SYNTHETIC,
+    "without_update": Control.NO_UPDATE,
+    "baseline_without_update": Control.NO_UPDATE,
+}
+"""By their name in ``decompose``; some are of the baseline."""
 
 
 def losses(study: Study, points: Iterable[Point]) -> tuple[Explained, ...]:
@@ -312,75 +283,48 @@ def explain(study: Study) -> tuple[Explained, ...]:
             "global_batch_size": case.spec.per_replica_batch_size,
         }
         same = (other for other in ok if other.spec_without(_OF_CONTROL) == wanted)
-        if alone := next(same, None):
-            own = _controls_of(case, alone, controls)
-            if own:
-                explained.append(_explain({"case": case, "baseline": alone, **own}))
+        if (alone := next(same, None)) is None:
+            continue
+        own = {}
+        for name, kind in _CONTROLS.items():
+            subject = alone if name.startswith("baseline_") else case
+            differs = _OF_INDEPENDENT if name == "independent" else _OF_CONTROL
+            for control in controls:
+                if control.spec.control is kind and control.spec_without(
+                    differs
+                ) == subject.spec_without(differs):
+                    own[name] = control
+        # One replica without its input or update explains nothing on its own.
+        if not all(name.startswith("baseline_") for name in own):
+            explained.append(_explain({"case": case, "baseline": alone, **own}))
     return tuple(explained)
-
-
-def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str, Case]:
-    """Returns the controls that explain a case, by their name in ``decompose``."""
-    kinds = (
-        ("nosync", Control.NOSYNC, case, _OF_CONTROL),
-        ("independent", Control.INDEPENDENT, case, _OF_INDEPENDENT),
-        ("synthetic", Control.SYNTHETIC, case, _OF_CONTROL),
-        ("input_only", Control.INPUT_ONLY, case, _OF_CONTROL),
-        ("baseline_synthetic", Control.SYNTHETIC, alone, _OF_CONTROL),
-        ("without_update", Control.NO_UPDATE, case, _OF_CONTROL),
-        ("baseline_without_update", Control.NO_UPDATE, alone, _OF_CONTROL),
-    )
-    by_name = {
-        name: control
-        for name, kind, subject, differs in kinds
-        for control in controls
-        if control.spec.control is kind
-        and control.spec_without(differs) == subject.spec_without(differs)
-    }
-    # One replica without its input or update explains nothing on its own.
-    return {} if all(name.startswith("baseline_") for name in by_name) else by_name
 
 
 def _explain(cases: Mapping[str, Case]) -> Explained:
     entries = {
-        name: {entry.key: entry for entry in by_key.ok_entries}
-        for name, by_key in cases.items()
+        name: {e.key: e for e in case.ok_entries} for name, case in cases.items()
     }
-    times: dict[str, dict[Hashable, float]] = {name: {} for name in cases}
-    imbalance: dict[Hashable, float] = {}
+    times: dict[str, dict[Any, float]] = {name: {} for name in cases}
+    imbalance: dict[Any, float] = {}
     for key in entries["case"]:
-        there = {name: by_key[key] for name, by_key in entries.items() if key in by_key}
-        means = _means(there) if len(there) == len(cases) else {}
-        for name, of_processes in means.items():
-            times[name][key] = max(of_processes)
+        there = [of_case[key] for of_case in entries.values() if key in of_case]
+        if len(there) < len(cases):
+            continue
+        rounds = [rounds_of(entry.result) for entry in there]
+        common = sorted(set.intersection(*map(set, rounds)))
+        for name, of_rounds in zip(cases, rounds if common else (), strict=False):
+            columns = zip(*(of_rounds[index] for index in common), strict=True)
+            means = [math.fsum(column) / len(common) for column in columns]
+            times[name][key] = max(means)
             if name == "independent":
-                times[name][key] = math.fsum(of_processes) / len(of_processes)
-        if len(means.get("nosync", ())) > 1:
-            imbalance[key] = max(means["nosync"]) - min(means["nosync"])
+                times[name][key] = statistics.fmean(means)
+            elif name == "nosync" and len(means) > 1:
+                imbalance[key] = max(means) - min(means)
     if imbalance:
         times["imbalance"] = imbalance
-    return Explained(
-        case=cases["case"],
-        lost=decompose(**times) if times["case"] else None,
-        reason="" if times["case"] else NO_COMMON_ROUND,
-    )
-
-
-def _means(entries: Mapping[str, Entry]) -> dict[str, tuple[float, ...]]:
-    """Mean seconds per step of each process, over the rounds that all have."""
-    rounds = {name: rounds_of(entry.result) for name, entry in entries.items()}
-    common = set.intersection(*(set(columns) for columns in rounds.values()))
-    if not common:
-        return {}
-    return {
-        name: tuple(
-            math.fsum(column) / len(common)
-            for column in zip(
-                *(columns[index] for index in sorted(common)), strict=True
-            )
-        )
-        for name, columns in rounds.items()
-    }
+    if not times["case"]:
+        return Explained(cases["case"], None, NO_COMMON_ROUND)
+    return Explained(cases["case"], decompose(**times))
 
 
 def rounds_of(result: TrialResult) -> Rounds:
@@ -419,16 +363,14 @@ def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
     if not reason:
         scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
         values = {"ideal": np.array([alone["time"] * scale for _, alone in steps])}
-        reasons = {}
-        for name in ("computing", "run_queue_delay", "idle"):
-            if all(name in side for side in sides):
-                of_steps = [here[name] - alone[name] * scale for here, alone in steps]
-                values[name] = np.array(of_steps)
-            else:
-                reasons[name] = NOT_RECORDED
+        known = [name for name in _RECORDED if all(name in side for side in sides)]
+        for name in known:
+            of_steps = [here[name] - alone[name] * scale for here, alone in steps]
+            values[name] = np.array(of_steps)
+        reasons = dict.fromkeys({*_RECORDED} - {*known}, NOT_RECORDED)
         step = np.array([here["time"] for here, _ in steps])
         lost = _split(step, RECORDED_PARTS, values, reasons)
-    return Explained(case=case, lost=lost, reason=reason, mode=mode, has_controls=False)
+    return Explained(case, lost, reason, mode, has_controls=False)
 
 
 def _recorded(*pair: Entry) -> list[dict[str, float]]:
@@ -455,7 +397,7 @@ def _recorded(*pair: Entry) -> list[dict[str, float]]:
                 seconds["run_queue_delay"].append(min(wait, others))
         means.append(
             {
-                name: math.fsum(times_of) / len(times_of)
+                name: statistics.fmean(times_of)
                 for name, times_of in seconds.items()
                 if len(times_of) == len(common)
             }

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results.figures import trial_metrics
 from results.statistics import estimates
@@ -117,7 +117,7 @@ def flop_utilisation_of(entry: Entry) -> float:
     return result.examples_per_sec * result.flops_per_example / math.fsum(peaks)
 
 
-def values(case: Case, metric: Callable[[Entry], float]) -> Mapping[Key, float]:
+def values(case: Case, metric: Callable[[Entry], float]) -> dict[Key, float]:
     """Returns a figure of every ok trial of a case, by repetition."""
     return {entry.key: metric(entry) for entry in case.ok_entries}
 
@@ -128,25 +128,22 @@ def estimate(
     entries = case.shown_entries
     if not entries:
         return None
-    is_rate = metric in (throughput_of, flop_utilisation_of)
-    is_disturbed = is_rate and not entries[0].is_ok
     if metric is throughput_of and case.is_interleaved:
         results = [entry.result for entry in entries]
         rates = [result.rates or result.rates_beside_load for result in results]
-        logs = [[math.log(rate) for rate in result.values()] for result in rates]
+        logs = [[*map(math.log, of_rounds.values())] for of_rounds in rates]
         mean = _from_repetitions(case, logs, unit=unit)
     else:
         mean = estimates.geometric_mean([*map(metric, entries)], unit=unit)
-    return _beside_load(mean) if is_disturbed else mean
+    is_rate = metric in (throughput_of, flop_utilisation_of)
+    return _beside_load(mean) if is_rate and not entries[0].is_ok else mean
 
 
 def _beside_load(mean: Estimate) -> Estimate:
     """Returns an estimate from blocks of which each was disturbed: it shows nothing."""
+    method = f"{mean.method}; every block was disturbed"
     return dataclasses.replace(
-        mean,
-        method=f"{mean.method}; every block was disturbed",
-        is_conclusive=False,
-        is_disturbed=True,
+        mean, method=method, is_conclusive=False, is_disturbed=True
     )
 
 
@@ -170,23 +167,19 @@ def block_logs(
         else {e.key: e.result.rates for e in case.ok_entries}
         for case in (first, second)
     )
-    logs = [estimates.log_ratios(here[key], there[key]) for key in here if key in there]
-    return [logs_of for logs_of in logs if logs_of]
+    both = (estimates.log_ratios(here[key], there[key]) for key in here if key in there)
+    return [logs for logs in both if logs]
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     """Estimates X(first) / X(second), or None if one side has no ok trial."""
     if first.is_interleaved and second.is_interleaved:
         if logs := block_logs(first, second):
-            ratio = _from_repetitions(first, logs)
-            return _with_load_left(ratio, first, second)
+            return _with_load_left(_from_repetitions(first, logs), first, second)
         logs = block_logs(first, second, is_beside_load=True)
         return _beside_load(_from_repetitions(first, logs)) if logs else None
-    numerator = values(first, throughput_of)
-    denominator = values(second, throughput_of)
-    if not numerator or not denominator:
-        return None
-    return estimates.ratio(dict(numerator), dict(denominator))
+    here, there = (values(case, throughput_of) for case in (first, second))
+    return estimates.ratio(dict(here), dict(there)) if here and there else None
 
 
 def _with_load_left(ratio: Estimate, first: Case, second: Case) -> Estimate:
@@ -264,13 +257,11 @@ def points(study: Study) -> tuple[Point, ...]:
             baselines.setdefault(mode, []).append(case)
     best = {mode: max(cases, key=_rate) for mode, cases in baselines.items()}
     modes, backends = study.modes, study.backends
-    keys = sorted(
-        index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
-    )
+    keys = sorted((modes.index(m), backends.index(b), n) for b, m, n in index)
     return tuple(
-        _point(study, index[key], mode, index.get((backend, mode, baseline_n)), best)
-        for key in keys
-        for backend, mode, _ in [key]
+        _point(study, index[backend, mode, size], mode, baseline, best.get(mode))
+        for mode, backend, size in ((modes[m], backends[b], n) for m, b, n in keys)
+        for baseline in [index.get((backend, mode, baseline_n))]
     )
 
 
@@ -284,11 +275,10 @@ def _point(
     case: Case,
     mode: ScalingMode,
     baseline: Case | None,
-    best_baselines: Mapping[ScalingMode, Case],
+    best: Case | None,
 ) -> Point:
     size, baseline_n = case.spec.num_replicas, study.plan.baseline_num_replicas
     throughput = estimate(case, throughput_of, unit=f"{study.example_unit}/s")
-    best = best_baselines.get(mode)
     relative = of_best = None
     if best is not None and best is not case and case.ok_entries:
         of_best = throughput_ratio(case, best)
@@ -344,8 +334,7 @@ _NOT_READ: Final = "not recorded in every trial"
 _NOT_POSITIVE: Final = "not in every trial a number above zero"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     estimate: Estimate | None  # Value, interval, n and unit; None without any.
     why_not: str = ""  # Why there is no estimate; empty if there is one.
     values: tuple[float, ...] = ()  # What each trial that is ok has, in order.
@@ -353,22 +342,19 @@ class Cell:
 
 def trial_value(entry: Entry, quantity: str) -> float | None:
     """Returns what a trial that is ok has; None where that could not be read."""
-    read, _ = _read(quantity)
-    return read(entry) or None  # zero stands for "could not be read"
+    return _read(quantity)[0](entry) or None  # zero stands for "could not be read"
 
 
 def case_cell(case: Case, quantity: str) -> Cell:
     read, unit = _read(quantity)
-    values = tuple(trial_value(entry, quantity) or 0.0 for entry in case.shown_entries)
-    if not values or min(values) <= 0:
-        is_plugins = quantity not in _OF_TRIALS
-        why_not = _NOT_POSITIVE if is_plugins else _NOT_READ
-        why_not = why_not if values else _NONE_OK
-        return Cell(estimate=None, why_not=why_not)
+    values = tuple(map(read, case.shown_entries))
+    if not values:
+        return Cell(None, _NONE_OK)
+    if min(values) <= 0:
+        return Cell(None, _NOT_READ if quantity in _OF_TRIALS else _NOT_POSITIVE)
     if quantity == "throughput":
         unit = f"{case.shown_entries[0].result.example_unit}/s"
-    mean = estimate(case, read, unit=unit)
-    return Cell(estimate=mean, values=values)
+    return Cell(estimate(case, read, unit=unit), values=values)
 
 
 def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
@@ -382,8 +368,7 @@ def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
 
 # Of six equal backends, one of fifteen 95 % intervals excludes 1 in most studies, so a
 # difference is claimed only where it holds among all ratios of the study (Holm).
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Throughput of one backend over another, all else equal."""
 
     first: Case  # Case of the numerator.
@@ -409,37 +394,31 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
     cases = {case.case_id: case for case in study.cases}
     modes_of: dict[tuple[str, str], list[ScalingMode]] = {}
     index = cases_lib.by_mode_and_size(study)
-    for size, mode in itertools.product(
-        sorted({each[2] for each in index}), study.modes
-    ):
+    sizes = sorted({size for _, _, size in index})
+    for size, mode in itertools.product(sizes, study.modes):
         keys = [(backend, mode, size) for backend in study.backends]
         present = [index[key].case_id for key in keys if key in index]
         for pair in itertools.combinations(present, 2):
             modes_of.setdefault(pair, []).append(mode)
-    comparisons = []
-    for pair, modes in modes_of.items():
-        if pair not in broken:
-            first, second = (cases[case_id] for case_id in pair)
-            comparisons.append(
-                Comparison(
-                    first=first,
-                    second=second,
-                    modes=tuple(modes),
-                    ratio=throughput_ratio(first, second),
-                    is_oversubscribed=first.is_oversubscribed
-                    or second.is_oversubscribed,
-                )
-            )
-    adjusted = estimates.holm(
-        {
-            index: _p_value(item)
-            for index, item in enumerate(comparisons)
-            if not item.is_oversubscribed
-        }
-    )
+    pairs = [
+        (cases[first], cases[second], tuple(modes))
+        for (first, second), modes in modes_of.items()
+        if (first, second) not in broken
+    ]
+    comparisons = [
+        Comparison(
+            first=first,
+            second=second,
+            modes=modes,
+            ratio=throughput_ratio(first, second),
+            is_oversubscribed=first.is_oversubscribed or second.is_oversubscribed,
+        )
+        for first, second, modes in pairs
+    ]
+    fair = (pair for pair in enumerate(comparisons) if not pair[1].is_oversubscribed)
+    adjusted = estimates.holm({number: _p_value(item) for number, item in fair})
     return tuple(
-        dataclasses.replace(
-            item,
+        item._replace(
             num_compared=max(len(adjusted), 1),
             holds=adjusted.get(index, 1.0) < estimates.DEFAULT_ALPHA
             # Of a busy machine, the interval is wider than the test knows.
