@@ -29,7 +29,6 @@ from harness.cli.arguments import one_line
 from harness.errors import HarnessError
 from harness.options.kinds import parse_percentage
 from results import errors
-from results.figures.conditions import BlockCounts
 from results.judging.gate import Gate
 from results.judging.gate_metrics import JudgedCase, Metric
 from results.records.record_base import Line, Seconds
@@ -179,8 +178,6 @@ def judged(
         cases=tuple(
             _judged(each, new[each], old[each], delta, alpha) for each in shared
         ),
-        aa_control=None,
-        blocks=BlockCounts(num_blocks=0, num_discarded=0, num_lost=0, reasons=()),
         is_weaker=True,
         differences=tuple(
             f"{fact}: {value!r} and {there[fact]!r}"

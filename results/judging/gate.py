@@ -17,8 +17,8 @@ from results import errors
 from results.figures import conditions
 from results.judging import gate_metrics, paired_gate, quality_gate
 from results.judging.gate_metrics import JudgedCase, Rule, name_of, worst
-from results.records.limits import MAX_LINE
 from results.records.models import GateCase, GateRecord
+from results.records.record_base import MAX_LINE
 from results.records.texts import shared
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
@@ -26,11 +26,11 @@ from results.store import study_store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from results.figures.conditions import AaControl, BlockCounts, Load
     from results.judging.gate_metrics import Metric
-    from results.judging.paired_gate import Paired
+    from results.judging.paired_gate import Paired, Pairs
     from results.statistics.estimates import Estimate
     from results.statistics.group_sequential import Judgement
     from results.store.study_store import Store
@@ -56,10 +56,8 @@ class Gate:
     delta: float  # The slowdown that matters, as a ratio.
     alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
     cases: tuple[JudgedCase, ...]  # In planned order.
-    aa_control: (
-        AaControl | None
-    )  # The case that was measured twice; None where none was.
-    blocks: BlockCounts  # How many blocks were discarded.
+    aa_control: AaControl | None = None  # The case that was measured twice.
+    blocks: BlockCounts = conditions.NO_BLOCKS  # How many blocks were discarded.
     # What others used of the machine; None of what runs have learned.
     load: Load | None = None
     is_weaker: bool = False  # Whether the baseline is a stored study.
@@ -181,25 +179,21 @@ class Gate:
 
 def _record_of(case: JudgedCase) -> GateCase:
     judgement, verdict, count = case.judgement, case.verdict, case.count
+    backend = "" if case.case is None else case.case.spec.backend
     fields: dict[str, Any] = {"verdict": NO_VERDICT, "reason": case.reason[:MAX_LINE]}
     if count is not None:
         fields = {"verdict": count.word, "slowdown": count.rise, "n": count.n}
         fields |= {"before": count.before, "after": count.after}
     elif judgement is not None and verdict is not None:
         slowdown = judgement.slowdown
+        ends = {"slowdown": slowdown.value, "low": slowdown.low, "high": slowdown.high}
         fields = {
-            "verdict": verdict.value,
-            "slowdown": _finite(slowdown.value),
-            "n": slowdown.n,
+            # None beyond all numbers, where half of the runs failed.
+            name: ratio - 1 if ratio is not None and math.isfinite(ratio) else None
+            for name, ratio in ends.items()
         }
-        fields |= {"low": _finite(slowdown.low), "high": _finite(slowdown.high)}
-    backend = "" if case.case is None else case.case.spec.backend
+        fields |= {"verdict": verdict.value, "n": slowdown.n}
     return GateCase(name=case.name, backend=backend, **fields)
-
-
-def _finite(ratio: float | None) -> float | None:
-    """Returns a change; None beyond all numbers, where half of the runs failed."""
-    return ratio - 1 if ratio is not None and math.isfinite(ratio) else None
 
 
 def write_gate(store: Store, record: GateRecord) -> None:
@@ -213,21 +207,19 @@ def read_gate(store: Store) -> GateRecord | None:
 
 def judge_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study that holds every case twice: of this tree, and of a revision."""
-    cases = [*study.cases, *study.other_revisions]
-    if rule.metric.is_quality:
-        cases = [*study.quality_runs]
+    is_quality = rule.metric.is_quality
+    timed = (*study.cases, *study.other_revisions)
+    cases = study.quality_runs if is_quality else timed
     others = {case_pairs.key_of(case): case for case in cases if case.spec.revision}
-    pairs = [
-        (case, others[case_pairs.key_of(case)])
-        for case in cases
-        if not case.spec.revision
-    ]
-    if rule.metric.is_quality:
+    own = [case for case in cases if not case.spec.revision]
+    pairs = [(case, others[case_pairs.key_of(case)]) for case in own]
+    if is_quality:
         judged = _judged(pairs, rule, is_paired=True)
         return _gate(study, pairs, rule, baseline, judged)
     design = study.plan.measuring.gate
-    looks = () if design is None else design.looks
-    judged, paired = paired_gate.judge(pairs, rule, looks)
+    judged, paired = paired_gate.judge(
+        pairs, rule, () if design is None else design.looks
+    )
     sustained = paired_gate.sustained_over_blocks(pairs)
     more = {"paired": paired, "sustained": sustained}
     return _gate(study, pairs, rule, baseline, judged, **more)
@@ -241,25 +233,19 @@ def judge_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> 
         delta=rule.delta,
         alpha=rule.alpha,
         cases=(),
-        aa_control=None,
-        blocks=conditions.BlockCounts(
-            num_blocks=0, num_discarded=0, num_lost=0, reasons=()
-        ),
         equal_code=digests,
     )
 
 
 def judge_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
     check_stored(rule, baseline)
-    are_quality_runs = rule.metric.is_quality
-    pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
-    differences = case_pairs.differences(
-        study, stored, are_quality_runs=are_quality_runs
-    )
+    is_quality = rule.metric.is_quality
+    pairs = case_pairs.pairs(study, stored, are_quality_runs=is_quality)
+    differences = case_pairs.differences(study, stored, are_quality_runs=is_quality)
     more = {
         "is_weaker": True,
         # What runs have learned does not depend on the day.
-        "is_advice": not are_quality_runs,
+        "is_advice": not is_quality,
         "differences": differences,
     }
     judged = _judged(pairs, rule, is_paired=False)
@@ -275,16 +261,11 @@ def check_stored(rule: Rule, baseline: str) -> None:
 
 
 def _gate(
-    study: Study,
-    pairs: Sequence[tuple[Case, Case]],
-    rule: Rule,
-    baseline: str,
-    cases: Sequence[JudgedCase],
-    **more: Any,
+    study: Study, pairs: Pairs, rule: Rule, baseline: str, cases: Any, **more: Any
 ) -> Gate:
     design = study.plan.measuring.gate
     counts, noted = gate_metrics.compare(pairs, () if design is None else design.counts)
-    failures = tuple(
+    failures = (
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
         f" {entry.spec.repetition_index}: {entry.state}: {entry.reason}"
@@ -308,22 +289,14 @@ def _gate(
     )
 
 
-def _judged(
-    pairs: Sequence[tuple[Case, Case]], rule: Rule, *, is_paired: bool
-) -> list[JudgedCase]:
+def _judged(pairs: Pairs, rule: Rule, *, is_paired: bool) -> list[JudgedCase]:
     judged = []
     for case, other in pairs:
         if rule.metric.is_quality:
-            judgement, reason = quality_gate.judged(
-                case, other, rule, is_paired=is_paired
-            )
+            found = quality_gate.judged(case, other, rule, is_paired=is_paired)
         else:
-            judgement, reason = _judge_two_studies(case, other, rule)
-        judged.append(
-            JudgedCase(
-                name=name_of(case), case=case, judgement=judgement, reason=reason
-            )
-        )
+            found = _judge_two_studies(case, other, rule)
+        judged.append(JudgedCase(name_of(case), *found, case))
     return judged
 
 
@@ -333,15 +306,12 @@ def _judge_two_studies(
     """The verdict on a figure of two studies, or why there is none."""
     sign = 1.0 if rule.metric.is_cost else -1.0
     change, stored = (
-        [sign * log for log in gate_metrics.logs(side, rule.metric)]
+        [sign * log for log in gate_metrics.logs(side, rule.metric).values()]
         for side in (case, other)
     )
-    fewest = min(len(change), len(stored))
-    if fewest < group_sequential.FEWEST_REPETITIONS:
-        return None, (
-            f"{fewest} run(s) have both, a verdict needs"
-            f" {group_sequential.FEWEST_REPETITIONS} or more"
-        )
+    fewest, needed = min(len(change), len(stored)), group_sequential.FEWEST_REPETITIONS
+    if fewest < needed:
+        return None, f"{fewest} run(s) have both, a verdict needs {needed} or more"
     mean = gate_metrics.mean_of_two_studies(case, change, other, stored)
     return group_sequential.judge_mean(mean, delta=rule.delta, alpha=rule.alpha), ""
 
@@ -349,8 +319,7 @@ def _judge_two_studies(
 def planned_gate(study: Study) -> Gate | None:
     """Returns the gate that the plan of a study records, with its verdict."""
     design = study.plan.measuring.gate
-    has_revision = any(entry.spec.revision for entry in study.planned)
-    if design is None or not has_revision:
+    if design is None or not any(entry.spec.revision for entry in study.planned):
         return None
     metric = gate_metrics.metric_of_gate(design.metric, study.plan.metrics)
     rule = Rule(metric=metric, delta=design.delta, alpha=design.alpha)
@@ -365,19 +334,13 @@ def has_risen(study: Study) -> bool:
 
 def is_decided(study: Study) -> bool:
     """Whether a look after the repetitions so far ends the gate."""
-    design = study.plan.measuring.gate
+    design, number = study.plan.measuring.gate, study.plan.repeats
     assert design is not None
     gate = planned_gate(study)
     if gate is not None and gate.has_risen:
         return True
-    number = study.plan.repeats
     if number >= design.looks[-1] or conditions.count_blocks(study).is_unfit:
         return True
-    if number not in design.looks:
+    if number not in design.looks or gate is None or gate.why_unfit:
         return False
-    return (
-        gate is not None
-        and gate.paired is not None
-        and gate.paired.decided_after is not None
-        and not gate.why_unfit
-    )
+    return gate.paired is not None and gate.paired.decided_after is not None

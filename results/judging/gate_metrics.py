@@ -17,21 +17,20 @@ from results.statistics.group_sequential import FEWEST_REPETITIONS, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
     from results.statistics.estimates import Estimate, Mean
     from results.statistics.group_sequential import Judgement
-    from results.study.cases import Case, Entry
+    from results.study.cases import Case, Entry, Key
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
     name: str  # As on the command line.
-    is_cost: bool  # Whether less of it is better.
-    worse: str  # What a change is that makes it worse: slower, larger, or worse.
+    of: Callable[[Entry], float] = lambda _: math.nan  # Its value in an ok trial.
+    worse: str = "worse"  # What a change is that makes it worse, such as slower.
+    is_cost: bool = True  # Whether less of it is better.
     is_quality: bool = False  # Whether it is what a quality run has learned.
     tolerance: float = 0.05  # The loss that a gate accepts unless it is told another.
-    of: Callable[[Entry], float] = lambda _: math.nan  # Its value in an ok trial.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,29 +46,15 @@ class Rule:
         group_sequential.check_alpha(self.alpha)
 
 
-THROUGHPUT = Metric(
-    name="throughput", is_cost=False, of=scaling.throughput_of, worse="slower"
-)
-EFFICIENCY = Metric(
-    name="efficiency", is_cost=False, of=scaling.throughput_of, worse="less efficient"
-)
+THROUGHPUT = Metric("throughput", scaling.throughput_of, "slower", is_cost=False)
+EFFICIENCY = dataclasses.replace(THROUGHPUT, name="efficiency", worse="less efficient")
 """Of a gate of two revisions only: a throughput over that of the fewest replicas."""
 OF_BLOCKS = (THROUGHPUT, EFFICIENCY)
 FIRST_STEP = "time_to_first_step"
 METRICS = {
-    metric.name: metric
-    for metric in (
-        THROUGHPUT,
-        Metric(
-            name=FIRST_STEP,
-            is_cost=True,
-            of=scaling.time_to_first_step_of,
-            worse="slower",
-        ),
-        Metric(
-            name="peak_memory", is_cost=True, of=scaling.peak_memory_of, worse="larger"
-        ),
-    )
+    THROUGHPUT.name: THROUGHPUT,
+    FIRST_STEP: Metric(FIRST_STEP, scaling.time_to_first_step_of, "slower"),
+    "peak_memory": Metric("peak_memory", scaling.peak_memory_of, "larger"),
 }
 
 
@@ -78,13 +63,15 @@ def quality_metric(facts: MetricFacts) -> Metric:
         name=facts.name,
         is_cost=not facts.is_higher_better,
         of=functools.partial(learning_gains.reached, metric=facts.name),
-        worse="worse",
         is_quality=True,
         tolerance=facts.tolerance,
     )
 
 
-def plugin_metric(metric: TrialMetric) -> Metric:
+def _plugin_metric(name: str, built_in: Collection[str]) -> Metric | None:
+    metric = trial_metrics.find(name, built_in)
+    if metric is None:
+        return None
     if metric.is_higher_better is None:
         raise errors.ResultsError(
             f"metric {metric.name!r} does not say whether more of it is better, so it"
@@ -94,18 +81,14 @@ def plugin_metric(metric: TrialMetric) -> Metric:
         name=metric.name,
         is_cost=not metric.is_higher_better,
         of=functools.partial(trial_metrics.positive_value_of, metric),
-        worse="worse",
         tolerance=metric.tolerance,
     )
 
 
 def metric_of(name: str) -> Metric:
-    metric = METRICS.get(name)
+    metric = METRICS.get(name) or _plugin_metric(name, METRICS)
     if metric is not None:
         return metric
-    own = trial_metrics.find(name, METRICS)
-    if own is not None:
-        return plugin_metric(own)
     if name == EFFICIENCY.name:
         raise errors.ResultsError(
             f"{name} of two studies cannot be judged: both sides must take turns in the"
@@ -127,31 +110,28 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
         facts.name: quality_metric(facts) for facts in declared if facts.is_judged
     }
     known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
-    if name not in known:
-        own = trial_metrics.find(name, known)
-        if own is not None:
-            return plugin_metric(own)
+    metric = known.get(name) or _plugin_metric(name, known)
+    if metric is None:
         raise errors.ResultsError(
             f"unknown metric {name!r}; allowed are {_known(EFFICIENCY.name)}, and"
             f" of what this workload learns {', '.join(learned) or 'nothing'}"
         )
-    return known[name]
+    return metric
 
 
 def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
     """Returns ln(first / second) of each repetition that has both, in order."""
     is_interleaved = first.is_interleaved and second.is_interleaved
     if is_interleaved and metric.name == THROUGHPUT.name:
-        return [
-            estimates.mean(rounds_of_run)
-            for rounds_of_run in scaling.block_logs(first, second)
-        ]
-    here, there = _positive(first, metric), _positive(second, metric)
-    return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
+        return [*map(estimates.mean, scaling.block_logs(first, second))]
+    here, there = logs(first, metric), logs(second, metric)
+    return [here[key] - there[key] for key in here if key in there]
 
 
-def logs(case: Case, metric: Metric) -> list[float]:
-    return [math.log(value) for value in _positive(case, metric).values()]
+def logs(case: Case, metric: Metric) -> dict[Key, float]:
+    """Returns logarithms by repetition; zero stands for "could not be read"."""
+    values = scaling.values(case, metric.of).items()
+    return {key: math.log(value) for key, value in values if value > 0}
 
 
 def mean_of_two_studies(
@@ -179,29 +159,17 @@ def ratios(pairs: Iterable[tuple[Case, Case]], metric: Metric) -> list[Ratio]:
     """Returns the ratios of cases of two studies: advice, since days vary."""
     means = []
     for case, other in pairs:
-        here, there = logs(case, metric), logs(other, metric)
+        here, there = ([*logs(side, metric).values()] for side in (case, other))
         if here and there:
             means.append((case, other, mean_of_two_studies(case, here, other, there)))
     tested = {index: mean.p_value() for index, (*_, mean) in enumerate(means)}
     p_values = estimates.holm(tested)
-    method = group_sequential.OF_TWO_STUDIES
+    method, otherwise = group_sequential.OF_TWO_STUDIES, estimates.NO_REPETITIONS
     return [
-        Ratio(
-            case,
-            other,
-            estimates.from_logs(
-                mean.estimate(method, otherwise=estimates.NO_REPETITIONS)
-            ),
-            p_values.get(index),
-        )
+        Ratio(case, other, estimates.from_logs(estimate), p_values.get(index))
         for index, (case, other, mean) in enumerate(means)
+        for estimate in [mean.estimate(method, otherwise=otherwise)]
     ]
-
-
-def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:
-    """Returns values by repetition; zero stands for "could not be read"."""
-    values = scaling.values(case, metric.of)
-    return {key: value for key, value in values.items() if value > 0}
 
 
 WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
@@ -211,7 +179,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=WORST_FIRST.index)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class JudgedCase:
     name: str  # Backend, replicas and scaling modes; or the name of a micro-benchmark.
     # The verdict on the metric; None where either side has fewer than two repetitions.
@@ -251,7 +219,7 @@ _COUNTED = (TrialStatus.OK.value, TrialStatus.DISCARDED.value)
 _SMALL = 5e-4  # below it, one digit would say 0.0 %
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Count:
     name: str  # What was counted.
     before: float  # Of the baseline.
@@ -292,21 +260,14 @@ def compare(
     noted: list[JudgedCase] = []
     for case, other in pairs:
         program = case.spec.program
-        units = measuring.UNITS if program is None else program.count_names
-        for name in units:
+        for name in measuring.UNITS if program is None else program.count_names:
             is_judged = program is not None or name in names
             if not is_judged and not _values(case, name):
                 continue
             count, reason = count_of(case, other, name, is_judged=is_judged)
-            (judged if is_judged else noted).append(
-                JudgedCase(
-                    name=f"{name_of(case)}: {measuring.step_count_words(name)}",
-                    case=case,
-                    judgement=None,
-                    reason=reason,
-                    count=count,
-                )
-            )
+            named = f"{name_of(case)}: {measuring.step_count_words(name)}"
+            counted = JudgedCase(named, None, reason, case, count=count)
+            (judged if is_judged else noted).append(counted)
     return tuple(judged), tuple(noted)
 
 
@@ -314,29 +275,26 @@ def count_of(
     case: Case, other: Case, name: str, *, is_judged: bool = True
 ) -> tuple[Count | None, str]:
     sides = {"this tree": _values(case, name), "the baseline": _values(other, name)}
+    fewest = min(map(len, sides.values()))
     for side, values in sides.items():
         if not values:
             return None, f"no run of {side} has it"
-    fewest = min(map(len, sides.values()))
     # Of a step nobody has to believe the program: what counts it was looked at.
     if fewest < FEWEST_REPETITIONS and name not in measuring.UNITS:
         return None, (
             f"{fewest} run(s) of a side have it, and {FEWEST_REPETITIONS} show whether"
             " it is the same in each"
         )
+    advice = "; leave its --count out, or print what is the same in each run"
     for side, values in sides.items():
         low, high = min(values), max(values)
         if low != high:
             return None, (
                 f"it varies between runs of {side}, from {low:.15g} to {high:.15g}, so"
-                " it is no count"
-                + "; leave its --count out, or print what is the same in each run"
-                * is_judged
+                f" it is no count{advice * is_judged}"
             )
     (after, *_), (before, *_) = sides.values()
-    return Count(
-        name=name, before=before, after=after, n=fewest, is_judged=is_judged
-    ), ""
+    return Count(name, before, after, fewest, is_judged), ""
 
 
 def share_text(before: float, after: float) -> str:
@@ -344,29 +302,22 @@ def share_text(before: float, after: float) -> str:
     if not before:
         return "-"
     share = after / before - 1
-    if share and abs(share) < _SMALL:
-        return f"{100 * share:+.2g} %"
-    return f"{100 * share:+.1f} %"
+    digits = "+.2g" if share and abs(share) < _SMALL else "+.1f"
+    return f"{100 * share:{digits}} %"
 
 
 def exact_text(before: float, after: float) -> str:
     """Writes a count of both sides, such as ``exact: 1024 to 1056``."""
-    if before == after:
-        return f"exact: {after:.15g}"
-    return f"exact: {before:.15g} to {after:.15g}"
+    both = f"{before:.15g} to " if before != after else ""
+    return f"exact: {both}{after:.15g}"
 
 
 def _values(case: Case, name: str) -> list[float]:
     """Values of a count in its trials, discarded ones too: load changes no count."""
-    results = [
-        entry.trial.result
-        for entry in case.entries
-        if entry.state in _COUNTED and entry.trial is not None
-    ]
     return [
         metric.value
-        for result in results
-        if result is not None
-        for metric in result.window_metrics
+        for entry in case.entries
+        if entry.state in _COUNTED and entry.trial and entry.trial.result
+        for metric in entry.trial.result.window_metrics
         if metric.name == name
     ]

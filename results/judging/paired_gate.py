@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ NUMBERS: Final = (3, 4, 5, 6, 8, 10, 15, 20, 40)
 """Repetitions of gates with one look."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Probabilities at worst."""
 
     passes: float  # That a true mean of ``delta`` or more passes.
@@ -63,23 +62,18 @@ def stated_rates(
     if alpha != ALPHA:
         return None
     if num_repetitions is not None:
-        num_repetitions = max(
-            (number for number in NUMBERS if number <= num_repetitions),
-            default=NUMBERS[0],
-        )
+        known = (number for number in NUMBERS if number <= num_repetitions)
+        num_repetitions = max(known, default=NUMBERS[0])
     table = [row for row in error_rate_rows() if row["repetitions"] == num_repetitions]
     fewer = max(row["cases"] for row in table if row["cases"] <= num_cases)
     more = [row for row in table if row["cases"] >= num_cases] or table[-1:]
     rows = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
-
-    def most(kind: str, verdict: str) -> float:
-        return max(float(row[kind][verdict][0]) for row in rows)
-
     return Rates(
-        passes=most("independent", "pass"),
-        regresses=most("independent", "regress"),
-        passes_dependent=most("dependent", "pass"),
-        regresses_dependent=most("dependent", "regress"),
+        *(
+            max(float(row[kind][verdict][0]) for row in rows)
+            for kind in ("independent", "dependent")
+            for verdict in ("pass", "regress")
+        )
     )
 
 
@@ -90,6 +84,7 @@ def error_rate_rows() -> list[dict[str, Any]]:
 
 
 TAIL_QUANTILE = 0.99
+_FEWEST: Final = group_sequential.FEWEST_TO_JUDGE
 
 
 def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
@@ -130,20 +125,17 @@ def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
 
 def scaled(pairs: Pairs) -> list[tuple[int, int]]:
     """Returns pairs that have an efficiency, each with its smallest baseline."""
-    specs = [case.spec for case, _ in pairs]
     scaled_pairs = []
     for own, (case, _) in enumerate(pairs):
         smaller = [
-            base
+            (other.spec.num_replicas, base)
             for base, (other, _) in enumerate(pairs)
-            if specs[base].backend == specs[own].backend
-            and specs[base].num_replicas < specs[own].num_replicas
+            if other.spec.backend == case.spec.backend
+            and other.spec.num_replicas < case.spec.num_replicas
             and set(other.modes) & set(case.modes)
         ]
         if smaller:
-            scaled_pairs.append(
-                (own, min(smaller, key=lambda at: specs[at].num_replicas))
-            )
+            scaled_pairs.append((own, min(smaller)[1]))
     if not scaled_pairs:
         raise errors.ResultsError(
             "no case has a baseline with fewer replicas, so there is no efficiency to"
@@ -271,33 +263,22 @@ def judge(
         judged: dict[Kind, Judgement | None] = {}
         for kind, values in logs.items():
             at = int(outcome.decided_at[kind][0, index]) or end
-            code = int(outcome.of_cases[kind][0, index])
             n = int((~np.isnan(values[:at, index])).sum())
-            margins = 1.0 if kind.margins is None else kind.margins
-            judged[kind] = _judgement(
-                seen[kind, at], index, n, VERDICTS[code], margins * rule.delta, rule
-            )
+            verdict = VERDICTS[int(outcome.of_cases[kind][0, index])]
+            delta = rule.delta * (1.0 if kind.margins is None else kind.margins)
+            judged[kind] = _judgement(seen[kind, at], index, n, verdict, delta, rule)
         of_main = judged.pop(main)
-        n = int((~np.isnan(logs[main][:, index])).sum())
-        fewest = group_sequential.FEWEST_TO_JUDGE
-        reason = ""
-        if n < fewest:
-            reason = f"{n} run(s) have both, a verdict needs {fewest} or more"
-        cases.append(
-            JudgedCase(
-                name=name_of(case),
-                case=case,
-                judgement=of_main,
-                reason=reason,
-                # What cannot pass is part of the verdict where it regresses.
-                others={
-                    kind.name: each
-                    for kind, each in judged.items()
-                    if each is not None
-                    and (kind.margins is not None or each.verdict is Verdict.REGRESS)
-                },
-            )
-        )
+        # What cannot pass is part of the verdict where it regresses.
+        others = {
+            kind.name: each
+            for kind, each in judged.items()
+            if each is not None
+            and (kind.margins is not None or each.verdict is Verdict.REGRESS)
+        }
+        n, fewest = int((~np.isnan(logs[main][:, index])).sum()), _FEWEST
+        few = f"{n} run(s) have both, a verdict needs {fewest} or more"
+        reason = few * (n < fewest)
+        cases.append(JudgedCase(name_of(case), of_main, reason, case, others))
     singles = group_sequential.singles(logs[main], design, number=end)
     is_decided = int(outcome.verdicts[0]) != group_sequential.UNDECIDED
     paired = Paired(

@@ -7,46 +7,40 @@ case, and the change is in one of them. Sustained stretches are left out.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from results import errors
 from results.statistics import estimates, group_sequential
-from results.statistics.group_sequential import Verdict
+from results.statistics.group_sequential import Design, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from results.statistics.group_sequential import Design
-
 DEFAULT_POWER = 0.9
 """A true slowdown is found in 9 of 10 gates."""
-
 MOST_REPETITIONS = 200
 """Searches end here: at two minutes each, a night."""
-
 NUM_GATES = 2000
 """A share of one half is known within 0.022 (95 %), one of 0.95 within 0.010."""
 _SEED = 20_260_711
 _SMALLEST_STEP = 1e-3  # of an effect that is searched
+_MOST_EFFECT = 99.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OperatingPoint:
+class OperatingPoint(NamedTuple):
     # True slowdown of one case as a ratio: 0.05 is 5 % slower, -0.05 is faster.
     effect: float
-    passes: float  # Of pass.
-    regresses: float  # Of regress.
-    inconclusive: float  # Of inconclusive.
+    passes: float  # Share of gates.
+    regresses: float
+    inconclusive: float
     repetitions: float  # Mean number until the gate ended.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class Need(NamedTuple):
     effect: float  # True slowdown as a ratio.
     # The correct verdict: regress from ``delta`` on, pass below.
     verdict: Verdict
@@ -55,25 +49,12 @@ class Need:
     minutes: float | None  # Time to measure them, or None.
 
 
-def _check(is_right: bool, message: str) -> None:
-    if not is_right:
-        raise errors.ResultsError(message)
-
-
 def _check_spread(spread: float) -> None:
-    _check(
-        math.isfinite(spread) and spread > 0,
-        f"spread is {spread!r}, must be positive and finite: the standard "
-        "deviation of the log ratio over runs, such as 0.03",
-    )
-
-
-def _check_repetitions(number: int) -> None:
-    _check(
-        number >= group_sequential.FEWEST_REPETITIONS,
-        f"num_repetitions is {number}, must be {group_sequential.FEWEST_REPETITIONS} or"
-        " more: one says nothing about the spread between processes",
-    )
+    if not (math.isfinite(spread) and spread > 0):
+        raise errors.ResultsError(
+            f"spread is {spread!r}, must be positive and finite: the standard "
+            "deviation of the log ratio over runs, such as 0.03"
+        )
 
 
 def design(
@@ -83,19 +64,20 @@ def design(
     num_repetitions: int | None = None,
     most: int | None = None,
 ) -> Design:
+    """Returns the rule of a gate with one look, or of one with time for ``most``."""
     group_sequential.check_delta(delta)
     group_sequential.check_alpha(alpha)
-    if num_repetitions is not None:
-        _check_repetitions(num_repetitions)
-        last = num_repetitions
-        looks = group_sequential.looks_until(last, ())
-    else:
-        planned = group_sequential.planned_looks(alpha)
-        last = planned[-1]
-        most = last if most is None else most
-        _check_repetitions(most)
-        looks = group_sequential.looks_until(min(most, last), planned)
-    return group_sequential.Design(looks=looks, most=last, delta=delta, alpha=alpha)
+    planned = group_sequential.planned_looks(alpha) if num_repetitions is None else ()
+    last = planned[-1] if num_repetitions is None else num_repetitions
+    number = last if most is None else min(most, last)
+    if number < group_sequential.FEWEST_REPETITIONS:
+        raise errors.ResultsError(
+            f"num_repetitions is {number}, must be"
+            f" {group_sequential.FEWEST_REPETITIONS} or more: one says nothing about"
+            " the spread between processes"
+        )
+    looks = group_sequential.looks_until(number, planned)
+    return Design(looks=looks, most=last, delta=delta, alpha=alpha)
 
 
 @functools.lru_cache(maxsize=4)
@@ -108,30 +90,17 @@ def operating_points(
     spread: float, effects: Sequence[float], rule: Design, *, num_cases: int = 1
 ) -> tuple[OperatingPoint, ...]:
     _check_spread(spread)
-    _check(
-        num_cases >= 1,
-        f"num_cases is {num_cases}, must be 1 or more: those that the gate judges",
-    )
     points = []
     for effect in effects:
-        _check(
-            math.isfinite(effect) and effect > -1,
-            f"effect is {effect!r}, must be a ratio above -1: 0.05 is 5 % slower",
-        )
         logs = spread * _draws(rule.looks[-1], num_cases)
         logs[..., -1] += math.log1p(effect)
         outcome = group_sequential.outcomes({group_sequential.BLOCKS: logs}, rule)
-        passes = float((outcome.verdicts == group_sequential.PASSED).mean())
-        regresses = float((outcome.verdicts == group_sequential.REGRESSED).mean())
-        points.append(
-            OperatingPoint(
-                effect=effect,
-                passes=passes,
-                regresses=regresses,
-                inconclusive=max(0.0, 1 - passes - regresses),
-                repetitions=float(outcome.ends.mean()),
-            )
+        passes, regresses = (
+            float((outcome.verdicts == verdict).mean())
+            for verdict in (group_sequential.PASSED, group_sequential.REGRESSED)
         )
+        rest, ends = max(0.0, 1 - passes - regresses), float(outcome.ends.mean())
+        points.append(OperatingPoint(effect, passes, regresses, rest, ends))
     return tuple(points)
 
 
@@ -145,45 +114,24 @@ def needed(
     alpha: float = group_sequential.DEFAULT_ALPHA,
 ) -> tuple[Need, ...]:
     """Returns what it takes to give each true effect its correct verdict."""
-    _check(
-        math.isfinite(minutes_per_repetition) and minutes_per_repetition > 0,
-        f"minutes_per_repetition is {minutes_per_repetition!r}, must be positive "
-        "and finite",
-    )
     needs = []
     for effect in effects:
+        is_slower = effect >= delta
 
-        def is_enough(number: int, effect: float = effect) -> bool:
-            rule = design(delta=delta, alpha=alpha, num_repetitions=number)
+        def is_enough(
+            number: float, effect: float = effect, *, is_slower: bool = is_slower
+        ) -> bool:
+            rule = design(delta=delta, alpha=alpha, num_repetitions=int(number))
             (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
-            return (
-                point.regresses if effect >= delta else point.passes
-            ) >= DEFAULT_POWER
+            return (point.regresses if is_slower else point.passes) >= DEFAULT_POWER
 
-        number = _fewest(is_enough)
-        needs.append(
-            Need(
-                effect=effect,
-                verdict=Verdict.REGRESS if effect >= delta else Verdict.PASS,
-                num_repetitions=number,
-                minutes=None if number is None else number * minutes_per_repetition,
-            )
-        )
+        fewest = group_sequential.FEWEST_REPETITIONS
+        least = _least(is_enough, fewest - 1, fewest, MOST_REPETITIONS, step=1)
+        number = None if least is None else int(least)
+        minutes = None if least is None else least * minutes_per_repetition
+        verdict = Verdict.REGRESS if is_slower else Verdict.PASS
+        needs.append(Need(effect, verdict, number, minutes))
     return tuple(needs)
-
-
-def _fewest(is_enough: Callable[[int], bool]) -> int | None:
-    """Returns the fewest repetitions: doubling, then halving, since more find more."""
-    high = group_sequential.FEWEST_REPETITIONS
-    low = high - 1
-    while not is_enough(high):
-        if high == MOST_REPETITIONS:
-            return None
-        low, high = high, min(2 * high, MOST_REPETITIONS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
 
 
 def smallest_effect_found(
@@ -197,14 +145,24 @@ def smallest_effect_found(
 
     if is_found(rule.delta):
         return rule.delta
-    low, high, most = rule.delta, 2 * rule.delta, 99.0
-    while not is_found(high):
+    return _least(is_found, rule.delta, 2 * rule.delta, _MOST_EFFECT, _SMALLEST_STEP)
+
+
+def _least(
+    is_enough: Callable[[float], bool],
+    low: float,
+    high: float,
+    most: float,
+    step: float,
+) -> float | None:
+    """Returns the least number that is enough, within a step: more are enough too."""
+    while not is_enough(high):
         if high == most:
             return None
         low, high = high, min(2 * high, most)
-    while high - low > _SMALLEST_STEP:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_found(middle) else (middle, high)
+    while high - low > step:
+        middle = (low + high) / 2 if step < 1 else (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -213,7 +171,6 @@ def median_half_width(spread: float, num_repetitions: int) -> float:
     from scipy import special
 
     _check_spread(spread)
-    _check_repetitions(num_repetitions)
     degrees = num_repetitions - 1
     relative = math.sqrt(float(special.chdtri(degrees, 0.5)) / degrees)
     quantile = estimates.student_quantile(degrees)

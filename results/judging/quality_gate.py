@@ -15,7 +15,6 @@ Against a stored study runs are paired in the order of their seeds.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from typing import TYPE_CHECKING
@@ -45,49 +44,27 @@ def fewest_seeds(alpha: float) -> int:
     return math.ceil(-math.log2(OF_MEDIAN * alpha))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Failures:
-    ours: int  # Of the change.
-    theirs: int  # Of the baseline.
-    n: int  # Seeds.
-    p_value: float  # Of so many more of the change, were both sides equal.
-
-    @property
-    def text(self) -> str:
-        """How many runs fail; empty if none does."""
-        if not self.ours + self.theirs:
-            return ""
-        return (
-            f"{self.ours} of {self.n} runs of the change fail (end worse than the"
-            f" baseline's median by more than {FAILED:.0%}), {self.theirs} of the"
-            f" baseline: p = {self.p_value:.2g} (sign test)"
-        )
-
-
 def judged(
     case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
     here, there = (_final(side, rule.metric) for side in (case, other))
     if is_paired:
-        keys = [key for key in here if key in there]
-        here = {key: here[key] for key in keys}
-        there = {key: there[key] for key in keys}
-    reason = _why_not(here, there, fewest_seeds(rule.alpha))
-    if reason:
+        keys = here.keys() & there.keys()
+        here, there = ({key: of[key] for key in keys} for of in (here, there))
+    if reason := _why_not(here, there, fewest_seeds(rule.alpha)):
         return None, reason
     sign = 1.0 if rule.metric.is_cost else -1.0
     median = statistics.median(_costs(there, sign))
     ours, theirs = (
         [cost / abs(median) for cost in _costs(side, sign)] for side in (here, there)
     )
-    judgement, failures = judge_losses(ours, theirs, rule, is_paired=is_paired)
-    return judgement, failures.text
+    return judge_losses(ours, theirs, rule, is_paired=is_paired)
 
 
 def judge_losses(
     ours: Sequence[float], theirs: Sequence[float], rule: Rule, *, is_paired: bool
-) -> tuple[Judgement, Failures]:
-    """Judges costs of runs, relative to the baseline's median, pair by pair."""
+) -> tuple[Judgement, str]:
+    """Judges costs of runs, relative to the baseline's median; says how many fail."""
     # Where both failed, neither is worse.
     losses = sorted(
         0.0 if a == b else a - b for a, b in zip(ours, theirs, strict=False)
@@ -96,8 +73,8 @@ def judge_losses(
         _median_bounds(losses, level) for level in (OF_MEDIAN * rule.alpha, rule.alpha)
     )
     verdict = group_sequential.verdict_of(low[0], high[1], margin=rule.delta)
-    failures = _failures(ours, theirs)
-    if failures.p_value <= OF_FAILURES * rule.alpha:
+    p_value, failures = _failures(ours, theirs)
+    if p_value <= OF_FAILURES * rule.alpha:
         verdict = Verdict.REGRESS
     slowdown = Estimate(
         value=1 + statistics.median(losses),
@@ -125,7 +102,8 @@ def _median_bounds(ordered: Sequence[float], level: float) -> tuple[float, float
     return ordered[ranks[-1] - 1], ordered[n - ranks[-1]]
 
 
-def _failures(ours: Sequence[float], theirs: Sequence[float]) -> Failures:
+def _failures(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, str]:
+    """Returns how probable more failures are, were both sides equal, and their text."""
     from scipy import special
 
     limit = statistics.median(theirs) + FAILED
@@ -133,11 +111,13 @@ def _failures(ours: Sequence[float], theirs: Sequence[float]) -> Failures:
     more = sum(a and not b for a, b in failed)
     fewer = sum(b and not a for a, b in failed)
     p_value = float(special.bdtrc(more - 1, more + fewer, 0.5)) if more else 1.0
-    return Failures(
-        ours=sum(a for a, _ in failed),
-        theirs=sum(b for _, b in failed),
-        n=len(failed),
-        p_value=p_value,
+    if not any(map(any, failed)):
+        return p_value, ""
+    here, there = map(sum, zip(*failed, strict=True))
+    return p_value, (
+        f"{here} of {len(failed)} runs of the change fail (end worse than the"
+        f" baseline's median by more than {FAILED:.0%}), {there} of the"
+        f" baseline: p = {p_value:.2g} (sign test)"
     )
 
 
