@@ -56,14 +56,16 @@ def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
 
 def find(kind: str, table: dict[str, _T], name: str, complain: Complaint) -> _T:
     """Returns an entry of a catalogue to which plugins add."""
-    if name not in table:
-        from results import plugins  # only where a name is not built in
+    if name in table:
+        return table[name]
+    from results import plugins  # only where a name is not built in
 
-        if plugins.find(kind, table, name, complain, Path.cwd()) is None:
-            known = dict.fromkeys(plugins.names(kind, table))
-            look_up(known, name, what=plugins.KINDS[kind])
-        name = plugins.canonical(kind, name)
-    return table[name]
+    added = plugins.find(kind, table, name, complain, Path.cwd())
+    if added is None:
+        known = dict.fromkeys(plugins.names(kind, table))
+        look_up(known, name, what=plugins.KINDS[kind])
+    assert added is not None  # or it is unknown
+    return added
 
 
 @functools.cache

@@ -67,6 +67,9 @@ class Plugin:
     def module(self) -> str:
         return self.target.partition(":")[0]
 
+    def error(self, text: str) -> PluginError:
+        return PluginError(f"{self.what}{text}")
+
 
 _used: dict[tuple[str, str], Plugin] = {}
 _folders: list[str] = []
@@ -77,9 +80,31 @@ def used(kind: str, name: str) -> Plugin | None:
     return _used.get((kind, name))
 
 
+def _used_as(kind: str, target: str) -> Plugin | None:
+    same = (p for p in _used.values() if (p.kind, p.target) == (kind, target))
+    return next(same, None)
+
+
 def folders() -> tuple[str, ...]:
     """Folders that modules were taken from, which processes of trials need as well."""
     return tuple(_folders)
+
+
+def _entry_points(kind: str) -> list[Plugin]:
+    import importlib.metadata
+
+    unique = {  # a path that is listed twice shows a package twice
+        Plugin(
+            kind=kind,
+            name=entry.name,
+            target=entry.value,
+            distribution=f"{entry.dist.name} {entry.dist.version}"
+            if entry.dist
+            else "an unnamed package",
+        )
+        for entry in importlib.metadata.entry_points(group=f"{PREFIX}{kind}")
+    }
+    return sorted(unique, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
@@ -87,38 +112,28 @@ def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
     by_name: dict[str, Plugin] = {}
     for plugin in _entry_points(kind):
         if plugin.name in built_in:
-            raise PluginError(
-                f"{plugin.what} has the name of a {KINDS[kind]} of this project, which"
-                " stays what it is; choose another name in the entry points of that"
-                " package, or uninstall it"
+            raise plugin.error(
+                f" has the name of a {KINDS[kind]} of this project, which stays what it"
+                " is; choose another name in the entry points of that package, or"
+                " uninstall it"
             )
-        other = by_name.get(plugin.name)
-        if other is not None:
+        other = by_name.setdefault(plugin.name, plugin)
+        if other is not plugin:
             raise PluginError(
                 f"{KINDS[kind]} {plugin.name!r} is in two packages,"
                 f" {other.distribution} ({other.target}) and {plugin.distribution}"
                 f" ({plugin.target}); uninstall one of the two, or give MODULE:NAME"
             )
-        by_name[plugin.name] = plugin
     return by_name
 
 
-def _entry_points(kind: str) -> list[Plugin]:
-    import importlib.metadata
+def built_in_of(kind: str, table: Iterable[str]) -> list[str]:
+    """Returns the names in a catalogue that no plugin has added."""
+    return [name for name in table if used(kind, name) is None]
 
-    unique: dict[Plugin, None] = {}
-    for entry in importlib.metadata.entry_points(group=f"{PREFIX}{kind}"):
-        distribution = entry.dist
-        plugin = Plugin(
-            kind=kind,
-            name=entry.name,
-            target=entry.value,
-            distribution=f"{distribution.name} {distribution.version}"
-            if distribution
-            else "an unnamed package",
-        )
-        unique[plugin] = None  # a path that is listed twice shows a package twice
-    return sorted(unique, key=lambda plugin: (plugin.name, plugin.distribution))
+
+def names(kind: str, table: Mapping[str, object]) -> list[str]:
+    return [*dict.fromkeys((*table, *installed(kind, built_in_of(kind, table))))]
 
 
 def find(
@@ -132,7 +147,7 @@ def find(
     if text in table:
         return table[text]
     built_in = built_in_of(kind, table)
-    plugin = _used_by_target(kind, text)
+    plugin = _used_as(kind, text)
     if plugin is None and ".py:" in text:
         module = text.replace(".py:", ":").replace("/", ".").lstrip(".")
         raise PluginError(
@@ -140,133 +155,95 @@ def find(
             f" -m': {module}"
         )
     if plugin is None and _REFERENCE.fullmatch(text):
-        named = (each for each in _entry_points(kind) if each.target == text)
-        plugin = next(named, None)
+        plugin = next((one for one in _entry_points(kind) if one.target == text), None)
         if plugin is None:
             if folder is not None:
-                use_folder(folder)
+                _use_folder(str(folder))
             plugin = Plugin(kind=kind, name=text, target=text)
     plugin = plugin or installed(kind, built_in).get(text)
     if plugin is None:
         return None
-    plugin_object: T = load(plugin, built_in, complain)
-    table[name_of(plugin_object)] = plugin_object
-    return plugin_object
+    added: T = load(plugin, built_in, complain)
+    table[_name_of(added)] = added
+    return added
 
 
-def canonical(kind: str, text: str) -> str:
-    """Returns the name in its catalogue of what was found as ``MODULE:NAME``."""
-    plugin = _used_by_target(kind, text)
-    return text if plugin is None else plugin.name
-
-
-def built_in_of(kind: str, table: Iterable[str]) -> list[str]:
-    """Returns the names in a catalogue that no plugin has added."""
-    return [name for name in table if used(kind, name) is None]
-
-
-def names(kind: str, table: Mapping[str, object]) -> list[str]:
-    return [*dict.fromkeys((*table, *installed(kind, built_in_of(kind, table))))]
-
-
-def _used_by_target(kind: str, text: str) -> Plugin | None:
-    for (of_kind, _), plugin in _used.items():
-        if of_kind == kind and plugin.target == text:
-            return plugin
-    return None
-
-
-def use_folder(folder: Path) -> None:
+def _use_folder(folder: str) -> None:
     """Makes modules of a folder importable; our own packages stay those that run."""
-    text = str(folder)
-    if text in _folders:
-        return
-    for name in OURS:
-        importlib.import_module(name)
-    sys.path.insert(0, text)
-    _folders.append(text)
-    importlib.invalidate_caches()
+    if folder not in _folders:
+        for name in OURS:
+            importlib.import_module(name)
+        sys.path.insert(0, folder)
+        _folders.append(folder)
+        importlib.invalidate_caches()
+
+
+def _name_of(added: Any) -> str:
+    """Returns the name of an object in its catalogue; of a section, its slug."""
+    return str(getattr(added, "name", None) or getattr(added, "SLUG", ""))
 
 
 def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
     is_new = _HEAVY not in sys.modules
-    module = _imported(plugin)
-    attribute = plugin.target.partition(":")[2]
+    module, attribute = _imported(plugin), plugin.target.partition(":")[2]
     version = getattr(module, API_NAME, 1)
     if version != API_VERSION:
-        raise PluginError(
-            f"{plugin.what} was written for version {version!r} of the interfaces"
-            f" ({API_NAME} in {plugin.module}), and this is version {API_VERSION};"
-            " install the release of that package, or of the harness, that fits"
+        raise plugin.error(
+            f" was written for version {version!r} of the interfaces ({API_NAME} in"
+            f" {plugin.module}), and this is version {API_VERSION}; install the release"
+            " of that package, or of the harness, that fits"
         )
-    try:
-        plugin_object = getattr(module, attribute) if attribute else module
-    except AttributeError:
-        others = ", ".join(
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and not complain(value)
-        )
-        raise PluginError(
-            f"{plugin.what}: module {plugin.module!r} has no {attribute!r}"
+    if attribute and not hasattr(module, attribute):
+        public = ((n, of) for n, of in vars(module).items() if not n.startswith("_"))
+        others = ", ".join(name for name, value in public if not complain(value))
+        raise plugin.error(
+            f": module {plugin.module!r} has no {attribute!r}"
             f"{f'; it has {others}' if others else ''}; check the spelling"
-        ) from None
-    wrong = complain(plugin_object)
-    if wrong:
-        raise PluginError(
-            f"{plugin.what}: {plugin.target} {wrong}; docs/howto/plugin.md has an"
-            f" example of a {KINDS[plugin.kind]}"
+        )
+    added = getattr(module, attribute) if attribute else module
+    if wrong := complain(added):
+        raise plugin.error(
+            f": {plugin.target} {wrong}; docs/howto/plugin.md has an example of a"
+            f" {KINDS[plugin.kind]}"
         )
     if is_new and _HEAVY in sys.modules:
-        raise PluginError(
-            f"{plugin.what}: importing {plugin.module} imports TensorFlow, which the"
-            " planner must not; import it within the functions that need it, or in a"
-            " module of its own"
+        raise plugin.error(
+            f": importing {plugin.module} imports TensorFlow, which the planner must"
+            " not; import it within the functions that need it, or in a module of its"
+            " own"
         )
-    return _under_its_name(plugin, plugin_object, built_in)
-
-
-def _under_its_name(
-    plugin: Plugin, plugin_object: Any, built_in: Collection[str]
-) -> Any:
-    name = name_of(plugin_object)
-    if name in built_in and used(plugin.kind, name) is None:
-        raise PluginError(
-            f"{plugin.what} calls itself {name!r}, which is a {KINDS[plugin.kind]} of"
-            " this project; choose another name for it"
-        )
+    name = _name_of(added)
     other = used(plugin.kind, name)
+    calls = f" calls itself {name!r}"
+    if other is None and name in built_in:
+        raise plugin.error(
+            f"{calls}, which is a {KINDS[plugin.kind]} of this project; choose another"
+            " name for it"
+        )
     if other is not None and other.target != plugin.target:
-        raise PluginError(
-            f"{plugin.what} calls itself {name!r}, as {other.target} does; choose"
-            " another name for one of the two"
+        raise plugin.error(
+            f"{calls}, as {other.target} does; choose another name for one of the two"
         )
     if plugin.name not in (name, plugin.target):
-        raise PluginError(
-            f"{plugin.what} calls itself {name!r}; give its entry point the same name"
-        )
+        raise plugin.error(f"{calls}; give its entry point the same name")
     _used[plugin.kind, name] = dataclasses.replace(plugin, name=name)
-    return plugin_object
-
-
-def name_of(plugin_object: Any) -> str:
-    """Returns the name of an object in its catalogue; of a section, its slug."""
-    return str(
-        getattr(plugin_object, "name", None) or getattr(plugin_object, "SLUG", "")
-    )
+    return added
 
 
 def _imported(plugin: Plugin) -> Any:
     try:
         return importlib.import_module(plugin.module)
     except ModuleNotFoundError as error:
-        missing = str(error.name)
-        if plugin.module != missing and not plugin.module.startswith(f"{missing}."):
-            raise PluginError(
-                f"{plugin.what} needs the module {missing!r}, which is not installed;"
-                " install it in the environment of the harness"
+        missing, top = str(error.name), plugin.module.partition(".")[0]
+        if not f"{plugin.module}.".startswith(f"{missing}."):
+            raise plugin.error(
+                f" needs the module {missing!r}, which is not installed; install it in"
+                " the environment of the harness"
             ) from error
-        top = plugin.module.partition(".")[0]
+        advice = (
+            "it is looked for in the current folder and among installed packages; check"
+            " the spelling, or go to its folder"
+        )
         if top in OURS:
             advice = (
                 f"{top!r} is a package of the harness; give yours another name, since a"
@@ -274,38 +251,28 @@ def _imported(plugin: Plugin) -> Any:
             )
         elif plugin.distribution:
             advice = "its package is damaged: install it again"
-        else:
-            advice = (
-                "it is looked for in the current folder and among installed packages;"
-                " check the spelling, or go to its folder"
-            )
-        raise PluginError(
-            f"{plugin.what}: there is no module {missing!r}: {advice}"
-        ) from None
+        raise plugin.error(f": there is no module {missing!r}: {advice}") from None
     except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"{plugin.what} raises an error when it is imported: {said(error)}; repair"
-            f" {plugin.module}"
-            + (", or uninstall its package" if plugin.distribution else "")
+        uninstall = ", or uninstall its package" if plugin.distribution else ""
+        raise plugin.error(
+            f" raises an error when it is imported: {said(error)}; repair"
+            f" {plugin.module}{uninstall}"
         ) from error
 
 
 def said(error: BaseException) -> str:
     """Returns an error with the place it came from, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{text[:_MOST_SAID]}{where}"
+    return f"{text[:_MOST_SAID]} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def complaint_of(kind: type, article: str = "a") -> Complaint:
-    def complain(plugin_object: Any) -> str:
-        if isinstance(plugin_object, kind):
+    def complain(added: Any) -> str:
+        if isinstance(added, kind):
             return ""
-        return (
-            f"is of type {type(plugin_object).__name__}, and has to be {article}"
-            f" {kind.__module__}.{kind.__qualname__}"
-        )
+        wanted = f"{article} {kind.__module__}.{kind.__qualname__}"
+        return f"is of type {type(added).__name__}, and has to be {wanted}"
 
     return complain
 
@@ -320,10 +287,9 @@ def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
         here = "which is not installed here"
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             package_name, _, version = package.rpartition(" ")
-            installed = importlib.metadata.version(package_name)
-            here = "which is installed here"
-            if installed != version:
-                here = f"of which version {installed} is installed here"
+            found = importlib.metadata.version(package_name)
+            same = f"of which version {found} is installed here"
+            here = "which is installed here" if found == version else same
         texts.append(
             f"{name} is a plugin ({facts.get('object', '')}, {package}, files"
             f" {facts.get('files', '')}), {here}: its figures are recomputed,"

@@ -148,7 +148,7 @@ def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
         found = plugins.find("metrics", table, text, trial_metrics.complain, tmp_path)
         assert "own_sec" == found.name
     assert (str(tmp_path),) == plugins.folders()
-    assert "own_sec" == plugins.canonical("metrics", "near:OWN")
+    assert "near:OWN" == plugins.used("metrics", "own_sec").target
 
 
 def test_a_metric_that_fails_names_the_trial(install):
