@@ -204,15 +204,12 @@ def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]
         return []
     if point.speedup.method == estimates.TWO_GROUPS:
         return []
-    baseline_n, there = (
-        point.baseline.spec.num_replicas,
-        scaling.values(point.baseline, rate),
-    )
+    baseline_n = point.baseline.spec.num_replicas
     factors = {"speedup": baseline_n, "efficiency": baseline_n / point.num_replicas}
     return [
-        (entry, factors[quantity] * rate(entry) / there[entry.key])
-        for entry in entries
-        if entry.key in there and quantity in factors
+        (entry, factors[quantity] * rate(entry) / rate(there))
+        for entry, there in scaling.paired(point.case, point.baseline)
+        if quantity in factors
     ]
 
 

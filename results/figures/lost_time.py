@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from results import errors
+from results.figures import scaling
 from results.records.models import Control, ScalingMode
 from results.statistics import estimates
 
@@ -353,8 +354,7 @@ def recorded_losses(
 
 
 def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
-    there = {entry.key: entry for entry in baseline.ok_entries}
-    pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
+    pairs = scaling.paired(case, baseline)
     steps = [recorded for pair in pairs if (recorded := _recorded(*pair))]
     reason, lost = "" if steps else NO_COMMON_BLOCK, None
     sides = [side for both in steps for side in both]

@@ -158,17 +158,24 @@ def _from_repetitions(
     )
 
 
-def block_logs(
-    first: Case, second: Case, *, is_beside_load: bool = False
-) -> list[tuple[float, ...]]:
-    here, there = (
-        {e.key: e.result.rates_beside_load for e in case.measured_entries}
-        if is_beside_load
-        else {e.key: e.result.rates for e in case.ok_entries}
-        for case in (first, second)
-    )
-    both = (estimates.log_ratios(here[key], there[key]) for key in here if key in there)
-    return [logs for logs in both if logs]
+def paired(first: Case, second: Case) -> list[tuple[Entry, Entry]]:
+    """Returns the ok trials of two cases that are of one repetition."""
+    there = {entry.key: entry for entry in second.ok_entries}
+    return [(e, there[e.key]) for e in first.ok_entries if e.key in there]
+
+
+def block_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
+    both = [
+        (here.result.rates, there.result.rates) for here, there in paired(first, second)
+    ]
+    return [logs for rates in both if (logs := estimates.log_ratios(*rates))]
+
+
+def _logs_beside_load(first: Case, second: Case) -> list[tuple[float, ...]]:
+    there = {e.key: e.result.rates_beside_load for e in second.measured_entries}
+    here = {e.key: e.result.rates_beside_load for e in first.measured_entries}
+    both = [(here[key], there[key]) for key in here if key in there]
+    return [logs for rates in both if (logs := estimates.log_ratios(*rates))]
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
@@ -176,7 +183,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     if first.is_interleaved and second.is_interleaved:
         if logs := block_logs(first, second):
             return _with_load_left(_from_repetitions(first, logs), first, second)
-        logs = block_logs(first, second, is_beside_load=True)
+        logs = _logs_beside_load(first, second)
         return _beside_load(_from_repetitions(first, logs)) if logs else None
     here, there = (values(case, throughput_of) for case in (first, second))
     return estimates.ratio(dict(here), dict(there)) if here and there else None
@@ -207,17 +214,16 @@ def _with_load_left(ratio: Estimate, first: Case, second: Case) -> Estimate:
 
 def _load_left(case: Case, other: Case) -> float:
     """Returns by which factor load slowed the blocks that are compared, at most."""
-    there = {entry.key: entry.result.rates.keys() for entry in other.ok_entries}
     logs = []
-    for entry in case.ok_entries:
+    for entry, beside in paired(case, other):
+        compared = beside.result.rates.keys()
         num_cores = entry.spec.num_replicas * entry.spec.cores_per_replica
         if entry.env is not None:
-            cpusets = entry.env.placement.cpusets
-            num_cores = len({core for cpuset in cpusets for core in cpuset})
+            num_cores = len(set(itertools.chain(*entry.env.placement.cpusets)))
         lost = [
             -math.log1p(-min(block.others * num_cores, MOST_OF_A_CORE))
             for block in _rounds(entry)
-            if block.is_valid and block.round_index in there.get(entry.key, ())
+            if block.is_valid and block.round_index in compared
         ]
         if lost:
             logs.append(estimates.mean(lost))
@@ -232,18 +238,13 @@ def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
     """Returns by which part slow blocks, hidden in a mean of logs, lower a ratio."""
     if not (first.is_interleaved and second.is_interleaved):
         return None
-    there = {entry.key: entry.result.rates for entry in second.ok_entries}
     hidden = []
-    for entry in first.ok_entries:
-        here, other = entry.result.rates, there.get(entry.key, {})
-        rounds = here.keys() & other.keys()
-        if rounds:
-            times = [
-                math.fsum(1 / rates[index] for index in rounds)
-                for rates in (here, other)
-            ]
-            logs = estimates.log_ratios(here, other)
-            hidden.append(estimates.mean(logs) + math.log(times[0] / times[1]))
+    for here, there in paired(first, second):
+        sides = here.result.rates, there.result.rates
+        if rounds := sides[0].keys() & sides[1].keys():
+            one, other = (math.fsum(1 / side[r] for r in rounds) for side in sides)
+            logs = estimates.log_ratios(*sides)
+            hidden.append(estimates.mean(logs) + math.log(one / other))
     return -math.expm1(-estimates.mean(hidden)) if hidden else None
 
 
