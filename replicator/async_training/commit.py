@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives import kind
+from replicator.collectives import transport
 from replicator.core import context
 from replicator.engine.dataflow import READ_OPS
 from replicator.engine.emitter import Emitter
@@ -184,9 +184,9 @@ def send(
     tensors: Sequence[tf.Tensor], device: str
 ) -> tuple[list[tf.Tensor], Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
     """Packs small tensors of one type into one message; returns what unpacks them."""
-    filled = kind.fill(
+    filled = transport.fill(
         [tensor.dtype for tensor in tensors],
-        [kind.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
+        [transport.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
         limit=sys.maxsize,
         alone_from=FUSE_BELOW_BYTES,
     )
@@ -195,7 +195,7 @@ def send(
         message = tensors[places[0]]
         if len(places) > 1:
             with tf.device(None):
-                message = kind.pack([tensors[index] for index in places])
+                message = transport.pack([tensors[index] for index in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     shapes = [tensor.shape for tensor in tensors]
@@ -205,7 +205,7 @@ def send(
         for message, places in zip(arrived, filled, strict=True):
             parts = [message]
             if len(places) > 1:
-                parts = kind.unpack(message, [shapes[index] for index in places])
+                parts = transport.unpack(message, [shapes[index] for index in places])
             results.update(zip(places, parts, strict=True))
         return [results[index] for index in range(len(shapes))]
 
@@ -414,7 +414,7 @@ def take_out(
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
     for name, (server, handle) in waits.items():
         variable = traced.variables[handle]
-        size = kind.num_bytes(variable.shape, variable.dtype)
+        size = transport.num_bytes(variable.shape, variable.dtype)
         is_small = 0 < size < FUSE_BELOW_BYTES
         if name in is_read and is_small and table.kind(variable) is Kind.MIRRORED:
             reads = groups.setdefault((server, variable.dtype), {})

@@ -302,7 +302,7 @@ class Replicator(Job, abc.ABC):
           optimizer: Of Keras, or of tf_keras, Sonnet or ``tf.compat.v1``, which take
             ``compression`` and ``global_clipnorm`` only; it keeps its state.
           compression: ``bfloat16`` or ``float16``: gradients are sent between memories
-            in 16 bits, weights are unchanged; see ``collectives/differentiable.py``.
+            in 16 bits, weights are unchanged; see ``collectives/transport.py``.
           accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
             average of their gradients; see ``optimizer/stages.py``.
           global_clipnorm: Upper limit of the norm of all averaged gradients together.

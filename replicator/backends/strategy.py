@@ -25,7 +25,8 @@ from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
-from replicator.collectives.kind import TENSORS, Sums, positions_by_dtype
+from replicator.collectives.kinds import TENSORS, Sums
+from replicator.collectives.transport import positions_by_dtype
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.collectives.kind import CollectiveKind
+    from replicator.collectives.kinds import CollectiveKind
     from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
 

@@ -10,13 +10,14 @@ same loss from the results, their mean over replicas is that of a single device.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from replicator.collectives import differentiable, reductions
-from replicator.collectives.differentiable import as_written, communicate, over_nest
+from replicator.collectives.differentiable import as_written, over_nest
 from replicator.collectives.kinds import (
     AllGather,
     AllToAll,
@@ -30,8 +31,6 @@ from replicator.core.validation import check_takes_one, format_value, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from replicator.core.context import ReplicaContext
 
 
 @as_written
@@ -168,21 +167,13 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
     leaves = tf.nest.flatten(value)
     # Slices are sent as two tensors; their dense shape is known on all replicas.
     parts = [
-        tensor_of(part, "broadcast() takes a nest of dense tensors")
+        (leaf.values, leaf.indices) if isinstance(leaf, tf.IndexedSlices) else leaf
         for leaf in leaves
-        for part in (
-            (leaf.values, leaf.indices)
-            if isinstance(leaf, tf.IndexedSlices)
-            else (leaf,)
-        )
     ]
     kind = Broadcast(source_replica_id=source_replica_id)
-    sent = iter(communicate(context, kind, parts))
     received = [
-        tf.IndexedSlices(next(sent), next(sent), leaf.dense_shape)
-        if isinstance(leaf, tf.IndexedSlices)
-        else next(sent)
-        for leaf in leaves
+        tf.IndexedSlices(*sent, leaf.dense_shape) if isinstance(sent, tuple) else sent
+        for leaf, sent in zip(leaves, over_nest(kind, parts, "sends"), strict=True)
     ]
     return tf.nest.pack_sequence_as(value, received)
 
@@ -245,27 +236,38 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
             "least one item"
         )
 
-    def branch(replica_id: int) -> Callable[[], list[tf.Tensor]]:
+    def branch(replica_id: int) -> list[tf.Tensor]:
         own = range(replica_id, len(items), context.num_replicas)
-        if own:
-            return lambda: _reduce_own(results, own, op)
-        # Replica 0 has item 0, and its branch is traced first.
-        return lambda: [_neutral(spec, op) for spec in results.static_specs(0)]
+        if not own:  # replica 0 has item 0, and its branch is traced first
+            return [_neutral(spec, op) for spec in results.static_specs(0)]
+        rows = []
+        for index in own:
+            rows.append(results.compute(index))
+            results.check_consistent(index)
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        for column in columns:
+            differentiable.check_reducible(column[0], op, "map_reduce")
+        if op not in ("sum", "mean"):
+            return [differentiable.combine(column, op) for column in columns]
+        if op == "mean":  # divided, and narrowed again, when all of them are added up
+            widened = functools.partial(differentiable.widened, op=op)
+            columns = [list(map(widened, column)) for column in columns]
+        return [tf.add_n(column) for column in columns]
 
-    branches = [branch(replica_id) for replica_id in range(context.num_replicas)]
+    branches = [functools.partial(branch, r) for r in range(context.num_replicas)]
     if len(branches) == 1:
-        reduced = branches[0]()
+        reduced = branch(0)
     else:
         reduced = _as_list(tf.switch_case(context.replica_id, branches))
     if op == "mean":
         total = reductions.all_sum(reduced)
         reduced = [
             tf.cast(t / tf.cast(len(items), t.dtype), spec.dtype)
-            for t, spec in zip(total, results.specs[0], strict=True)
+            for t, spec in zip(total, tf.nest.flatten(results.specs[0]), strict=True)
         ]
     else:
         reduced = reductions.all_reduce(reduced, op)
-    return results.pack(0, reduced)
+    return tf.nest.pack_sequence_as(results.specs[0], reduced)
 
 
 def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
@@ -290,33 +292,29 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
     """
     context = context_lib.require("map_gather")
     results = _Results("map_gather", fn, items)
-    gathered: list[Any] = [None] * len(items)
-    for owner in range(min(context.num_replicas, len(items))):
-        own = range(owner, len(items), context.num_replicas)
-        flat = broadcast(_compute_on(context, owner, own, results), owner)
-        for index in own:
-            count = len(results.specs[index])
-            gathered[index] = results.pack(index, flat[:count])
-            flat = flat[count:]
-    return gathered
 
-
-def _compute_on(
-    context: ReplicaContext, owner: int, own: Sequence[int], results: _Results
-) -> list[tf.Tensor]:
-    """Computes items on one replica; the others return zeros that are not used."""
-
-    def compute() -> list[tf.Tensor]:
+    def compute(own: range) -> list[tf.Tensor]:
         return [tensor for index in own for tensor in results.compute(index)]
 
-    def skip() -> list[tf.Tensor]:
+    def skip(own: range) -> list[tf.Tensor]:  # zeros, which nobody uses
         specs = [spec for index in own for spec in results.static_specs(index)]
         return [tf.zeros(spec.shape, spec.dtype) for spec in specs]
 
-    if context.num_replicas == 1:
-        return compute()
-    is_owner = tf.equal(context.replica_id, owner)
-    return _as_list(tf.cond(is_owner, compute, skip))
+    gathered: list[Any] = [None] * len(items)
+    for owner in range(min(context.num_replicas, len(items))):
+        own = range(owner, len(items), context.num_replicas)
+        if context.num_replicas == 1:
+            computed = compute(own)
+        else:
+            is_owner = tf.equal(context.replica_id, owner)
+            branches = functools.partial(compute, own), functools.partial(skip, own)
+            computed = _as_list(tf.cond(is_owner, *branches))
+        flat = iter(broadcast(computed, owner))
+        for index in own:
+            spec = results.specs[index]
+            leaves = [next(flat) for _ in tf.nest.flatten(spec)]
+            gathered[index] = tf.nest.pack_sequence_as(spec, leaves)
+    return gathered
 
 
 def _as_list(outputs: Any) -> list[tf.Tensor]:
@@ -336,73 +334,51 @@ class _Results:
                 "a tuple (tf.unstack turns a tensor into a list)"
             )
         check_takes_one(fn, caller, "fn", "an item")
-        self._caller = caller
-        self._fn = fn
-        self._items = items
-        self._structures: dict[int, Any] = {}
-        # By emitted item, type and static shape of each tensor.
-        self.specs: dict[int, list[tf.TensorSpec]] = {}
+        self._caller, self._fn, self._items = caller, fn, items
+        self.specs: dict[int, Any] = {}  # By emitted item, a nest of tf.TensorSpec.
 
     def compute(self, index: int) -> list[tf.Tensor]:
         value = self._fn(self._items[index])
-        leaves = tf.nest.flatten(value)
-        if any(leaf is None for leaf in leaves):
+        if any(leaf is None for leaf in tf.nest.flatten(value)):
             raise ValueError(
                 f"{self._caller}: fn(items[{index}]) returned None instead of a "
                 "tensor; return a nest of tensors"
             )
         said = f"{self._caller}: fn(items[{index}]) must return a nest of dense tensors"
-        flat = [tensor_of(leaf, said) for leaf in leaves]
-        self._structures[index] = tf.nest.map_structure(lambda _: 0, value)
-        self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
-        return flat
+        nest = tf.nest.map_structure(lambda leaf: tensor_of(leaf, said), value)
+        self.specs[index] = tf.nest.map_structure(
+            lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), nest
+        )
+        return list(tf.nest.flatten(nest))
 
     def check_consistent(self, index: int) -> None:
         """Rejects results that cannot be reduced with those of item 0."""
-        is_consistent = self._structures[0] == self._structures[index] and all(
-            mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
-            for mine, first in zip(self.specs[index], self.specs[0], strict=True)
-        )
-        if not is_consistent:
+
+        def both(describe: Callable[[tf.TensorSpec], Any]) -> list[Any]:
+            nests = self.specs[index], self.specs[0]
+            return [tf.nest.map_structure(describe, nest) for nest in nests]
+
+        mine, first = both(lambda _: 0)
+        specs = map(tf.nest.flatten, both(lambda spec: spec))
+        if mine != first or not all(map(tf.TensorSpec.is_compatible_with, *specs)):
+            mine, first = both(lambda spec: f"{spec.dtype.name}{list(spec.shape)}")
             raise ValueError(
-                f"{self._caller}: fn(items[{index}]) is {self._describe(index)}, but "
-                f"fn(items[0]) is {self._describe(0)}; all results of a reduction must "
-                "have the same structure, type and shape (map_gather takes any)"
+                f"{self._caller}: fn(items[{index}]) is {mine}, but fn(items[0]) is "
+                f"{first}; all results of a reduction must have the same structure, "
+                "type and shape (map_gather takes any)"
             )
 
     def static_specs(self, index: int) -> list[tf.TensorSpec]:
         """Types and shapes of an item's results, for replicas without the item."""
-        for spec in self.specs[index]:
+        specs = tf.nest.flatten(self.specs[index])
+        for spec in specs:
             if not spec.shape.is_fully_defined():
                 raise ValueError(
                     f"{self._caller}: fn(items[{index}]) has shape {spec.shape}, but "
                     "replicas that do not compute it must know its shape when the step "
                     "is traced; state it with tf.ensure_shape(result, shape) in fn"
                 )
-        return self.specs[index]
-
-    def pack(self, index: int, flat: Sequence[Any]) -> Any:
-        """Gives flat tensors the structure of an item's result."""
-        return tf.nest.pack_sequence_as(self._structures[index], list(flat))
-
-    def _describe(self, index: int) -> Any:
-        texts = [f"{s.dtype.name}{list(s.shape)}" for s in self.specs[index]]
-        return self.pack(index, texts)
-
-
-def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.Tensor]:
-    rows = []
-    for index in indices:
-        rows.append(results.compute(index))
-        results.check_consistent(index)
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    for column in columns:
-        differentiable.check_reducible(column[0], op, "map_reduce")
-    if op == "mean":  # divided, and narrowed again, when all of them are added up
-        columns = [[differentiable.widened(x, op) for x in each] for each in columns]
-    if op in ("sum", "mean"):
-        return [tf.add_n(column) for column in columns]
-    return [differentiable.combine(column, op) for column in columns]
+        return list(specs)
 
 
 def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
-from replicator.collectives.kind import Backward
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
-from replicator.core.validation import format_value, is_one_of
-from replicator.errors import CollectiveTypeError, OptimizerOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.kind import CollectiveKind
+    from replicator.collectives.kinds import CollectiveKind
     from replicator.core.context import ReplicaContext
 
 
@@ -44,35 +41,36 @@ _UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
 def check_reducible(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
-    dtype = tf.as_dtype(value.dtype)
+    dtype, is_extreme = tf.as_dtype(value.dtype), op in ("min", "max")
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
-    if dtype == tf.bool and op in ("sum", "mean"):
+    wrong = ""
+    if dtype == tf.bool and not is_extreme:
         number = "tf.int32 first to count" if op == "sum" else "tf.float32 first"
-        raise ValueError(
-            f"{caller} {op!r} of bool is not defined; use 'max' for any, 'min' for "
-            f"all, or tf.cast the value to {number}"
+        wrong = (
+            "is not defined; use 'max' for any, 'min' for all, or tf.cast the value to "
+            f"{number}"
         )
-    if not is_number and dtype != tf.bool:
-        raise ValueError(
-            f"{caller} {op!r} of {dtype.name} is not defined; reductions take numbers "
-            "(and bool with 'min' and 'max'); all_gather and broadcast take any type"
+    elif not is_number and dtype != tf.bool:
+        wrong = (
+            "is not defined; reductions take numbers (and bool with 'min' and 'max'); "
+            "all_gather and broadcast take any type"
         )
-    if op == "mean" and dtype.is_integer:
-        raise ValueError(
-            f"{caller} 'mean' of {dtype.name} would be rounded; use 'sum', or tf.cast "
-            "the value to a floating type first"
+    elif op == "mean" and dtype.is_integer:
+        wrong = (
+            "would be rounded; use 'sum', or tf.cast the value to a floating type first"
         )
-    if dtype == _UNKNOWN_TO_GRAPHS:
-        raise ValueError(
-            f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
-            "optimizer does not support this type; tf.cast the value to tf.float16 "
-            "first"
+    elif dtype == _UNKNOWN_TO_GRAPHS:
+        wrong = (
+            "does not work: TensorFlow's graph optimizer does not support this type; "
+            "tf.cast the value to tf.float16 first"
         )
-    if dtype.is_complex and op in ("min", "max"):
-        raise ValueError(
-            f"{caller} {op!r} of {dtype.name} is not defined: complex numbers have no "
-            "order; reduce tf.abs of the value, or its real and imaginary parts"
+    elif dtype.is_complex and is_extreme:
+        wrong = (
+            "is not defined: complex numbers have no order; reduce tf.abs of the "
+            "value, or its real and imaginary parts"
         )
+    if wrong:
+        raise ValueError(f"{caller} {op!r} of {dtype.name} {wrong}")
 
 
 def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
@@ -96,6 +94,15 @@ def widened(tensor: tf.Tensor, op: str) -> tf.Tensor:
     return tf.cast(tensor, stand_in(tensor.dtype, op))
 
 
+class Backward(NamedTuple):
+    """What the gradient of a collective is computed from."""
+
+    context: ReplicaContext
+    xs: Sequence[tf.Tensor]  # Operands.
+    ys: Sequence[tf.Tensor]  # Results.
+    dys: Sequence[tf.Tensor]  # Gradients of the results.
+
+
 def communicate(
     context: ReplicaContext, kind: CollectiveKind, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
@@ -115,7 +122,6 @@ def communicate(
     results: list[tf.Tensor] = []
 
     def gradient(*dys: Any) -> list[tf.Tensor | None]:
-        grads: list[tf.Tensor | None] = [None] * len(tensors)
         weight = context_lib.loss_weight()
 
         def weighed(grad: tf.Tensor, by: Callable[..., tf.Tensor]) -> tf.Tensor:
@@ -132,9 +138,9 @@ def communicate(
                 dys=[weighed(dy, tf.math.multiply_no_nan) for dy in arriving],
             )
         )
-        for index, grad in zip(places, flowing, strict=True):
-            grads[index] = weighed(grad, tf.math.divide_no_nan)
-        return grads
+        leaving = (weighed(grad, tf.math.divide_no_nan) for grad in flowing)
+        grads = dict(zip(places, leaving, strict=True))
+        return [grads.get(index) for index in range(len(tensors))]
 
     @tf.custom_gradient
     def with_gradient(*xs: tf.Tensor) -> Any:
@@ -184,8 +190,7 @@ as_written = tf.autograph.experimental.do_not_convert
 def tensors_of(value: Any, caller: str, does: str = "") -> list[Any]:
     """The leaves of a nest, which are dense if it is said what is done with them."""
     leaves = tf.nest.flatten(value)
-    is_sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
-    if does and any(is_sparse):
+    if does and any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
         raise ValueError(
             f"{caller} does not take tf.IndexedSlices, because it {does} dense "
             "tensors; use tf.convert_to_tensor on the slices, or communicate their "
@@ -193,8 +198,8 @@ def tensors_of(value: Any, caller: str, does: str = "") -> list[Any]:
         )
     said = f"{caller}() takes a nest of dense tensors"
     return [
-        leaf if keeps else tensor_of(leaf, said)
-        for leaf, keeps in zip(leaves, is_sparse, strict=True)
+        leaf if isinstance(leaf, tf.IndexedSlices) else tensor_of(leaf, said)
+        for leaf in leaves
     ]
 
 
@@ -214,10 +219,11 @@ def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
     """Carries out a collective over the leaves of a nest, for users."""
     context = context_lib.require(kind.name)
     count, op = context.num_replicas_in_sync, getattr(kind, "op", None)
-    tensors = tensors_of(value, kind.name, does)
+    tensors = sent = tensors_of(value, kind.name, does)
     if op is not None:
         for tensor in tensors:
             check_reducible(tensor, op, kind.name)
+        sent = [widened(tensor, op) for tensor in tensors]
     for tensor in tensors if kind.has_rows[0] else ():
         rank = tensor.shape.rank
         rows = tensor.shape[0] if rank else None
@@ -227,95 +233,9 @@ def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
                 f"{count} replicas, but got shape {tensor.shape}; pass a "
                 f"first dimension that is a multiple of {count}"
             )
-    sent = tensors if op is None else [widened(tensor, op) for tensor in tensors]
     pairs = zip(tensors, communicate(context, kind, sent), strict=True)
     results = [tf.cast(y, x.dtype) for x, y in pairs]
     return tf.nest.pack_sequence_as(value, results)
-
-
-# Where tensors leave a memory of one program, the sender rounds them to nearest, an
-# owner adds them in float32, and rounds once before they are sent back. So with unit
-# roundoff u (2^-8 of bfloat16, 2^-11 of float16) the error of a mean is at most
-#
-#     u * (sum_r |g_r| / R) * (1 + u) + u * |mean|.
-#
-# NCCL and stock strategies add in 16 bits; sparse values are rounded everywhere.
-
-_WIRE_DTYPES = {"bfloat16": tf.bfloat16, "float16": tf.float16}
-
-
-def check_compression(compression: str | None) -> tf.DType | None:
-    """Returns the type in which tensors are sent, or None for their own."""
-    if compression is None:
-        return None
-    if not is_one_of(compression, _WIRE_DTYPES):
-        raise OptimizerOptionError(
-            f"compression={format_value(compression)} is unknown; use 'bfloat16' (the "
-            "exponent range of float32, 8 significant bits), 'float16' (11 significant "
-            "bits, needs loss_scale), or None"
-        )
-    return _WIRE_DTYPES[compression]
-
-
-# TensorFlow's collective ops support few types. Tensors that are only moved are sent as
-# a type of the same width; sums use a wider integer or pairs of floats. Results have
-# the same bits as with the type itself.
-
-
-class Wire(NamedTuple):
-    op: str  # ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
-    dtype: tf.DType  # The type that is sent.
-
-    def convert(self, tensor: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
-        """To the type that is sent, or from there to the tensor's own."""
-        by = {"": lambda same, _: same, "Cast": tf.cast, "Bitcast": tf.bitcast}
-        return by[self.op](tensor, dtype or self.dtype)
-
-
-_AS_IT_IS = {
-    dtype: Wire("", dtype)
-    for dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-}
-# How values of a type are added over workers.
-_ADDED = _AS_IT_IS | {
-    tf.bfloat16: Wire("", tf.bfloat16),
-    tf.int8: Wire("Cast", tf.int32),
-    tf.uint8: Wire("Cast", tf.int32),
-    tf.int16: Wire("Cast", tf.int32),
-    tf.uint16: Wire("Cast", tf.int32),
-    tf.uint32: Wire("Cast", tf.int64),
-    tf.uint64: Wire("Bitcast", tf.int64),
-    tf.complex64: Wire("Bitcast", tf.float32),
-    tf.complex128: Wire("Bitcast", tf.float64),
-}
-# How they are gathered or broadcast.
-_MOVED = _AS_IT_IS | {
-    tf.bool: Wire("Cast", tf.int32),
-    tf.int8: Wire("Cast", tf.int32),
-    tf.uint8: Wire("Cast", tf.int32),
-    tf.int16: Wire("Bitcast", tf.float16),
-    tf.uint16: Wire("Bitcast", tf.float16),
-    tf.bfloat16: Wire("Bitcast", tf.float16),
-    tf.uint32: Wire("Bitcast", tf.int32),
-    tf.uint64: Wire("Bitcast", tf.int64),
-    tf.complex64: Wire("Bitcast", tf.int64),
-    tf.complex128: Wire("Bitcast", tf.float64),
-    tf.dtypes.experimental.float8_e4m3fn: Wire("Cast", tf.float32),
-    tf.dtypes.experimental.float8_e5m2: Wire("Cast", tf.float32),
-}
-
-
-def wire_over_workers(dtype: tf.DType, kind: str) -> Wire:
-    """How a type is sent between workers by a collective of a kind."""
-    table = _ADDED if kind == "all_reduce" else _MOVED
-    if dtype not in table:
-        raise CollectiveTypeError(
-            f"{kind} of {dtype.name} cannot be sent between worker processes: "
-            "TensorFlow's collective ops carry numbers and bool only; encode the value "
-            "as numbers first (such as tf.io.decode_raw of a string), or use the "
-            "in_graph backend"
-        )
-    return table[dtype]
 
 
 def _swap_dimensions(tensor: tf.Tensor) -> tf.Tensor:

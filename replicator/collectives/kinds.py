@@ -1,9 +1,11 @@
-"""The collectives: an entry for each, over three patterns.
+"""The collectives: all that the library knows of each, over three patterns.
 
 A *reduction* combines the values of all replicas, a *gather* gives every replica the
-values of all, and an *exchange* gives each replica the value of one. An entry says what
-is particular to it. Users call the functions of ``calls.py``, and of ``reductions.py``.
-``docs/howto/collective.md`` adds a collective.
+values of all, and an *exchange* gives each replica what others hold for it. An entry
+says what is particular to it. The engine, the plan, traffic, vectorized loops and
+backends never compare the names of collectives: they ask the kind. Users call the
+functions of ``calls.py``, and of ``reductions.py``. ``docs/howto/collective.md`` adds a
+collective.
 """
 
 from __future__ import annotations
@@ -11,39 +13,237 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from replicator.collectives.differentiable import communicate, join_rows
-from replicator.collectives.kind import (
-    BROADCAST,
-    GATHER,
-    NOTHING,
-    REDUCE,
-    TENSORS,
-    Backward,
-    BetweenWorkers,
-    CollectiveKind,
-    Transfer,
-    by_replica,
-)
+from replicator.collectives.differentiable import Backward, communicate, join_rows
 from replicator.core.context import wire_of
 from replicator.core.devices import NCCL_DTYPES, RING_DTYPES
 from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
-    from replicator.collectives.kind import (
-        Collective,
-        Links,
-        Node,
-        Ops,
-        Sums,
-        Tensors,
-        Transfers,
-    )
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from replicator.core.context import ReplicaContext
     from replicator.core.topology import Topology
+
+    Tensors: TypeAlias = Sequence[tf.Tensor]
+    Transfers: TypeAlias = Iterator["Transfer"]
+
+# A tensor, or a node's output, or the name of a function's argument.
+Node: TypeAlias = Any
+# One transfer in the graph of a program: ``BucketLinks`` of ``engine/linker.py``.
+Links: TypeAlias = Any
+
+# What TensorFlow calls the transfers between worker processes.
+NOTHING, REDUCE, GATHER, BROADCAST = "", "reduce", "gather", "broadcast"
+
+
+class Transfer(NamedTuple):
+    """Bytes that go from the memory of one replica of a program to that of another."""
+
+    source: int
+    target: int
+    num_bytes: float
+
+
+class BetweenWorkers(NamedTuple):
+    """What one tensor or bucket costs between worker processes."""
+
+    op: str  # TensorFlow's ``REDUCE``, ``GATHER`` or ``BROADCAST``, or ``NOTHING``.
+    num_bytes: float  # Sent by all workers together.
+
+
+class Ops:
+    """Operations on tensors of one type; ``NodeOps`` of the linker emits nodes."""
+
+    def stack(self, values: Sequence[Node]) -> Node:
+        return tf.stack(values)
+
+    def unstack(self, value: Node, count: int) -> list[Node]:
+        return list(tf.unstack(value, count))
+
+    def concat(self, values: Sequence[Node]) -> Node:
+        """Joins the rows."""
+        return values[0] if len(values) == 1 else tf.concat(values, axis=0)
+
+    def part(self, value: Node, index: Any, count: int) -> Node:
+        """One of ``count`` equal parts of the rows; the index may be a tensor."""
+        if count == 1:
+            return value
+        parts = tf.split(value, count)
+        return parts[index] if isinstance(index, int) else tf.gather(parts, index)
+
+    def scale(self, value: Node, factor: float) -> Node:
+        return value * tf.cast(factor, value.dtype)
+
+    def zeros_like(self, value: Node) -> Node:
+        # Gradients are zeros too, and not None as of a constant.
+        nothing = tf.zeros_like(value)
+        return tf.where(tf.zeros_like(value, tf.bool), value, nothing)
+
+    def reduce(self, op: str, values: Sequence[Node]) -> Node:
+        """The sum (of a mean too), minimum or maximum of some values."""
+        name = "sum" if op == "mean" else op
+        return getattr(tf, f"reduce_{name}")(tf.stack(values), axis=0)
+
+
+TENSORS = Ops()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """All that the strategies of ``tf.distribute`` have: sums and averages."""
+
+    num_replicas: int  # R, at least 2.
+    replica_id: tf.Tensor  # Of this replica, a scalar int32.
+    # Takes tensors and ``sum`` or ``mean``; reduces each over replicas.
+    reduce: Callable[[Tensors, str], list[tf.Tensor]]
+    # Whether every shape has to be known when a step is traced.
+    has_static_shapes: bool = False
+
+    def stack(self, tensors: Tensors) -> list[tf.Tensor]:
+        """Stacks each tensor over replicas: the sum of zeros with the own slice."""
+        # R times the bytes of a gather. The stock one fails on virtual CPU devices: it
+        # needs more devices than the strategy has.
+        mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
+        wide = []
+        for tensor in tensors:
+            mask = tf.reshape(mine, [self.num_replicas] + [1] * len(tensor.shape))
+            value = tf.expand_dims(tensor, 0)
+            wide.append(tf.where(mask, value, tf.zeros_like(value)))
+        return self.reduce(wide, "sum")
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveKind(abc.ABC):
+    """One sort of collective. An instance has its parameters, such as the reduction.
+
+    In what follows R = ``count`` is the number of replicas in sync.
+    """
+
+    name: ClassVar[str]  # What users call.
+    # Whether the result is the same on every replica, bit by bit. The proof that a
+    # variable stays mirrored rests on it: a kind that says so and gives replicas
+    # different values makes copies diverge unnoticed.
+    is_invariant: ClassVar[bool]
+    # How R > 1 replicas carry out a call: in one program, over workers; see ``plan``.
+    algorithms: ClassVar[tuple[str, str]]
+    over_workers: ClassVar[str]  # TensorFlow's transfer between worker processes.
+    # Whether small tensors of one call are sent in one bucket. ``Links.operands`` are
+    # those of one tensor otherwise.
+    is_fused: ClassVar[bool] = False
+    # Whether the first dimension of the operand, and of the result, has a meaning. One
+    # collective does all iterations of a vectorized loop, whose dimension comes second
+    # then.
+    has_rows: ClassVar[tuple[bool, bool]] = (False, False)
+    keeps_shape: ClassVar[bool] = False  # Whether results have that of the operand.
+
+    def __init_subclass__(cls, *, is_pattern: bool = False, **options: Any) -> None:
+        """Checks that a subclass answers everything, unless it is a pattern."""
+        super().__init_subclass__(**options)
+        missing = [
+            name
+            for name in sorted({*CollectiveKind.__annotations__, *dir(cls)})
+            if not hasattr(cls, name)
+            or getattr(getattr(cls, name), "__isabstractmethod__", False)
+        ]
+        if missing and not is_pattern:
+            raise TypeError(
+                f"collective {cls.__name__} does not say {', '.join(missing)}: "
+                "a kind answers every question of replicator/collectives/kinds.py, "
+                "because nothing else knows what a new collective does"
+            )
+
+    def __str__(self) -> str:
+        """The call as plans and messages show it: ``all_reduce(sum)``."""
+        return f"{self.name}({self.parameter})" if self.parameter else self.name
+
+    @property
+    def parameter(self) -> str:
+        """What tells calls of this kind apart, as text: the fields with a ``repr``."""
+        shown = (field.name for field in dataclasses.fields(self) if field.repr)
+        return ", ".join(str(getattr(self, name)) for name in shown)
+
+    @abc.abstractmethod
+    def gradient(self, backward: Backward) -> Tensors:
+        """The gradients of the operands: d(sum over replicas s of t_s) / d(x_r).
+
+        It calls ``differentiable.communicate``, so it can be differentiated again, and
+        is linear in ``dys``, which forward mode relies on.
+        """
+
+    @abc.abstractmethod
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
+        """The result where every replica holds the operand of this one.
+
+        With R = 1 that is the collective; otherwise it is what a measuring control has
+        in place of communication, and what stands for the result during a trace.
+        """
+
+    @abc.abstractmethod
+    def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
+        """The collective made of sums, which is all that some backends have."""
+
+    @abc.abstractmethod
+    def link(self, at: Links) -> list[tuple[Node, ...]]:
+        """Emits the collective into a graph: by tensor, the result on each replica."""
+
+    @abc.abstractmethod
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
+        """What goes from memory to memory where one program has all replicas."""
+
+    def joins_workers(self, num_local: int, count: int) -> bool:
+        """Whether a replica needs what another worker has; all say the same."""
+        return True
+
+    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
+        """The type in which tensors leave a memory: their own unless compressed."""
+        return dtype
+
+    def algorithm(self, call: Collective, topology: Topology) -> str:
+        """Names the way in which R > 1 replicas carry out a call; see ``plan``."""
+        return self.algorithms[self._is_between(topology)]
+
+    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
+        """What goes over the wire where every worker has a program of its own."""
+        op = self.over_workers if self._is_between(topology) else NOTHING
+        # W workers reduce whole tensors, of which each has one: TensorFlow's rings have
+        # no reduce-scatter. Gathers bring all R operands to each of them, rows padded
+        # to the most that one worker has.
+        factors = {NOTHING: 0, REDUCE: 2, GATHER: topology.num_replicas, BROADCAST: 1}
+        others = topology.num_programs - 1
+        return BetweenWorkers(op, float(others * factors[op] * num_bytes))
+
+    def _is_between(self, topology: Topology) -> bool:
+        num_local, count = topology.num_local_replicas, topology.num_replicas
+        return topology.num_programs > 1 and self.joins_workers(num_local, count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective call of a step."""
+
+    dtypes: tuple[tf.DType, ...]  # Type of each operand.
+    shapes: tuple[tf.TensorShape, ...]  # Static shape of each operand.
+    index: int  # Its place in the order of calls.
+    kind: CollectiveKind  # What it does.
+    num_replicas: int  # Replicas that take part.
+    operands: tuple[str, ...]  # One node per tensor, whose only output is the operand.
+    markers: tuple[str, ...]  # One node per tensor, which stands for the result.
+    # Node whose only output says whether this call communicates at all, a scalar bool;
+    # None if it always does.
+    needed_if: str | None = None
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The nodes whose outputs linking reads."""
+        return (*self.operands, *((self.needed_if,) if self.needed_if else ()))
+
+
+def _by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...]]:
+    return [tuple(map(result, range(len(at.operands))))]
 
 
 def all_sum(context: ReplicaContext, tensors: Tensors) -> list[tf.Tensor]:
@@ -55,7 +255,9 @@ def all_sum(context: ReplicaContext, tensors: Tensors) -> list[tf.Tensor]:
 class Reduce(CollectiveKind, is_pattern=True):
     op: str  # ``sum``, ``mean``, ``min`` or ``max``.
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    over_workers = REDUCE
+
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         is_added = self.op == "sum" and count > 1
         return ops.scale(operand, count) if is_added else operand
 
@@ -68,11 +270,6 @@ class Reduce(CollectiveKind, is_pattern=True):
             rows = sums.stack(sent)
             reduced = [TENSORS.reduce(self.op, tf.unstack(row)) for row in rows]
         return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
-
-    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        # TensorFlow's rings have no reduce-scatter: one whole tensor per worker, whose
-        # replicas are reduced before, is reduced and distributed.
-        return BetweenWorkers(REDUCE, 2.0 * (topology.num_programs - 1) * num_bytes)
 
 
 def _shared_by_holders(
@@ -94,19 +291,14 @@ class AllReduce(Reduce):
     wire_dtype: tf.DType | None = dataclasses.field(default=None, repr=False)
 
     name = "all_reduce"
-    is_invariant = True
-    is_fused = True
+    is_invariant = is_fused = keeps_shape = True
     algorithms = "add_n", "add_n"
-
-    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
-        return shape
 
     def gradient(self, backward: Backward) -> Tensors:
         if self.op in ("sum", "mean"):
             return communicate(backward.context, AllReduce(op=self.op), backward.dys)
-        return _shared_by_holders(
-            backward, backward.ys, all_sum(backward.context, backward.dys)
-        )
+        totals = all_sum(backward.context, backward.dys)
+        return _shared_by_holders(backward, backward.ys, totals)
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         return wire_of(dtype, self.wire_dtype)
@@ -135,7 +327,6 @@ class AllReduce(Reduce):
             yield Transfer(owner, memory, num_bytes)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ReduceScatter(Reduce):
     """A reduction over replicas, of which each replica gets its part of the rows."""
 
@@ -145,15 +336,9 @@ class ReduceScatter(Reduce):
     # Each part on the device of its replica; over workers all of them there.
     algorithms = "parts", "add_n"
 
-    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
-        rows = None if shape[0] is None else shape[0] // count
-        return tf.TensorShape([rows]).concatenate(shape[1:])
-
     def gradient(self, backward: Backward) -> Tensors:
         def all_rows(parts: Tensors) -> Tensors:
-            return list(
-                map(join_rows, communicate(backward.context, AllGather(), parts))
-            )
+            return [*map(join_rows, communicate(backward.context, AllGather(), parts))]
 
         whole = all_rows(backward.dys)
         if self.op == "sum":
@@ -163,7 +348,7 @@ class ReduceScatter(Reduce):
             return [dy / tf.cast(count, dy.dtype) for dy in whole]
         return _shared_by_holders(backward, all_rows(backward.ys), whole)
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         whole = super().local_result(ops, operand, replica, count)
         return ops.part(whole, replica, count)
 
@@ -176,7 +361,7 @@ class ReduceScatter(Reduce):
         count, first = at.num_replicas, at.first_replica_id
         if at.num_workers > 1:
             (whole,) = at.reduced(self.op, None)
-            return by_replica(at, lambda r: at.ops(r).part(whole[r], first + r, count))
+            return _by_replica(at, lambda r: at.ops(r).part(whole[r], first + r, count))
         partials = at.partials(self.op)
 
         def own_part(r: int) -> Node:
@@ -184,7 +369,7 @@ class ReduceScatter(Reduce):
             result = at.ops(r).reduce(self.op, parts)
             return at.ops(r).scale(result, 1 / count) if self.op == "mean" else result
 
-        return by_replica(at, own_part)
+        return _by_replica(at, own_part)
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # Each memory sends every replica its part.
@@ -194,18 +379,11 @@ class ReduceScatter(Reduce):
                 yield Transfer(memory, replica, num_bytes / count)
 
 
-def _gathered(_: Any, num_bytes: int, topology: Topology) -> BetweenWorkers:
-    # A ring of W workers sends (W - 1) R b to gather R operands. Rows are padded to
-    # the most that one worker has.
-    others = topology.num_programs - 1
-    return BetweenWorkers(GATHER, others * topology.num_replicas * float(num_bytes))
-
-
 class Gather(CollectiveKind, is_pattern=True):
     """The values of all replicas, which every replica gets."""
 
     is_invariant = True
-    between_workers = _gathered
+    over_workers = GATHER
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # All operands go to the owner, and all of them come back.
@@ -215,7 +393,6 @@ class Gather(CollectiveKind, is_pattern=True):
             yield Transfer(owner, memory, num_bytes * len(replicas))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AllGather(Gather):
     """A stack of the values of all replicas."""
 
@@ -223,26 +400,20 @@ class AllGather(Gather):
     has_rows = False, True
     algorithms = "pack", "pack"  # on the device of an owner
 
-    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
-        return tf.TensorShape([count]).concatenate(shape)
-
     def gradient(self, backward: Backward) -> Tensors:
         mine = backward.context.replica_id_in_sync_group
         return [dy[mine] for dy in all_sum(backward.context, backward.dys)]
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         return ops.stack([operand] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
-        # The stock gather fails on virtual CPU devices: it needs more devices than the
-        # strategy has.
         return sums.stack(tensors)
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         return [at.stacked()]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AllConcat(Gather):
     """The rows of all replicas: how sparse tensors are summed.
 
@@ -253,22 +424,15 @@ class AllConcat(Gather):
     has_rows = True, True
     algorithms = "concat", "concat"  # on the device of an owner
 
-    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
-        if shape.rank is None:
-            return shape
-        rows = None if shape[0] is None else shape[0] * count
-        return tf.TensorShape([rows]).concatenate(shape[1:])
-
     def gradient(self, backward: Backward) -> Tensors:
-        (counts,) = backward.context.communicate(
-            AllGather(), [tf.shape(backward.xs[0])[0]]
-        )
+        num_rows = tf.shape(backward.xs[0])[0]
+        (counts,) = backward.context.communicate(AllGather(), [num_rows])
         mine = backward.context.replica_id_in_sync_group
         begin = tf.reduce_sum(counts[:mine])
         end = begin + counts[mine]
         return [dy[begin:end] for dy in all_sum(backward.context, backward.dys)]
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         return ops.concat([operand] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
@@ -300,10 +464,29 @@ class Exchange(CollectiveKind, is_pattern=True):
     """A result of the shape of the operand, made of what other replicas hold."""
 
     is_invariant = False
-    between_workers = _gathered  # all tensors: R times what they need
+    keeps_shape = True
+    over_workers = GATHER  # of all tensors: R times what they need
 
-    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
-        return shape
+    @abc.abstractmethod
+    def received(
+        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: int, count: int
+    ) -> Node:
+        """What a replica gets of the values of replicas, each with ops where it is."""
+
+    def link(self, at: Links) -> list[tuple[Node, ...]]:
+        count, first, num_local = at.num_replicas, at.first_replica_id, len(at.operands)
+        is_gathered = at.num_workers > 1 and self.joins_workers(num_local, count)
+        rows = at.stacked() if is_gathered else None
+
+        def result(r: int) -> Node:
+            if rows is None:
+                held = {first + s: (at.ops(s), x) for s, x in enumerate(at.operands)}
+            else:
+                values = at.ops(r).unstack(rows[r], count)
+                held = {s: (at.ops(r), x) for s, x in enumerate(values)}
+            return self.received(at.ops(r), held, first + r, count)
+
+        return _by_replica(at, result)
 
 
 class Route(Exchange, is_pattern=True):
@@ -319,70 +502,44 @@ class Route(Exchange, is_pattern=True):
     def source(self, replica: int, num_replicas: int) -> int:
         """The replica whose value a replica gets; -1 for zeros."""
 
+    def _pairs(self, count: int) -> list[tuple[int, int]]:
+        """Replicas and their sources, where they have one."""
+        both = [(replica, self.source(replica, count)) for replica in range(count)]
+        return [(replica, source) for replica, source in both if source >= 0]
+
     def gradient(self, backward: Backward) -> Tensors:
-        count = backward.context.num_replicas_in_sync
-        back = [
-            (r, source) for r in range(count) if (source := self.source(r, count)) >= 0
-        ]
+        back = self._pairs(backward.context.num_replicas_in_sync)
         return communicate(backward.context, Permute(pairs=tuple(back)), backward.dys)
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    def received(
+        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: int, count: int
+    ) -> Node:
+        source = self.source(replica, count)
+        if source >= 0:
+            return held[source][1]
+        # Zeros are made of what was gathered, too: a worker that did not use it would
+        # not take part, and the others would wait for it forever.
+        return ops.zeros_like(held[replica][1])
+
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         # Of several replicas, a control keeps the operand on those that get zeros, too.
         is_kept = count > 1 or self.source(0, 1) >= 0
         return operand if is_kept else ops.zeros_like(operand)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
-        count = sums.num_replicas
-        sources = [self.source(r, count) for r in range(count)]
+        sources = [self.source(r, sums.num_replicas) for r in range(sums.num_replicas)]
         source = tf.constant(sources)[sums.replica_id]
         return [
             tf.where(source < 0, tf.zeros_like(rows[0]), rows[tf.maximum(source, 0)])
             for rows in sums.stack(tensors)
         ]
 
-    def algorithm(self, call: Collective, topology: Topology) -> str:
-        return self.algorithms[self._joins_workers(topology)]
-
-    def link(self, at: Links) -> list[tuple[Node, ...]]:
-        count, first = at.num_replicas, at.first_replica_id
-        sources = [self.source(first + r, count) for r in range(len(at.operands))]
-        is_gathered = at.num_workers > 1 and self._joins(len(at.operands), count)
-        rows = at.stacked() if is_gathered else None
-
-        def received(r: int) -> Node:
-            source, ops = sources[r], at.ops(r)
-            if rows is not None:
-                # Zeros are made of what was gathered, too: a worker that did not use it
-                # would not take part, and the others would wait for it forever.
-                row = ops.unstack(rows[r], count)[max(source, 0)]
-            else:
-                row = at.operands[r if source < 0 else source - first]
-            return ops.zeros_like(row) if source < 0 else row
-
-        return by_replica(at, received)
-
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
-        count = topology.num_replicas
-        for replica in range(count):
-            source = self.source(replica, count)
-            if source >= 0:
-                yield Transfer(source, replica, num_bytes)
+        for replica, source in self._pairs(topology.num_replicas):
+            yield Transfer(source, replica, num_bytes)
 
-    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        if not self._joins_workers(topology):
-            return BetweenWorkers(NOTHING, 0.0)
-        return super().between_workers(num_bytes, topology)
-
-    def _joins_workers(self, topology: Topology) -> bool:
-        return self._joins(topology.num_local_replicas, topology.num_replicas)
-
-    def _joins(self, num_local: int, num_replicas: int) -> bool:
-        """Whether a replica reads the value of another worker; all say the same."""
-        return any(
-            source >= 0 and source // num_local != replica // num_local
-            for replica in range(num_replicas)
-            for source in [self.source(replica, num_replicas)]
-        )
+    def joins_workers(self, num_local: int, count: int) -> bool:
+        return any(s // num_local != r // num_local for r, s in self._pairs(count))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -410,6 +567,7 @@ class Broadcast(Route):
     name = "broadcast"
     is_invariant = True
     algorithms = "wire", "wire"  # workers receive it, and gather nothing
+    over_workers = BROADCAST
 
     def source(self, replica: int, num_replicas: int) -> int:
         return self.source_replica_id
@@ -433,12 +591,7 @@ class Broadcast(Route):
         for memory in dict.fromkeys(topology.memories):
             yield Transfer(self.source_replica_id, memory, num_bytes)
 
-    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        others = topology.num_programs - 1
-        return BetweenWorkers(BROADCAST, float(others * num_bytes))
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AllToAll(Exchange):
     """The parts of all replicas that are for this one; it is its own transpose."""
 
@@ -450,7 +603,13 @@ class AllToAll(Exchange):
     def gradient(self, backward: Backward) -> Tensors:
         return communicate(backward.context, self, backward.dys)
 
-    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+    def received(
+        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: Any, count: int
+    ) -> Node:
+        # Splits where the tensors are, so that only parts leave a memory.
+        return ops.concat([on.part(x, replica, count) for on, x in held.values()])
+
+    def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         return ops.concat([ops.part(operand, replica, count)] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
@@ -459,22 +618,6 @@ class AllToAll(Exchange):
             TENSORS.concat([TENSORS.part(row, me, count) for row in tf.unstack(rows)])
             for rows in sums.stack(tensors)
         ]
-
-    def link(self, at: Links) -> list[tuple[Node, ...]]:
-        # Splits where the tensors are, so that only parts leave a memory.
-        count, first = at.num_replicas, at.first_replica_id
-        rows = at.stacked() if at.num_workers > 1 else None
-
-        def parts(r: int) -> Node:
-            ops = at.ops(r)
-            held = (
-                [(at.ops(s), operand) for s, operand in enumerate(at.operands)]
-                if rows is None
-                else [(ops, row) for row in ops.unstack(rows[r], count)]
-            )
-            return ops.concat([on.part(row, first + r, count) for on, row in held])
-
-        return by_replica(at, parts)
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # Every replica sends every other one a part.

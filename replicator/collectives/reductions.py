@@ -20,6 +20,7 @@ from replicator.collectives.differentiable import (
     with_values,
 )
 from replicator.collectives.kinds import AllConcat, AllReduce
+from replicator.collectives.transport import check_compression
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, is_integer
@@ -27,7 +28,7 @@ from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext, element_of, part_of_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from replicator.core.context import ReplicaContext
 
@@ -54,7 +55,7 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
         ``min`` (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
       compression: ``bfloat16`` or ``float16`` sends float32 and float64 from one memory
-        to another in 16 bits; see ``differentiable.py``. Gradients of the collective
+        to another in 16 bits; see ``transport.py``. Gradients of the collective
         are sent in full precision.
 
     Returns:
@@ -69,7 +70,7 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     """
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
-    kind = AllReduce(op=op, wire_dtype=differentiable.check_compression(compression))
+    kind = AllReduce(op=op, wire_dtype=check_compression(compression))
     leaves = tensors_of(value, "all_reduce")
     for leaf in leaves:
         differentiable.check_reducible(leaf, op, "all_reduce")
@@ -111,33 +112,16 @@ def all_max(value: Any) -> Any:
 def _all_reduce_dense(
     context: ReplicaContext, tensors: Sequence[tf.Tensor], kind: AllReduce
 ) -> list[tf.Tensor]:
-    sent = [differentiable.widened(tensor, kind.op) for tensor in tensors]
     # float16 has 16 bits already; what averages it in float32 is not narrowed again.
     whole = dataclasses.replace(kind, wire_dtype=None)
     kinds = [whole if tensor.dtype == tf.float16 else kind for tensor in tensors]
-    results: list[Any] = [None] * len(sent)
+    results: dict[int, tf.Tensor] = {}
     for one in dict.fromkeys(kinds):
         places = [index for index, other in enumerate(kinds) if other == one]
-        reduced = differentiable.communicate(context, one, [sent[p] for p in places])
-        for index, result in zip(places, reduced, strict=True):
-            results[index] = tf.cast(result, tensors[index].dtype)
-    return results
-
-
-def _lookups_of(
-    context: ReplicaContext, leaf: Any, kind: AllReduce
-) -> list[tuple[Any, Ids]]:
-    """What is reduced in one way each: a dense tensor, or lookups of a sparse one."""
-    if not isinstance(leaf, tf.IndexedSlices):
-        return [(leaf, Ids.SAME)]
-    if kind.op not in ("sum", "mean"):
-        raise ValueError(
-            "all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not "
-            f"{kind.op!r}; use tf.convert_to_tensor on the slices first"
-        )
-    if context.num_replicas_in_sync == 1:
-        return [(leaf, Ids.OF_EXAMPLES)]
-    return _split(context, leaf)
+        sent = [differentiable.widened(tensors[index], kind.op) for index in places]
+        reduced = differentiable.communicate(context, one, sent)
+        results.update(zip(places, reduced, strict=True))
+    return [tf.cast(results[index], x.dtype) for index, x in enumerate(tensors)]
 
 
 def _all_reduce_sparse(
@@ -173,26 +157,33 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 _SHAPES = frozenset({"Shape", "Size", "OnesLike", "ZerosLike"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _PASS_ON = frozenset({"Identity", "IdentityN"})
-_MAX_DEPTH = 100
 
 
-def _split(
-    context: ReplicaContext, slices: tf.IndexedSlices
-) -> list[tuple[tf.IndexedSlices, Ids]]:
-    """Divides a sparse gradient into its lookups, by how their ids compare."""
-    if not tf.is_symbolic_tensor(slices.indices):  # made outside the step
-        ids = tf.identity(slices.indices)
-        slices = tf.IndexedSlices(slices.values, ids, slices.dense_shape)
-    search = _Search(context)
-    lookups = _lookups(slices.indices)
-    kinds = [search.ids(tensor) for tensor in lookups]
+def _lookups_of(
+    context: ReplicaContext, leaf: Any, kind: AllReduce
+) -> list[tuple[Any, Ids]]:
+    """What is reduced in one way each: a dense tensor, or lookups of a sparse one."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return [(leaf, Ids.SAME)]
+    if kind.op not in ("sum", "mean"):
+        raise ValueError(
+            "all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not "
+            f"{kind.op!r}; use tf.convert_to_tensor on the slices first"
+        )
+    if context.num_replicas_in_sync == 1:
+        return [(leaf, Ids.OF_EXAMPLES)]
+    if not tf.is_symbolic_tensor(leaf.indices):  # made outside the step
+        ids = tf.identity(leaf.indices)
+        leaf = tf.IndexedSlices(leaf.values, ids, leaf.dense_shape)
+    lookups = _lookups(leaf.indices)
+    kinds = [_compare(context, ids) for ids in lookups]
     if len(kinds) == 1 or set(kinds) in ({Ids.SAME}, {Ids.OF_EXAMPLES}):
-        return [(slices, kinds[0])]
-    sizes = [tf.size(tensor) for tensor in lookups]
-    values = tf.split(slices.values, sizes, num=len(sizes))
+        return [(leaf, kinds[0])]
+    sizes = [tf.size(ids) for ids in lookups]
+    values = tf.split(leaf.values, sizes, num=len(sizes))
     return [
-        (tf.IndexedSlices(rows, tf.cast(ids, slices.indices.dtype)), kind)
-        for rows, ids, kind in zip(values, lookups, kinds, strict=True)
+        (tf.IndexedSlices(rows, tf.cast(ids, leaf.indices.dtype)), kind_of_ids)
+        for rows, ids, kind_of_ids in zip(values, lookups, kinds, strict=True)
     ]
 
 
@@ -213,12 +204,11 @@ def _fold(
         is_same &= tf.reduce_any(tf.not_equal(ids, tf.gather(ids, at % each)))
     kept = tf.where(is_same, share, total)
     if getattr(context, "has_static_shapes", False):  # what is over is rows of zeros
-        values = tf.math.unsorted_segment_sum(joined.values, at % kept, ids.shape[0])
+        num_rows = ids.shape[0]
     else:
-        values = tf.math.unsorted_segment_sum(
-            joined.values, at % tf.maximum(kept, 1), kept
-        )
-        ids = ids[:kept]
+        num_rows, ids = kept, ids[:kept]
+    places = at % tf.maximum(kept, 1)
+    values = tf.math.unsorted_segment_sum(joined.values, places, num_rows)
     return tf.IndexedSlices(values, ids, joined.dense_shape)
 
 
@@ -245,69 +235,59 @@ def _rows_of_examples(indices: tf.Tensor) -> int | None:
     return rows if rows in batches and rows != 1 else None
 
 
-class _Search:
-    """Follows ids back to what they are computed from."""
-
-    def __init__(
-        self, context: ReplicaContext, arguments: dict[Any, tf.Tensor] | None = None
-    ) -> None:
-        self._context = context
-        self._arguments = arguments or {}  # of functions that are called
-        self._found: dict[Any, Ids] = {}
-        self._depth = 0
-
-    def ids(self, tensor: tf.Tensor) -> Ids:
-        """How a tensor compares between replicas."""
-        kind = self._of(tensor)
-        if kind is not Ids.SAME:
-            return kind
-        # Replicas of a stock strategy are traced one by one, with constants of their
-        # own; ids that are repeated for each example are found when the step runs.
-        is_sure = self._context.is_traced_once and _rows_of_examples(tensor) is None
-        return Ids.SAME if is_sure else Ids.ALIKE
-
-    def _of(self, tensor: tf.Tensor) -> Ids:
+def _compare(context: ReplicaContext, ids: tf.Tensor) -> Ids:
+    """How ids compare between replicas: as what differs most that they come from."""
+    found, seen = Ids.SAME, set()
+    frames: list[dict[Any, tf.Tensor]] = [{}]  # Arguments of functions that are called.
+    # Tensors to follow, as what they count at most, and their frames.
+    todo = [(ids, Ids.OF_EXAMPLES, 0)]
+    while todo:
+        tensor, most, frame = todo.pop()
         if not tf.is_symbolic_tensor(tensor) or tensor.dtype == tf.resource:
-            return Ids.SAME
-        key = tensor.ref()
-        if key not in self._found:
-            self._depth += 1
-            # What a whole network computes is of examples.
-            is_deep = self._depth > _MAX_DEPTH
-            self._found[key] = Ids.OF_EXAMPLES if is_deep else self._derived(tensor)
-            self._depth -= 1
-        return self._found[key]
+            continue
+        key = tensor.ref(), most, frame
+        if most <= found or key in seen:
+            continue
+        seen.add(key)
+        kind, sources, given = _origin(context, tensor, frames[frame])
+        if given:
+            frames.append({**frames[frame], **given})
+            frame = len(frames) - 1
+        if _is_of_lengths(tensor):
+            most = Ids.ALIKE
+        found = max(found, min(kind, most))
+        todo += [(source, most, frame) for source in sources]
+    # Replicas of a stock strategy are traced one by one, with constants of their own;
+    # ids that are repeated for each example are found when the step runs.
+    is_sure = context.is_traced_once and _rows_of_examples(ids) is None
+    return Ids.SAME if found is Ids.SAME and is_sure else max(found, Ids.ALIKE)
 
-    def _derived(self, tensor: tf.Tensor) -> Ids:
-        op = tensor.op
-        if op.type == "Placeholder":
-            outer = self._arguments.get(tensor.ref(), _tf_compat.captured(tensor))
-            return Ids.OF_EXAMPLES if outer is None else self._of(outer)
-        if op.type in _CALLS:
-            return self._called(tensor)
-        if op.type in _PASS_ON:
-            return self._of(op.inputs[tensor.value_index])
-        if op.type == "PlaceholderWithDefault" and self._context.is_traced_once:
-            call = self._context.collective_of(op.name)
-            if call is not None:
-                return Ids.SAME if call.kind.is_invariant else Ids.OF_EXAMPLES
-        kind = max(map(self._of, op.inputs), default=Ids.SAME)
-        if op.type in _READS:
-            kind = max(kind, Ids.ALIKE)
-        elif op.op_def.is_stateful:
-            kind = Ids.OF_EXAMPLES
-        is_length = kind is Ids.OF_EXAMPLES and _is_of_lengths(tensor)
-        return Ids.ALIKE if is_length else kind
 
-    def _called(self, tensor: tf.Tensor) -> Ids:
-        graph = _tf_compat.called_graph(tensor.op)
-        if graph is None:
-            return Ids.OF_EXAMPLES
-        names = (argument.ref() for argument in graph.inputs)
-        given = dict(zip(names, tensor.op.inputs, strict=True))
-        inner = _Search(self._context, {**self._arguments, **given})
-        inner._depth = self._depth
-        return inner._of(graph.outputs[tensor.value_index])
+def _origin(
+    context: ReplicaContext, tensor: tf.Tensor, arguments: Mapping[Any, tf.Tensor]
+) -> tuple[Ids, Sequence[tf.Tensor], Mapping[Any, tf.Tensor]]:
+    """What an op adds to its sources, these, and arguments of a function it calls."""
+    op, kind, given = tensor.op, Ids.SAME, {}
+    sources: Sequence[tf.Tensor | None] = op.inputs  # None: examples.
+    is_marker = op.type == "PlaceholderWithDefault" and context.is_traced_once
+    call = context.collective_of(op.name) if is_marker else None
+    if op.type == "Placeholder":
+        sources = [arguments.get(tensor.ref(), _tf_compat.captured(tensor))]
+    elif op.type in _CALLS:
+        graph = _tf_compat.called_graph(op)
+        sources = [graph and graph.outputs[tensor.value_index]]
+        names = [argument.ref() for argument in graph.inputs] if graph else []
+        given = dict(zip(names, op.inputs, strict=False))
+    elif op.type in _PASS_ON:
+        sources = [op.inputs[tensor.value_index]]
+    elif call is not None:
+        sources = [] if call.kind.is_invariant else [None]
+    elif op.type in _READS:
+        kind = Ids.ALIKE
+    elif op.op_def.is_stateful:
+        kind = Ids.OF_EXAMPLES
+    known = [source for source in sources if source is not None]
+    return kind if len(known) == len(sources) else Ids.OF_EXAMPLES, known, given
 
 
 def _is_of_lengths(tensor: tf.Tensor) -> bool:
@@ -316,14 +296,13 @@ def _is_of_lengths(tensor: tf.Tensor) -> bool:
     Replicas have the same lengths where a batch is divided between them.
     """
     op = tensor.op
-    if op.type in _SHAPES:
-        (counted,) = op.inputs
-        dimensions: slice | None = slice(None)
-    elif op.inputs and op.inputs[0].op.type == "Shape":
-        (counted,) = op.inputs[0].op.inputs
+    dimensions: slice | None = slice(None)
+    if op.type not in _SHAPES:
+        if not op.inputs or op.inputs[0].op.type != "Shape":
+            return False
         dimensions = _selected(tensor)
-    else:
-        return False
+        op = op.inputs[0].op
+    counted = op.inputs[0]
     if counted.shape.rank is None or dimensions is None:
         return False
     return not any(_counts(counted, d) for d in range(counted.shape.rank)[dimensions])

@@ -78,7 +78,7 @@ class ReplicaContext(abc.ABC):
         """Carries out a collective, without its gradient.
 
         Args:
-          kind: What to do: a ``collectives.kind.CollectiveKind``, which says how.
+          kind: What to do: a ``collectives.kinds.CollectiveKind``, which says how.
           tensors: Operands, dense.
           needed_if: A scalar bool, identical on every replica, or None for true. Where
             it is false, results are not used, and a backend need not communicate.

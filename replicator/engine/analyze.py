@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from replicator._tf.compat import reachable
-from replicator.collectives.kind import Transfer
+from replicator.collectives.kinds import Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
@@ -35,7 +35,7 @@ from replicator.variables.ownership import num_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from replicator.collectives.kind import Collective
+    from replicator.collectives.kinds import Collective
     from replicator.core.topology import Topology
     from replicator.engine.body import Body
     from replicator.engine.dataflow import Invariance

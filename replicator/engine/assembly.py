@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
-from replicator.collectives.kind import num_bytes, unpack
+from replicator.collectives.transport import num_bytes, unpack
 from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine import plan

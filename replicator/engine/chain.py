@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from replicator.collectives import differentiable
+from replicator.collectives.transport import wire_over_workers
 from replicator.core import devices
 from replicator.core.devices import NCCL_DTYPES, cpu_of
 from replicator.core.topology import place_group_key
@@ -350,7 +350,7 @@ class Chain:
         ref, dtype, shape, device = given
         # A sum has to keep the bits of the type itself, so it goes as a wider type;
         # what is only moved goes as any type of the same width.
-        wire = differentiable.wire_over_workers(dtype, kind)
+        wire = wire_over_workers(dtype, kind)
         if given.is_empty:
             dims = [n * count for n in shape[:1]] + shape[1:].as_list()
             nothing = np.zeros(dims, dtype.as_numpy_dtype)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
-from replicator.collectives.kind import Ops
+from replicator.collectives.kinds import Ops
 from replicator.core.devices import cpu_of
 from replicator.core.step import traced_once
 from replicator.engine.body import Ref, make_const, make_node

@@ -25,7 +25,7 @@ from replicator.engine.plan import FLAT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.kind import CollectiveKind
+    from replicator.collectives.kinds import CollectiveKind
     from replicator.core.topology import Group, Topology
     from replicator.engine.body import Tensor
     from replicator.engine.emitter import NodeOps

@@ -300,20 +300,13 @@ def cut(traced: TracedStep) -> Any:
     """Turns the markers of collectives into placeholders, so that nothing is shared."""
     graph_def = _tf_compat.GraphDef()
     graph_def.CopyFrom(traced.graph_def)
-    results = {
-        marker: (collective.dtypes[position], collective.result_shape(position))
-        for collective in traced.collectives
-        for position, marker in enumerate(collective.markers)
-    }
+    markers = {marker for call in traced.collectives for marker in call.markers}
     for node in graph_def.node:
-        if node.name not in results:
-            continue
-        dtype, shape = results[node.name]
-        node.op = "Placeholder"
-        del node.input[:]
-        node.attr.clear()
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(shape.as_proto())
+        if node.name in markers:
+            node.op = "Placeholder"
+            del node.input[:]
+            for name in {*node.attr} - {"dtype", "shape"}:
+                del node.attr[name]
     return graph_def
 
 

@@ -10,7 +10,7 @@ Between workers, processes and GPUs, transfers are ordered as a backward pass pr
 their operands: by distance from the inputs of the step. All workers then have the same
 order, and the first transfers overlap with the rest of the computation. Between GPUs,
 where a copy into a bucket costs less than the start of a reduction, large tensors share
-buckets too, and buckets become smaller towards the end (``kind.fill``).
+buckets too, and buckets become smaller towards the end (``transport.fill``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf.distribute import GRADIENT_SCOPE
-from replicator.collectives import kind as kind_lib
+from replicator.collectives import transport
+from replicator.collectives.kinds import BROADCAST, GATHER, NOTHING
 from replicator.core import context, devices
 from replicator.engine.body import before_of, producer
 from replicator.engine.liveness import REMOTE
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from replicator.collectives.kind import Collective, Transfer
+    from replicator.collectives.kinds import Collective, Transfer
     from replicator.core.topology import Topology
     from replicator.engine.body import Body
     from replicator.engine.liveness import Liveness
@@ -67,7 +68,7 @@ LEAST_GPU_BUCKET_BYTES = 1024 * 1024
 MOST_GPU_BUCKET_BYTES = 25 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
 FLAT = ("nccl", "ring")
-_WAYS = {kind_lib.GATHER: "ring", kind_lib.BROADCAST: "tree"}
+_WAYS = {GATHER: "ring", BROADCAST: "tree"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +130,7 @@ def make_plan(
             depth = [depths[operand] for operand in call.operands]
             order = sorted(order, key=lambda p: (depth[p], -p))
         sizes = [
-            kind_lib.num_bytes(shape, call.kind.sent_dtype(dtype))
+            transport.num_bytes(shape, call.kind.sent_dtype(dtype))
             for shape, dtype in zip(call.shapes, call.dtypes, strict=True)
         ]
         join = fill if call.kind.is_fused else _alone
@@ -214,7 +215,7 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     kind = plan.collective.kind
     costs = [kind.between_workers(b.num_bytes, topology) for b in plan.buckets]
     op, total = costs[0].op, sum(cost.num_bytes for cost in costs)
-    if op == kind_lib.NOTHING:
+    if op == NOTHING:
         return f"; nothing over {num_workers} workers"
     owners = {topology.devices[b.owner][b.logical_device] for b in plan.buckets}
     is_nccl = all(map(devices.is_gpu, owners))
@@ -240,7 +241,7 @@ def _filling(topology: Topology) -> Fill:
         return _alone
     if topology.has_own_gpus:
         return functools.partial(
-            kind_lib.fill,
+            transport.fill,
             limit=MOST_GPU_BUCKET_BYTES,
             least=LEAST_GPU_BUCKET_BYTES,
             alone_from=MOST_GPU_BUCKET_BYTES,
@@ -250,7 +251,7 @@ def _filling(topology: Topology) -> Fill:
         limit, alone_from = WORKER_BUCKET_BYTES, FUSE_BETWEEN_WORKERS_BELOW_BYTES
     elif topology.spans_processes:
         limit, alone_from = PROCESS_BUCKET_BYTES, FUSE_BETWEEN_PROCESSES_BELOW_BYTES
-    return functools.partial(kind_lib.fill, limit=limit, alone_from=alone_from)
+    return functools.partial(transport.fill, limit=limit, alone_from=alone_from)
 
 
 def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -422,7 +423,7 @@ def group(
 ) -> list[list[UpdatedVariable]]:
     """Puts shares of one level, source and type into buckets, by level."""
     members = sorted(shares, key=lambda share: level[share.node])
-    filled = kind_lib.fill(
+    filled = transport.fill(
         [(level[share.node], share.source, share.dtype) for share in members],
         [share.num_bytes for share in members],
         limit=WORKER_BUCKET_BYTES,

@@ -21,7 +21,7 @@ from replicator._tf import handles as _tf_handles
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf.compat import reachable
 from replicator.collectives import differentiable
-from replicator.collectives.kind import TENSORS, Collective
+from replicator.collectives.kinds import TENSORS, Collective
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from replicator.collectives.kind import CollectiveKind
+    from replicator.collectives.kinds import CollectiveKind
     from replicator.core.topology import Topology
 
 
@@ -295,18 +295,13 @@ class TraceContext(context.ReplicaContext):
         operands = [tf.identity(tensor) for tensor in tensors]
         results = []
         for position, tensor in enumerate(operands):
-            shape = kind.result_shape(tensor.shape, count)
             # A value of its shape, which is never computed. Of one replica it is the
             # result, through which gradients flow as through any operation.
-            is_any = count > 1 and shape == tensor.shape
-            stand_in = (
-                tensor if is_any else kind.local_result(TENSORS, tensor, 0, count)
-            )
-            results.append(
-                _tf_distribute.marker(
-                    stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"
-                )
-            )
+            stand_in = tensor
+            if count == 1 or not kind.keeps_shape:
+                stand_in = kind.local_result(TENSORS, tensor, 0, count)
+            name = f"{MARKER_PREFIX}_{index}_{position}"
+            results.append(_tf_distribute.marker(stand_in, stand_in.shape, name=name))
         self.collectives.append(
             Collective(
                 index=index,

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
-from replicator.collectives import differentiable
+from replicator.collectives.transport import check_compression
 from replicator.core.validation import (
     INT32_MAX,
     format_value,
@@ -64,7 +64,7 @@ _OF_LEVELS = {GRADIENTS: "sharded_gradients", PARAMETERS: "sharded_parameters"}
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerOptions:
     # ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
-    # ``replicator.collectives.differentiable``.
+    # ``replicator.collectives.transport``.
     compression: str | None = None
     # Calls of ``apply_gradients`` per update, whose gradients are averaged; see
     # ``replicator.optimizer.stages``.
@@ -109,7 +109,7 @@ class OptimizerOptions:
         return bool(getattr(self, name) != getattr(OptimizerOptions(), name))
 
     def check(self, optimizer: Any) -> OptimizerOptions:
-        differentiable.check_compression(self.compression)
+        check_compression(self.compression)
         for name, rule in _RULES.items():
             value = getattr(self, name)
             if not rule.is_valid(value):

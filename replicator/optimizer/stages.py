@@ -14,12 +14,9 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf.keras_parts import SidecarState
-from replicator.collectives.differentiable import (
-    check_compression,
-    values_of,
-    with_values,
-)
+from replicator.collectives.differentiable import values_of, with_values
 from replicator.collectives.kinds import AllReduce
+from replicator.collectives.transport import check_compression
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of, tensor_of
 from replicator.errors import OptimizerOptionError

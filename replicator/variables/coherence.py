@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf.distribute import Branch
-from replicator.collectives.kind import pack, positions_by_dtype
+from replicator.collectives.transport import pack, positions_by_dtype
 from replicator.core import devices
 from replicator.core.step import traced_once
 from replicator.core.validation import format_value, is_one_of

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
-from replicator.collectives.differentiable import wire_over_workers
-from replicator.collectives.kind import pack, positions_by_dtype, unpack
+from replicator.collectives.transport import (
+    pack,
+    positions_by_dtype,
+    unpack,
+    wire_over_workers,
+)
 from replicator.core import devices as devices_lib
 from replicator.core.devices import NCCL_DTYPES
 from replicator.core.step import traced_once

@@ -2,8 +2,7 @@
 
 import tensorflow as tf
 
-from replicator.collectives.kind import Collective
-from replicator.collectives.kinds import AllReduce
+from replicator.collectives.kinds import AllReduce, Collective
 
 SUM = AllReduce(op="sum")
 

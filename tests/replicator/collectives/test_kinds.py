@@ -13,8 +13,13 @@ from collective_calls import make_call
 
 import replicator
 from replicator import PerReplica
-from replicator.collectives.kind import BetweenWorkers
-from replicator.collectives.kinds import AllReduce, AllToAll, Permute, ReduceScatter
+from replicator.collectives.kinds import (
+    AllReduce,
+    AllToAll,
+    BetweenWorkers,
+    Permute,
+    ReduceScatter,
+)
 from replicator.core.topology import make_topology
 from replicator.engine import plan
 
