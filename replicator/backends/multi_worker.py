@@ -291,7 +291,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         fresh = [v for v in used if id(v) not in equal and not is_slot(v)]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
-                values.broadcast_initial_values(fresh, self.topology, self._group)
+                workers = values.Workers(self.topology, self._group)
+                workers.broadcast_initial_values(fresh)
             for variable in fresh:
                 self._equal[next(self._numbers)] = variable
 
@@ -330,12 +331,13 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 yield
             return
         check_promise(self._table, variables)
-        group, owned = self._group, self._table.ownership
+        owned = self._table.ownership
+        workers = values.Workers(self.topology, self._group)
         with self._runtime.guard("the gathering of optimizer state"):
             consolidate(
                 self._table.entries_of(variables),
                 self.topology,
-                lambda sums: values.add_up(sums, self.topology, group),
+                workers.add_up,
             )
             # One after the other, in the order of the variables, which is that of all
             # workers: a move is a collective.
@@ -343,7 +345,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 owner = owned.owner(slot)
                 assert owner is not None
                 source = owner.program_id
-                value = values.move(slot, source, self.topology, group)
+                value = workers.move(slot, source)
                 writes = self.is_chief or self.also_writes
                 if writes and owned.is_elsewhere(slot):
                     ownership.fill(slot, value)

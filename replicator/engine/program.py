@@ -52,7 +52,7 @@ def agreement(topology: Topology, group: Group) -> Agree:
     def agree(is_fed: tf.Tensor, num_needed: int = group.num_workers) -> tf.Tensor:
         with tf.device(values.cpu(topology)):
             fed = tf.cast(is_fed, tf.int32)
-            num_fed = values.reduce(fed, topology, group, key)
+            num_fed = values.Workers(topology, group).reduce(fed, key)
             return last_step.end_unless(num_fed >= num_needed)
 
     return agree

@@ -9,8 +9,7 @@ that a user could forget. After a run that failed, ``repair`` does what is left 
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -68,61 +67,53 @@ def was_written(entry: Entry) -> bool:
     return bool(entry.last_synced.numpy().tobytes() != now.numpy().tobytes())
 
 
-def is_changed(entries: Iterable[Entry]) -> tf.Tensor:
+def _is_changed(entries: Iterable[Entry]) -> tf.Tensor:
     """Whether any of some entries that have a ``last_synced`` was written."""
-    groups = _by_device(entries).items()
-    return _any(
-        [
-            _on(device, functools.partial(_differ, group, device))
-            for device, group in groups
-        ]
-    )
+
+    def differ(group: Sequence[Entry], device: str | None) -> tf.Tensor:
+        # Compares each type as one vector: one op instead of one per variable.
+        differences = []
+        for places in positions_by_dtype(entry.last_synced for entry in group).values():
+            of_type = [group[index] for index in places]
+            now = bits(pack([_now(entry, device) for entry in of_type]))
+            seen = bits(pack([entry.last_synced.value() for entry in of_type]))
+            differences.append(tf.reduce_any(now != seen))
+        return _any(differences)
+
+    return _any(_by_device(entries, differ))
 
 
-def record(entries: Iterable[Entry], known: Mapping[int, tf.Tensor]) -> None:
+def _record(entries: Iterable[Entry], known: Mapping[int, tf.Tensor]) -> None:
     """Records the states of entries, of which some have a known value, by id."""
-    for device, group in _by_device(entries).items():
-        _on(device, functools.partial(_record, group, device, known))
+
+    def note(group: Sequence[Entry], device: str | None) -> None:
+        for entry in group:
+            is_whole = entry.variable.shape.is_fully_defined()
+            is_value = device is None and entry.kind.is_per_replica and is_whole
+            value = known.get(id(entry)) if is_value else None
+            now = _now(entry, device) if value is None else value
+            entry.last_synced.assign(now, read_value=False)
+
+    _by_device(entries, note)
 
 
-def _by_device(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
-    """By the device that checks them in one compiled function; None for single ops."""
+def _by_device(
+    entries: Iterable[Entry], function: Callable[[Sequence[Entry], str | None], Any]
+) -> list[Any]:
+    """Calls a function compiled for each device, or with None to emit single ops."""
     groups: dict[str | None, list[Entry]] = {}
     for entry in entries:
         variable = entry.variable
         device = variable.device if is_compiled(variable) else None
         groups.setdefault(device, []).append(entry)
-    return groups
 
+    def call(device: str | None, group: Sequence[Entry]) -> Any:
+        if device is None:
+            return function(group, None)
+        with tf.device(device):
+            return traced_once(lambda: function(group, device), jit_compile=True)()
 
-def _on(device: str | None, function: Callable[[], Any]) -> Any:
-    if device is None:
-        return function()
-    with tf.device(device):
-        return traced_once(lambda: function(), jit_compile=True)()  # noqa: PLW0108
-
-
-def _differ(entries: Sequence[Entry], device: str | None) -> tf.Tensor:
-    """Compares each type as one vector, which is one op instead of one per variable."""
-    differences = []
-    for places in positions_by_dtype(entry.last_synced for entry in entries).values():
-        of_type = [entries[index] for index in places]
-        now = bits(pack([_now(entry, device) for entry in of_type]))
-        seen = bits(pack([entry.last_synced.value() for entry in of_type]))
-        differences.append(tf.reduce_any(now != seen))
-    return _any(differences)
-
-
-def _record(
-    entries: Sequence[Entry], device: str | None, known: Mapping[int, tf.Tensor]
-) -> None:
-    for entry in entries:
-        is_whole = entry.variable.shape.is_fully_defined()
-        value = known.get(id(entry))
-        if not (device is None and entry.kind.is_per_replica and is_whole):
-            value = None
-        now = _now(entry, device) if value is None else value
-        entry.last_synced.assign(now, read_value=False)
+    return [call(device, group) for device, group in groups.items()]
 
 
 def _now(entry: Entry, device: str | None) -> tf.Tensor:
@@ -130,11 +121,24 @@ def _now(entry: Entry, device: str | None) -> tf.Tensor:
         return state(entry.variable, entry.kind)
     # XLA has the device from the function; a scope of its own would be another one.
     variable = entry.variable
-    return state_of(variable.value(), entry.kind, device, variable.shape)
+    return _state_of(variable.value(), entry.kind, device, variable.shape)
 
 
 def _any(flags: Sequence[tf.Tensor]) -> tf.Tensor:
     return flags[0] if len(flags) == 1 else tf.reduce_any(tf.stack(flags))
+
+
+class _Alike(NamedTuple):
+    """What variables have in common whose copies one function resets."""
+
+    kind: Kind
+    dtype: tf.DType
+    seen_dtype: tf.DType  # That of ``Entry.last_synced``.
+    device: str
+    shape: tf.TensorShape
+    is_sum: bool
+    replicas: tuple[int, ...]  # Whose copies are reset.
+    is_certain: bool  # Whether they are, whatever the variable is.
 
 
 class CopyRefresher:
@@ -142,7 +146,7 @@ class CopyRefresher:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._functions: dict[tuple[Any, ...], Any] = {}
+        self._functions: dict[_Alike, Any] = {}
 
     def apply(self, entries: Iterable[Entry], *, is_certain: bool) -> None:
         """Resets copies: of all that were written for certain, or those that differ."""
@@ -156,77 +160,64 @@ class CopyRefresher:
                 # Of mirrored variables, it may use the copy of another one.
                 and not (is_mirrored and primaries[replica] != replica)
             }
-            key = (
-                entry.kind,
-                variable.dtype,
-                variable.device,
-                is_summed(variable),
-                (*copies,),
-                variable.shape,
-                is_certain or is_mirrored,  # copies of mirrored ones are equal anyway
+            alike = _Alike(
+                kind=entry.kind,
+                dtype=variable.dtype,
+                seen_dtype=entry.last_synced.dtype,
+                device=variable.device,
+                shape=variable.shape,
+                is_sum=is_summed(variable),
+                replicas=(*copies,),
+                # Copies of mirrored ones are equal anyway.
+                is_certain=is_certain or is_mirrored,
             )
-            if key not in self._functions:
-                self._functions[key] = self._made(entry, *key[4:])
+            if alike not in self._functions:
+                self._functions[alike] = self._made(alike)
             handled = variable, entry.last_synced, *copies.values()
-            self._functions[key](*map(_tf_handles.of, handled))
+            self._functions[alike](*map(_tf_handles.of, handled))
 
-    def _made(
-        self,
-        entry: Entry,
-        replicas: Sequence[int],
-        shape: tf.TensorShape,
-        is_certain: bool,
-    ) -> Callable[..., None]:
-        """Returns a function of handles that resets a variable like this one."""
-        kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
-        is_sum = is_summed(entry.variable)
-        topology, seen_dtype = self._topology, entry.last_synced.dtype
+    def _made(self, alike: _Alike) -> Callable[..., None]:
+        """Returns a function of handles that resets such a variable."""
+        topology = self._topology
+
+        def read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+        def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+            return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
         def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
-            value = _read(own, dtype)
-            value.set_shape(shape)
-            with tf.device(device):
-                now = state_of(value, kind, device, shape)
+            value = read(own, alike.dtype)
+            value.set_shape(alike.shape)
+            with tf.device(alike.device):
+                now = _state_of(value, alike.kind, alike.device, alike.shape)
             # Asked again, of this variable alone: any other one may have led here, and
             # statistics that differ between replicas by right must survive that.
-            is_changed = is_certain or tf.reduce_any(
-                bits(now) != bits(_read(seen, seen_dtype))
+            is_changed = alike.is_certain or tf.reduce_any(
+                bits(now) != bits(read(seen, alike.seen_dtype))
             )
             resets = []
-            for replica, copy in zip(replicas, copies, strict=True):
+            for replica, copy in zip(alike.replicas, copies, strict=True):
                 fresh = replica_value(
                     value,
-                    kind,
+                    alike.kind,
                     topology.replica_id(replica),
                     topology.num_replicas,
-                    is_sum=is_sum,
+                    is_sum=alike.is_sum,
                 )
-                if not is_certain:
-                    fresh = _choose(is_changed, fresh, _read(copy, dtype), shape)
-                resets.append(_assign(copy, fresh))
+                if not alike.is_certain:
+                    both = fresh, read(copy, alike.dtype)
+                    if alike.shape.is_fully_defined():
+                        fresh = tf.where(is_changed, *both)
+                    else:  # they may differ in size
+                        fresh = tf.cond(is_changed, *[lambda x=x: x for x in both])
+                resets.append(assign(copy, fresh))
             # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
-                _assign(seen, now)
+                assign(seen, now)
 
-        handles = [tf.TensorSpec([], tf.resource)] * (2 + len(replicas))
+        handles = [tf.TensorSpec([], tf.resource)] * (2 + len(alike.replicas))
         return traced_once(reset, input_signature=handles)
-
-
-def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
-def _assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _choose(
-    condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor, shape: tf.TensorShape
-) -> tf.Tensor:
-    """One of two values of a variable; those of unknown shape may differ in size."""
-    if shape.is_fully_defined():
-        return tf.where(condition, one, other)
-    return tf.cond(condition, lambda: one, lambda: other)
 
 
 def is_compiled(variable: Any) -> bool:
@@ -240,23 +231,20 @@ def state(variable: Any, kind: Kind) -> tf.Tensor:
     """The value or fingerprint by which a change of a variable is detected."""
     # On the variable's device: of a remote one, only eight bytes are sent.
     with tf.device(variable.device):
-        return state_of(variable.value(), kind, variable.device, variable.shape)
+        return _state_of(variable.value(), kind, variable.device, variable.shape)
 
 
-def state_of(
+def _state_of(
     value: tf.Tensor, kind: Kind, device: str, shape: tf.TensorShape
 ) -> tf.Tensor:
-    """The ``state`` of a variable with this value."""
+    def checksum(part: tf.Tensor) -> tf.Tensor:
+        if devices.is_cpu(device):
+            return tf.bitcast(tf.fingerprint(tf.reshape(part, [1, -1])), tf.int64)
+        return _fingerprint(part)
+
     if not shape.is_fully_defined():
-        parts = [value, tf.shape(value)]
-        return tf.concat([_checksum(part, device) for part in parts], axis=0)
-    return value if kind.is_per_replica else _checksum(value, device)
-
-
-def _checksum(value: tf.Tensor, device: str) -> tf.Tensor:
-    if devices.is_cpu(device):
-        return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
-    return fingerprint(value)
+        return tf.concat([checksum(value), checksum(tf.shape(value))], axis=0)
+    return value if kind.is_per_replica else checksum(value)
 
 
 def bits(value: tf.Tensor) -> tf.Tensor:
@@ -270,7 +258,7 @@ def bits(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
 
 
-def fingerprint(value: tf.Tensor) -> tf.Tensor:
+def _fingerprint(value: tf.Tensor) -> tf.Tensor:
     """A checksum of the bits, of ops with GPU kernels; CPUs hash 20 times faster."""
     # Scrambled first (as in splitmix64): a sum of plain bits by position would take
     # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
@@ -320,7 +308,7 @@ class Coherence:
         def check() -> None:
             # Of all that are checked: each is compared again before it is reset.
             self._branch(
-                is_changed(checked),
+                _is_changed(checked),
                 lambda: self._resets.apply(checked, is_certain=False),
                 devices.cpu_of(self._topology.replica_devices[0]),
             )
@@ -347,10 +335,10 @@ class Coherence:
             recorded = [
                 e for e in self.entries if id(e) in known or self._is_checked(e)
             ]
-            record(recorded, known)
+            _record(recorded, known)
             others = [entry for entry in self.entries if id(entry) not in known]
             if switch is not None and others:
-                self._only_if(switch, lambda: record(others, {}))
+                self._only_if(switch, lambda: _record(others, {}))
 
     def repair(self) -> None:
         """Emits the ops that make variables coherent after a run that failed.

@@ -9,6 +9,7 @@ replicas first, and between workers one reduction per type. All are ops for
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -49,20 +50,19 @@ class OutsideValues:
     ) -> None:
         self._entries = tuple(entries)
         self._topology = topology
-        self._group = group
-        # Places of those that are reduced over workers.
-        self._sent = [
-            index
+        self._workers = None if group is None else Workers(topology, group)
+        # By place, those that are reduced over workers.
+        self._sent = {
+            index: entry
             for index, entry in enumerate(self._entries)
             if group is not None
             and entry.kind is Kind.LOCAL
             and entry.variable.dtype != tf.string
-        ]
+        }
+        # Drawn once: a function that is traced again uses the same.
         self._keys: dict[tf.DType, int] = {}
-        for index in self._sent:
-            number = _number(self._entries[index].variable.dtype)
-            wire = wire_over_workers(number, "all_reduce").dtype
-            # Drawn once: a function that is traced again uses the same.
+        for entry in self._sent.values():
+            wire = wire_over_workers(_number(entry.variable.dtype), "all_reduce").dtype
             self._keys.setdefault(wire, next(group.keys))  # type: ignore[union-attr]
 
     @property
@@ -72,26 +72,23 @@ class OutsideValues:
 
     def read(self) -> list[tf.Tensor]:
         # Here sums, where they are sent to be added to those of other workers.
-        values_by_place: dict[int, tf.Tensor] = {}
+        values: dict[int, tf.Tensor] = {}
         for places in _alike(self._entries):
             alike = [self._entries[index] for index in places]
-            values = _combine_alike(alike, is_sent=self._group is not None)
-            values_by_place.update(zip(places, values, strict=True))
-        if self._group is not None:
-            values_by_place |= self._over_workers(values_by_place, self._group)
+            combined = _combine_alike(alike, is_sent=self._workers is not None)
+            values.update(zip(places, combined, strict=True))
+        if self._workers is not None:
+            values |= self._over_workers(values, self._workers)
         return [
-            values_by_place[index]
-            if index in values_by_place
-            else self._first_value(entry)
+            values[index] if index in values else self._first_value(entry)
             for index, entry in enumerate(self._entries)
         ]
 
     def _over_workers(
-        self, totals: dict[int, tf.Tensor], group: Group
+        self, totals: dict[int, tf.Tensor], workers: Workers
     ) -> dict[int, tf.Tensor]:
         shares = []
-        sent = [self._entries[index] for index in self._sent]
-        for index, entry in zip(self._sent, sent, strict=True):
+        for index, entry in self._sent.items():
             share = totals.get(index)
             if share is None:  # only the value of replica 0 of the job counts
                 share = entry.copies[0].value()
@@ -101,17 +98,19 @@ class OutsideValues:
 
         def transfer(value: tf.Tensor) -> tf.Tensor:
             device = reduction_device(self._topology, value.dtype)
-            key = self._keys[value.dtype]
-            return reduce(value, self._topology, group, key, device=device)
+            return workers.reduce(value, self._keys[value.dtype], device)
 
-        values = map(self._job_value, sent, _packed(shares, transfer, "all_reduce"))
-        return dict(zip(self._sent, values, strict=True))
+        received = _packed(shares, transfer, "all_reduce")
+        return {
+            index: self._job_value(self._entries[index], total)
+            for index, total in zip(self._sent, received, strict=True)
+        }
 
-    def _job_value(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
+    def _job_value(self, entry: Entry, total: tf.Tensor) -> tf.Tensor:
         if not _is_from_all(entry.variable, entry.kind):
-            return tf.cast(received, entry.variable.dtype)
+            return tf.cast(total, entry.variable.dtype)
         with tf.device(_kernel_device(entry)):
-            return _from_total(entry.variable, received, self._topology.num_replicas)
+            return _from_total(entry.variable, total, self._topology.num_replicas)
 
     def _first_value(self, entry: Entry) -> tf.Tensor:
         value = entry.copies[0].value()
@@ -129,9 +128,8 @@ def reduction_device(topology: Topology, dtype: tf.DType) -> str:
     """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
     device = topology.replica_devices[0]
     is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
-    if devices_lib.is_gpu(device) and not is_refused:
-        return device
-    return cpu(topology)
+    is_nccl = devices_lib.is_gpu(device) and not is_refused
+    return device if is_nccl else devices_lib.cpu_of(device)
 
 
 def _is_from_all(variable: Any, kind: Kind) -> bool:
@@ -221,76 +219,66 @@ def _kernel_device(entry: Entry, device: str | None = None) -> str:
     return device if entry.variable.dtype.is_floating else devices_lib.cpu_of(device)
 
 
-def add_up(
-    values: Sequence[tf.Tensor], topology: Topology, group: Group
-) -> list[tf.Tensor]:
-    return _packed(
-        values,
-        lambda value: reduce(value, topology, group, next(group.keys)),
-        "all_reduce",
-    )
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The workers of a job, which exchange values on the CPU of replica 0."""
 
+    topology: Topology
+    group: Group
 
-def broadcast_initial_values(
-    variables: Sequence[Any], topology: Topology, group: Group
-) -> None:
-    """Broadcasts the initial values of variables from worker 0 to all workers."""
-    movable = [v for v in variables if v.dtype != tf.string]
-    values = list(map(tf.convert_to_tensor, movable))
-    received = _broadcast(values, 0, topology, group)
-    for variable, value in zip(movable, received, strict=True):
-        # Not where it is equal: that would reset what a checkpoint has restored.
-        if group.worker_id and variable.numpy().tobytes() != value.numpy().tobytes():
-            variable.assign(value)
+    def add_up(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        keys = self.group.keys
+        return _packed(values, lambda x: self.reduce(x, next(keys)), "all_reduce")
 
+    def broadcast_initial_values(self, variables: Sequence[Any]) -> None:
+        """Broadcasts the initial values of variables from worker 0 to all workers."""
+        movable = [v for v in variables if v.dtype != tf.string]
+        received = self._broadcast(list(map(tf.convert_to_tensor, movable)), 0)
+        for variable, value in zip(movable, received, strict=True):
+            # Not where it is equal: that would reset what a checkpoint has restored.
+            is_other = variable.numpy().tobytes() != value.numpy().tobytes()
+            if self.group.worker_id and is_other:
+                variable.assign(value)
 
-def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    is_here = source == group.worker_id
-    value = variable if is_here else tf.zeros(variable.shape, variable.dtype)
-    return _broadcast([tf.convert_to_tensor(value)], source, topology, group)[0]
+    def move(self, variable: Any, source: int) -> tf.Tensor:
+        is_here = source == self.group.worker_id
+        value = variable if is_here else tf.zeros(variable.shape, variable.dtype)
+        return self._broadcast([tf.convert_to_tensor(value)], source)[0]
 
+    def _broadcast(self, values: Sequence[tf.Tensor], source: int) -> list[tf.Tensor]:
+        def send(value: tf.Tensor) -> tf.Tensor:
+            common = {
+                "group_size": self.group.num_workers,
+                "group_key": CPU_GROUP_KEY,
+                "instance_key": next(self.group.keys),
+                "communication_hint": "ring",
+            }
+            with tf.device(cpu(self.topology)):
+                if self.group.worker_id == source:
+                    return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
+                return tf.raw_ops.CollectiveBcastRecvV2(
+                    T=value.dtype, shape=tf.shape(value), **common
+                )
 
-def _broadcast(
-    values: Sequence[tf.Tensor], source: int, topology: Topology, group: Group
-) -> list[tf.Tensor]:
-    def send(value: tf.Tensor) -> tf.Tensor:
-        common = {
-            "group_size": group.num_workers,
-            "group_key": CPU_GROUP_KEY,
-            "instance_key": next(group.keys),
-            "communication_hint": "ring",
-        }
-        with tf.device(cpu(topology)):
-            if group.worker_id == source:
-                return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
-            return tf.raw_ops.CollectiveBcastRecvV2(
-                T=value.dtype, shape=tf.shape(value), **common
+        return _packed(values, send, "broadcast")
+
+    def reduce(
+        self, value: tf.Tensor, key: int, device: str | None = None
+    ) -> tf.Tensor:
+        """Emits the sum of one tensor over all workers."""
+        target = device or cpu(self.topology)
+        is_gpu = devices_lib.is_gpu(target)
+        with tf.device(target):
+            return tf.raw_ops.CollectiveReduceV2(
+                input=value,
+                group_size=self.group.num_workers,
+                group_key=GPU_GROUP_KEY if is_gpu else CPU_GROUP_KEY,
+                instance_key=key,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint="nccl" if is_gpu else "ring",
             )
-
-    return _packed(values, send, "broadcast")
-
-
-def reduce(
-    value: tf.Tensor,
-    topology: Topology,
-    group: Group,
-    key: int,
-    device: str | None = None,
-) -> tf.Tensor:
-    """Emits the sum of one tensor over all workers."""
-    target = cpu(topology) if device is None else device
-    is_gpu = devices_lib.is_gpu(target)
-    with tf.device(target):
-        return tf.raw_ops.CollectiveReduceV2(
-            input=value,
-            group_size=group.num_workers,
-            group_key=GPU_GROUP_KEY if is_gpu else CPU_GROUP_KEY,
-            instance_key=key,
-            ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint="nccl" if is_gpu else "ring",
-        )
 
 
 def _packed(

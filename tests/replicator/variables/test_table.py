@@ -40,7 +40,7 @@ def test_statistics_stay_on_gpus_where_nccl_takes_them(
     group = Group(num_workers=2, worker_id=1, order=(0, 1))
     with tf.Graph().as_default() as graph:
         place = values.reduction_device(topology, dtype)
-        values.reduce(tf.zeros([4], dtype), topology, group, 7, device=place)
+        values.Workers(topology, group).reduce(tf.zeros([4], dtype), 7, place)
     nodes = {node.name: node for node in graph.as_graph_def().node}
     (node,) = [n for n in nodes.values() if n.op == "CollectiveReduceV2"]
     key = tf.make_ndarray(nodes[node.input[2]].attr["value"].tensor).item()
