@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import numbers
+import operator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -54,21 +56,25 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
                 "below 0"
             )
     until = [0.0, *itertools.accumulate(costs)]
-    # least[k][n]: the largest stage when the first n layers are cut into k stages.
-    least = [[math.inf] * (len(costs) + 1) for _ in range(num_stages + 1)]
-    first = [[0] * (len(costs) + 1) for _ in range(num_stages + 1)]
-    least[0][0] = 0.0
-    for k in range(1, num_stages + 1):
-        for end in range(k, len(costs) + 1):
-            for start in range(k - 1, end):
-                largest = max(least[k - 1][start], until[end] - until[start])
-                if largest < least[k][end]:
-                    least[k][end], first[k][end] = largest, start
-    stages, end = [], len(costs)
-    for k in range(num_stages, 0, -1):
-        stages.append(range(first[k][end], end))
-        end = first[k][end]
-    return stages[::-1]
+
+    @functools.cache
+    def best(num_stages: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """The largest stage of the layers before one, and where stages begin."""
+        if num_stages == 1:
+            return until[end], (0,)
+        cuts = []
+        for start in range(num_stages - 1, end):
+            largest, begins = best(num_stages - 1, start)
+            cost = max(largest, until[end] - until[start])
+            cuts.append((cost, (*begins, start)))
+        return min(cuts, key=operator.itemgetter(0))
+
+    _, begins = best(num_stages, len(costs))
+    return _ranges(*begins, len(costs))
+
+
+def _ranges(*bounds: int) -> list[range]:
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
 
 
 # Product -> its attribute for a transposed first operand.
@@ -142,13 +148,10 @@ def make_stages(
       PipelineError: There are fewer layers than stages, or ``balance`` is none of
         these.
     """
-    if (
-        not isinstance(makers, (list, tuple))
-        or not makers
-        or not all(
-            callable(maker) and not isinstance(maker, keras.layers.Layer)
-            for maker in makers
-        )
+    is_list = isinstance(makers, (list, tuple)) and bool(makers)
+    if not is_list or not all(
+        callable(maker) and not isinstance(maker, keras.layers.Layer)
+        for maker in makers
     ):
         raise PipelineError(
             f"make_stages(makers) got {format_value(makers)}; pass a list of functions "
@@ -177,11 +180,10 @@ def make_stages(
                 f"each stage, {num_layers} in all"
             )
     costs, outputs = _costs(makers, example)
-    if counts is not None:
-        ends = [0, *itertools.accumulate(counts)]
-        parts = [range(a, b) for a, b in itertools.pairwise(ends)]
-    else:
+    if counts is None:
         parts = balance_stages(costs, num_stages)
+    else:
+        parts = _ranges(0, *itertools.accumulate(counts))
     stages = Stages()
     for index, part in enumerate(parts):
         spec = outputs[part.start]
@@ -189,7 +191,7 @@ def make_stages(
             inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
     way = "flops" if counts is None else "hand"
-    by_stage = [sum(costs[i] for i in part) for part in parts]
+    by_stage = (sum(costs[part.start : part.stop]) for part in parts)
     by_cost = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
     layers = ", ".join(
         f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"

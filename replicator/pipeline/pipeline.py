@@ -10,7 +10,9 @@ proves, places and links a pipeline as any other step.
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import itertools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -21,7 +23,7 @@ from replicator.core.context import logical_device, task_name
 from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import PipelineError
 from replicator.pipeline import stage as stage_lib
-from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
+from replicator.pipeline.stage import Stage, add, dense, layer_of, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,34 +75,25 @@ SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
 
 def in_time(schedule: Sequence[Sequence[Task]]) -> list[list[tuple[int, Task]]]:
     """Runs a schedule in which every task takes one unit of time."""
-    num_stages = len(schedule)
-    next_task = [0] * num_stages
-    finished: set[tuple[int, Task]] = set()
-    units: list[list[tuple[int, Task]]] = []
-    while any(at < len(own) for at, own in zip(next_task, schedule, strict=True)):
-        unit = [
-            (stage, own[at])
-            for stage, (at, own) in enumerate(zip(next_task, schedule, strict=True))
-            if at < len(own) and needed(stage, own[at], num_stages) <= finished
-        ]
-        for stage, task in unit:
-            next_task[stage] += 1
-            finished.add((stage, task))
-        units.append(unit)
+    order: graphlib.TopologicalSorter[tuple[int, Task]] = graphlib.TopologicalSorter()
+    for stage, own in enumerate(schedule):
+        before: list[tuple[int, Task]] = []  # The last task of the stage.
+        for task in own:
+            # Its inputs are of the stage before, or its gradients of the one behind.
+            other = stage - 1 if task.is_forward else stage + 1
+            given = [(other, task)] if 0 <= other < len(schedule) else []
+            order.add((stage, task), *before, *given)
+            before = [(stage, task)]
+    order.prepare()
+    units = []
+    while order:
+        units.append(sorted(order.get_ready(), key=operator.itemgetter(0)))
+        order.done(*units[-1])
     return units
-
-
-def needed(stage: int, task: Task, num_stages: int) -> set[tuple[int, Task]]:
-    """The tasks of all stages whose results a task takes."""
-    if task.is_forward:
-        return {(stage - 1, task)} if stage else set()
-    own = {(stage, Task(True, task.microbatch))}
-    return own | ({(stage + 1, task)} if stage + 1 < num_stages else set())
 
 
 MOST_MICROBATCHES = 1024
 """Each is two calls per stage in the graph of the step."""
-_LOW_PRECISION = frozenset({tf.bfloat16, tf.float16})
 
 
 class Pipeline:
@@ -236,7 +229,9 @@ class Pipeline:
             tf.compat.v1.get_default_graph(), self.schedule
         )
         context.get_replica_context().note(self._explained(kept), kept)
-        return emitted.loss(), self._pairs(emitted)
+        loss = emitted.loss()
+        self._check_apart(emitted.stages)
+        return loss, [pair for each in emitted.stages for pair in emitted.pairs(each)]
 
     def _explained(self, kept: Sequence[int]) -> str:
         """The schedule, and what each stage keeps of activations at most."""
@@ -274,11 +269,11 @@ class Pipeline:
             for m in range(count)
         ]
 
-    def _pairs(self, emitted: _Emitted) -> list[tuple[Any, Any]]:
-        pairs = []
+    def _check_apart(self, stages: Sequence[Stage]) -> None:
+        """Rejects variables that several stages use."""
         names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
         owners: dict[int, int] = {}
-        for stage in emitted.stages:
+        for stage in stages:
             own = [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
             for variable in own:
                 one, other = owners.setdefault(id(variable), stage.index), stage.index
@@ -289,19 +284,6 @@ class Pipeline:
                         "device: give each stage its own, or put the layers that share "
                         "it into one stage"
                     )
-        for stage in emitted.stages:
-            with logical_device(stage.index):
-                gradients = zip(stage.variables, emitted.mean(stage), strict=True)
-                by_id = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
-            held = stage.held()
-            unused = [
-                (stage.penalties.get(id(_tf_compat.unwrap(v))), v)
-                for v in held
-                if id(v) not in by_id
-            ]
-            in_order = [by_id.pop(id(v)) for v in held if id(v) in by_id]
-            pairs += [*in_order, *by_id.values(), *unused]
-        return pairs
 
 
 class _Emitted:
@@ -320,54 +302,56 @@ class _Emitted:
         self._loss_fn = loss_fn
         self._parts = parts
         self._recompute = recompute
-        self._passes: dict[tuple[int, int], Any] = {}
-        self._losses: dict[int, tf.Tensor] = {}
+        # By stage and micro-batch: outputs, and gradients of inputs.
         self._outputs: dict[tuple[int, int], Any] = {}
         self._upstream: dict[tuple[int, int], Any] = {}
+        self._losses: list[Any] = []  # Outputs of the last stage.
         with logical_device(len(functions) - 1):
             # One node for all micro-batches: the optimizer would make a function for
             # each constant that it is called with.
             self._one = tf.ones([])
 
     def emit(self, index: int, task: Task) -> None:
-        m, is_last = task.microbatch, index + 1 == len(self._functions)
-        inputs, targets = self._parts[m]
-        arguments: list[Any] = [targets] if is_last else []
-        if task.is_forward:
-            is_first = index == 0
-            before = None if is_first else self._outputs.pop((index - 1, m))
-            arguments.insert(0, stage_lib.with_masks(inputs) if is_first else before)
+        m = task.microbatch
         with logical_device(index):
+            arguments = self._arguments(index, m) if task.is_forward else []
             if index == len(self.stages):
-                stage = Stage(
-                    index,
-                    self._functions[index],
-                    arguments,
-                    recompute=self._recompute,
-                    loss_fn=self._loss_fn if is_last else None,
-                )
-                # Outside of the tasks: drawing has an effect, and so an order.
-                stage.prepare(len(self._parts))
-                self.stages.append(stage)
-        stage = self.stages[index]
-        with logical_device(index), tf.name_scope(task_name(index, task)):
-            if not task.is_forward:
-                self._emit_backward(stage, m, is_last=is_last)
-                return
-            with tf.control_dependencies(stage.last):
-                made = stage.forward(arguments, m)
-            self._passes[index, m] = made
-            stage.assigned.append(made.updates)
-            stage.last = operations(made.outputs)
-            if is_last:
-                self._losses[m] = made.outputs
-            else:
-                self._outputs[index, m] = made.outputs
+                self.stages.append(self._make_stage(index, arguments))
+            stage = self.stages[index]
+            with tf.name_scope(task_name(index, task)):
+                if not task.is_forward:
+                    given = self._upstream.pop((index + 1, m), None)
+                    if given is None:
+                        loss, *shares = self._outputs.pop((index, m))
+                        given = [tf.cast(self._one, loss.dtype), *[None] * len(shares)]
+                    self._upstream[index, m] = stage.backward(given, m)
+                    return
+                outputs = self._outputs[index, m] = stage.forward(arguments, m)
+                if self._is_last(index):
+                    self._losses.append(outputs)
+
+    def _is_last(self, index: int) -> bool:
+        return index + 1 == len(self._functions)
+
+    def _arguments(self, index: int, microbatch: int) -> list[Any]:
+        inputs, targets = self._parts[microbatch]
+        if index == 0:
+            given = stage_lib.with_masks(inputs)
+        else:
+            given = self._outputs.pop((index - 1, microbatch))
+        return [given, targets] if self._is_last(index) else [given]
+
+    def _make_stage(self, index: int, arguments: Sequence[Any]) -> Stage:
+        loss_fn = self._loss_fn if self._is_last(index) else None
+        function, recompute = self._functions[index], self._recompute
+        stage = Stage(index, function, arguments, recompute=recompute, loss_fn=loss_fn)
+        # Outside of the tasks: drawing has an effect, and so an order.
+        stage.prepare(len(self._parts))
+        return stage
 
     def loss(self) -> tf.Tensor:
         with logical_device(len(self._functions) - 1):
-            losses = [_widened(self._losses[m][0]) for m in range(len(self._parts))]
-            mean = self._mean(tf.add_n(losses))
+            mean = self._mean(tf.add_n([widened(loss) for loss, *_ in self._losses]))
             for stage in self.stages:
                 if stage.penalties:
                     mean += tf.cast(stage.penalty, mean.dtype)
@@ -377,7 +361,7 @@ class _Emitted:
         """Of a sum over micro-batches: by their number, or by what is valid in them."""
         if len(self._losses[0]) == 1:
             return total / len(self._parts)
-        valid = tf.add_n([_widened(share) for _, share in self._losses.values()])
+        valid = tf.add_n([widened(share) for _, share in self._losses])
         return tf.math.divide_no_nan(total, tf.cast(valid, total.dtype))
 
     def finish(self) -> None:
@@ -391,10 +375,8 @@ class _Emitted:
 
     def _regularize(self, stage: Stage) -> None:
         """Computes what Keras adds to a loss for weights that are trained."""
-        trained = {
-            id(v): v for v in [*map(stage.named, stage.variables), *stage.held()]
-        }
-        regularized = [v for v in trained.values() if getattr(v, "regularizer", None)]
+        trained = stage.trained().values()
+        regularized = [v for v in trained if getattr(v, "regularizer", None)]
         if not regularized:
             return
         inner = [_tf_compat.unwrap(v) for v in regularized]
@@ -409,53 +391,18 @@ class _Emitted:
             id(v): dense(g) for v, g in zip(inner, gradients, strict=True)
         }
 
-    def mean(self, stage: Stage) -> list[Any]:
-        """The gradients of a stage's variables, means over micro-batches."""
-        sums = stage.sums or []
-        count = len(stage.variables)
-        mean_of = {id(v): one for v, one in zip(stage.variables, sums, strict=False)}
-        for variable, one in zip(stage.casts.values(), sums[count:], strict=True):
-            key = id(_tf_compat.unwrap(variable))
-            if key in mean_of:
-                mean_of[key] = _sum(mean_of[key], one)
-        means = []
-        for variable, one in zip(stage.variables, mean_of.values(), strict=True):
-            mean = None if one is None else self._mean(one)
-            mean = _sum(mean, _widened(stage.penalties.get(id(variable))))
-            means.append(None if mean is None else tf.cast(mean, variable.dtype))
-        return means
-
-    def _emit_backward(self, stage: Stage, m: int, *, is_last: bool) -> None:
-        index = stage.index
-        made = self._passes.pop((index, m))
-        given = (
-            [tf.cast(self._one, made.outputs[0].dtype), *[None] * len(made.outputs[1:])]
-            if is_last
-            else self._upstream.pop((index + 1, m))
-        )
-        with tf.control_dependencies(stage.last):
-            of_inputs, of_variables = stage.backward(made, given)
-        stage.last = operations([of_inputs, of_variables]) or stage.last
-        # Targets are arguments of the last stage too, and of no other one.
-        taken = len(made.sources)
-        if is_last and index:
-            taken = len(floating(made.arguments[0]))
-        self._upstream[index, m] = of_inputs[:taken]
-        new = [_widened(dense(gradient)) for gradient in of_variables]
-        # A running sum: at the end there would be M gradients of the whole model.
-        with tf.name_scope("sum"):
-            before = stage.sums or [None] * len(new)
-            stage.sums = [_sum(a, b) for a, b in zip(before, new, strict=True)]
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    # One per variable and micro-batch: without what an operator looks for first.
-    return tf.raw_ops.AddV2(x=one, y=other)
-
-
-def _widened(tensor: Any) -> Any:
-    """In float32, if it has fewer bits: sums over micro-batches would round away."""
-    is_low = tensor is not None and tensor.dtype in _LOW_PRECISION
-    return tf.cast(tensor, tf.float32) if is_low else tensor
+    def pairs(self, stage: Stage) -> list[tuple[Any, Any]]:
+        """A stage's gradients, means over micro-batches, and its variables."""
+        sums: dict[int, Any] = {}
+        read = [*stage.variables, *map(_tf_compat.unwrap, stage.casts.values())]
+        for variable, one in zip(read, stage.sums, strict=True):
+            sums[id(variable)] = add(sums.get(id(variable)), one)
+        pairs = []
+        with logical_device(stage.index):
+            for key, variable in stage.trained().items():
+                mean = None if sums.get(key) is None else self._mean(sums[key])
+                mean = add(mean, widened(stage.penalties.get(key)))
+                if mean is not None:
+                    mean = tf.cast(mean, _tf_compat.unwrap(variable).dtype)
+                pairs.append((mean, variable))
+        return pairs

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
@@ -33,7 +34,7 @@ from replicator.errors import (
 from replicator.optimizer import stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replicator.pipeline.pipeline import Task
 
@@ -124,11 +125,11 @@ class Stage:
         self.updated: list[Any] = []
         # Variables that it reads in another type, as mixed precision does.
         self.casts: dict[tuple[int, str], Any] = {}
+        self.variables: list[Any] = []  # That it reads and trains.
         self.scales: list[Any] = []  # Functions that have scaled the loss.
-        self.last: list[Any] = []  # The operations at the end of its last task so far.
         self.assigned: list[Any] = []  # By micro-batch, what is to be assigned.
         # Over micro-batches, gradients of ``variables`` and then of ``casts``.
-        self.sums: list[Any] | None = None
+        self.sums: list[Any] = []
         self.penalty: Any = None  # What regularizers add to the loss.
         self.penalties: dict[int, Any] = {}  # Its gradients, by id of ``tf.Variable``.
         self._read: dict[int, Any] = {}
@@ -148,6 +149,9 @@ class Stage:
         self._backward: Any = None
         self._weights: list[tf.Tensor] = []
         self._seeds: list[list[tf.Tensor]] = []  # By micro-batch.
+        # By micro-batch that has no backward pass yet: tape, arguments and outputs.
+        self._passes: dict[int, tuple[Any, list[Any], Any]] = {}
+        self._last: list[Any] = []  # The operations at the end of its last task so far.
 
     def prepare(self, num_microbatches: int) -> None:
         """Casts weights and draws seeds, once for all micro-batches of a step."""
@@ -160,45 +164,60 @@ class Stage:
             for (_, wanted), variable in self.casts.items()
         ]
 
-    def forward(self, arguments: Sequence[Any], microbatch: int) -> Pass:
-        flat, seeds = floating(arguments), self._seeds[microbatch]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+    def forward(self, arguments: list[Any], microbatch: int) -> Any:
+        """Emits a forward pass, after what the stage did before; its outputs."""
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        with tf.control_dependencies(self._last), tape:
             if not self._recompute:
-                tape.watch([*flat, *self._weights, *self.variables])
-            outputs, updates = self._forward(list(arguments), seeds, self._weights)
-        return Pass(tape, flat, outputs, updates, arguments, seeds)
+                tape.watch([*floating(arguments), *self._weights, *self.variables])
+            seeds = self._seeds[microbatch]
+            outputs, updates = self._forward(arguments, seeds, self._weights)
+        self._passes[microbatch] = tape, arguments, outputs
+        self.assigned.append(updates)
+        self._last = _operations(outputs)
+        return outputs
 
-    def backward(
-        self, made: Pass, gradients: Sequence[Any] | None
-    ) -> tuple[list[Any], list[Any]]:
-        outputs = floating(made.outputs)
-        if self._recompute:
-            given = [
-                tf.zeros_like(output) if one is None else one
-                for output, one in zip(outputs, gradients or [], strict=True)
-            ]
-            if self._backward is None:
-                self._backward = self._trace_backward(given)
-            gradients_of_sources = self._backward(
-                list(made.arguments), list(made.seeds), self._weights, given
-            )
-        else:
-            sources = [*made.sources, *self.variables, *self._weights]
-            gradients_of_sources = _gradients(made.tape, outputs, sources, gradients)
-        return gradients_of_sources[: len(made.sources)], gradients_of_sources[
-            len(made.sources) :
-        ]
+    def backward(self, gradients: Sequence[Any], microbatch: int) -> list[Any]:
+        """Emits a backward pass, and adds its gradients up; those of its inputs."""
+        tape, arguments, results = self._passes.pop(microbatch)
+        outputs, sources = floating(results), floating(arguments)
+        with tf.control_dependencies(self._last):
+            if self._recompute:
+                given = [
+                    tf.zeros_like(output) if one is None else one
+                    for output, one in zip(outputs, gradients, strict=True)
+                ]
+                if self._backward is None:
+                    self._backward = self._trace_backward(given)
+                seeds = self._seeds[microbatch]
+                found = self._backward(arguments, seeds, self._weights, given)
+            else:
+                watched = [*sources, *self.variables, *self._weights]
+                found = _gradients(tape, outputs, watched, gradients)
+        self._last = _operations(found) or self._last
+        new = [widened(dense(gradient)) for gradient in found[len(sources) :]]
+        # A running sum: at the end there would be M gradients of the whole model.
+        with tf.name_scope("sum"):
+            before = self.sums or [None] * len(new)
+            self.sums = [add(a, b) for a, b in zip(before, new, strict=True)]
+        # Targets are arguments of the last stage too.
+        return list(found[: len(floating(arguments[0]))])
+
+    def _run(
+        self, arguments: list[Any], seeds: StageSeeds, weights: Sequence[Any]
+    ) -> tuple[Any, Updates]:
+        read = Updates(dict(zip(self.casts, weights, strict=True)))
+        # What calls the function says where it runs.
+        with tf.device(None), seeds.installed(), read:
+            return self._outputs(arguments), read
 
     def _trace(self, seeds: Any) -> Any:
         """Traces the forward pass; draws are recorded, or given as arguments."""
         is_first = isinstance(seeds, StageSeeds)
 
         def run(arguments: list[Any], given: list[Any], weights: list[Any]) -> Any:
-            # What calls the function says where it runs.
             used = seeds if is_first else StageSeeds(given)
-            read = Updates(dict(zip(self.casts, weights, strict=True)))
-            with tf.device(None), used.installed(), read as updates:
-                outputs = self._outputs(arguments)
+            outputs, updates = self._run(arguments, used, weights)
             if updates.refused:
                 raise PipelineError(f"stage {self.index} {updates.refused[0]}")
             self.updated, self._read = updates.variables, updates.read
@@ -268,7 +287,7 @@ class Stage:
     def _trained(self, variables: Sequence[Any]) -> list[Any]:
         """Those of variables that Keras, or the stage, does not keep as they are."""
         held = {id(_tf_compat.unwrap(v)) for v in getattr(self._layer, "variables", ())}
-        trained = {id(_tf_compat.unwrap(v)) for v in self.held()}
+        trained = self.trained()
         return [
             variable
             for variable in variables
@@ -276,14 +295,13 @@ class Stage:
             and (id(variable) in trained or id(variable) not in held)
         ]
 
-    def held(self) -> list[Any]:
-        """What a layer or a module trains, whether the stage uses it or not."""
-        return list(getattr(self._layer, "trainable_variables", ()))
-
-    def named(self, variable: Any) -> Any:
-        """The object by which the user holds a variable, such as that of Keras."""
-        held = {id(_tf_compat.unwrap(v)): v for v in self.held()}
-        return (self._read | held).get(id(variable), variable)
+    def trained(self) -> dict[int, Any]:
+        """What it trains, by id of ``tf.Variable``, as the user holds it."""
+        # What a layer or a module holds comes first, whether the stage uses it or not.
+        held = getattr(self._layer, "trainable_variables", ())
+        by_id = {id(_tf_compat.unwrap(variable)): variable for variable in held}
+        used = {id(v): self._read.get(id(v), v) for v in self.variables}
+        return by_id | {key: v for key, v in used.items() if key not in by_id}
 
     def _weight_specs(self) -> list[tf.TensorSpec]:
         return [
@@ -298,15 +316,13 @@ class Stage:
             weights: list[Any],
             given: list[Any],
         ) -> Any:
-            read = Updates(dict(zip(self.casts, weights, strict=True)))
             watched = [*floating(arguments), *self.variables, *weights]
-            with tf.device(None), tf.GradientTape() as tape:
-                tape.watch(watched)
-                with StageSeeds(seeds).installed(), read:
-                    outputs = floating(self._outputs(arguments))
             with tf.device(None):
-                results = _gradients(tape, outputs, watched, given)
-                return list(map(dense, results))
+                with tf.GradientTape() as tape:
+                    tape.watch(watched)
+                    outputs, _ = self._run(arguments, StageSeeds(seeds), weights)
+                    outputs = floating(outputs)
+                return [*map(dense, _gradients(tape, outputs, watched, given))]
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
         seeds = list(map(keras_parts.generator_spec, self.generators))
@@ -317,15 +333,6 @@ class Stage:
             self._weight_specs(),
             tf.nest.map_structure(_spec, list(gradients)),
         )
-
-
-class Pass(NamedTuple):
-    tape: Any
-    sources: list[tf.Tensor]
-    outputs: Any
-    updates: Any
-    arguments: Sequence[Any]
-    seeds: Sequence[Any]
 
 
 def _to_function(run: Callable[..., Any], *specs: Any) -> Any:
@@ -351,16 +358,34 @@ def dense(gradient: Any) -> Any:
     return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _gradients(tape: Any, outputs: Any, sources: Any, given: Any) -> list[Any]:
+def add(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    # One per variable and micro-batch: without what an operator looks for first.
+    return tf.raw_ops.AddV2(x=one, y=other)
+
+
+def widened(tensor: Any) -> Any:
+    """In float32, if it has fewer bits: sums over micro-batches would round away."""
+    is_low = tensor is not None and tensor.dtype in (tf.bfloat16, tf.float16)
+    return tf.cast(tensor, tf.float32) if is_low else tensor
+
+
+def _gradients(
+    tape: Any, outputs: Sequence[Any], sources: Sequence[Any], given: Sequence[Any]
+) -> list[Any]:
     """Gradients of those outputs that have one: None would count as ones."""
-    if given is not None:
-        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
-        outputs, given = [o for o, _ in pairs], [g for _, g in pairs]
-    gradients = tape.gradient(outputs, sources, output_gradients=given)
-    return list(gradients)
+    pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
+    return list(
+        tape.gradient(
+            [output for output, _ in pairs],
+            sources,
+            output_gradients=[one for _, one in pairs],
+        )
+    )
 
 
-def operations(tensors: Any) -> list[Any]:
+def _operations(tensors: Any) -> list[Any]:
     by_name = {}
     for tensor in tf.nest.flatten(tensors):
         if tensor is not None:
@@ -516,29 +541,19 @@ def activation_peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int
                 origin = origins.of(tensor)
                 if origin is not None:
                     users.setdefault(origin, []).append(places[_task_of(operation)])
-    alive = [[0] * len(own) for own in schedule]
+    alive = [np.zeros(len(own), np.int64) for own in schedule]
     for (name, _, num_bytes), uses in users.items():
-        if num_bytes is None:
-            continue
         producer = _task_of(graph.get_operation_by_name(name))
-        if _FORWARD.match(producer):
-            for stage, first, last in _lives(places[producer], uses):
-                for index in range(first, last + 1):
-                    alive[stage][index] += num_bytes
-    return [max(own, default=0) for own in alive]
-
-
-def _lives(
-    made: tuple[int, int], uses: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, int]]:
-    """Yields each stage that keeps a result, from which task on, and to which."""
-    stage, index = made
-    for other in {stage, *(user for user, _ in uses)}:
-        own = [at for user, at in uses if user == other]
-        first = index if other == stage else min(own)
-        # What no later task needs is gone with its own.
-        if own and max(own) > first:
-            yield other, first, max(own)
+        if num_bytes is None or not _FORWARD.match(producer):
+            continue
+        tasks: dict[int, list[int]] = {}  # By stage that keeps it.
+        for stage, index in (places[producer], *uses):
+            tasks.setdefault(stage, []).append(index)
+        for stage, own in tasks.items():
+            # What no later task needs is gone with its own.
+            if max(own) > min(own):
+                alive[stage][min(own) : max(own) + 1] += num_bytes
+    return [int(own.max(initial=0)) for own in alive]
 
 
 def _task_of(operation: Any) -> str:
