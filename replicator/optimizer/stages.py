@@ -76,16 +76,21 @@ class OptionVariable(NamedTuple):
 class OptionsState(SidecarState):
     """The state that options of ``wrap_optimizer`` add to a Keras optimizer."""
 
-    def __init__(self) -> None:
-        # By name. Keras' own names would differ between processes.
-        self.entries: dict[str, OptionVariable] = {}
-        # Calls since the last update if each replica has sums of its own, which a file
-        # of Keras cannot hold; else None.
-        self.count: Any = None
+    def __init__(
+        self, scale: LossScale | None, accumulation: Accumulation | None
+    ) -> None:
+        self._scale, self._accumulation = scale, accumulation
+
+    @property
+    def entries(self) -> dict[str, OptionVariable]:
+        """By name. Keras' own names would differ between processes."""
+        scale, sums = self._scale, self._accumulation
+        return (scale.state if scale else {}) | (sums.state if sums else {})
 
     def save_own_variables(self, store: Any) -> None:
-        count = 0 if self.count is None else int(self.count)
-        if count:
+        sums = self._accumulation
+        count = int(sums.count) if sums and sums.is_per_replica and sums.state else 0
+        if count:  # which a file of Keras cannot hold
             raise OptimizerOptionError(
                 f"Keras cannot save the gradients of {count} calls that each replica "
                 "has accumulated since the last update; save after a call that "
@@ -116,25 +121,21 @@ class Accumulation:
         self.num_steps = num_steps  # Calls per update.
         self.is_per_replica = is_per_replica  # Whether each replica has its own sums.
         self.count: Any = None  # Calls since the last update: a Keras variable, int64.
+        self.state: dict[str, OptionVariable] = {}  # For files of Keras.
         self._sums: dict[int, Any] = {}
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self.count = optimizer.add_variable(
-            (), dtype="int64", name="num_accumulated_steps"
-        )
-        for variable in variables:
-            accumulator = optimizer.add_variable_from_reference(
+        name = "num_accumulated_steps"
+        self.count = optimizer.add_variable((), dtype="int64", name=name)
+        self.state[name] = OptionVariable(self.count)
+        for index, variable in enumerate(variables):
+            total = optimizer.add_variable_from_reference(
                 variable, name="accumulated_gradient"
             )
             if self.is_per_replica:
-                declare_partial(_tf_compat.unwrap(accumulator))
-            self._sums[id(variable)] = accumulator
-
-    def entries(self) -> dict[str, OptionVariable]:
-        """The counter and the sums, for files of Keras."""
-        sums = {f"sum_{i}": total for i, total in enumerate(self._sums.values())}
-        both = {"num_accumulated_steps": self.count} | sums
-        return {name: OptionVariable(variable) for name, variable in both.items()}
+                declare_partial(_tf_compat.unwrap(total))
+            self._sums[id(variable)] = total
+            self.state[f"sum_{index}"] = OptionVariable(total)
 
     def add(
         self,
@@ -149,18 +150,14 @@ class Accumulation:
         """
         sums = self._sums_of(variables)
 
-        def add(places: Sequence[int]) -> None:
-            for index in places:
-                is_sparse = isinstance(grads[index], tf.IndexedSlices)
-                total = sums[index]
-                (total.scatter_add if is_sparse else total.assign_add)(grads[index])
+        def add(index: int) -> None:
+            is_sparse = isinstance(grads[index], tf.IndexedSlices)
+            total = sums[index]
+            (total.scatter_add if is_sparse else total.assign_add)(grads[index])
 
-        for group in groups:
-            when(is_counted, functools.partial(add, group))
+        _for_each(groups, is_counted, add)
         counter = _tf_compat.unwrap(self.count)
-        one = tf.ones((), counter.dtype)
-        if is_counted is not None:
-            one = tf.cast(is_counted, counter.dtype)
+        one = 1 if is_counted is None else tf.cast(is_counted, counter.dtype)
         count = tf.convert_to_tensor(counter.assign_add(one))
         is_due = count >= self.num_steps
         if is_counted is not None:
@@ -176,13 +173,9 @@ class Accumulation:
     ) -> None:
         """Sets the sums and the counter to zero, if there was an update."""
         sums = self._sums_of(variables)
-
-        def start_over(places: Sequence[int]) -> None:
-            for index in places:
-                sums[index].assign(tf.zeros_like(sums[index]))
-
-        for group in groups:
-            when(is_due, functools.partial(start_over, group))
+        _for_each(
+            groups, is_due, lambda index: sums[index].assign(tf.zeros_like(sums[index]))
+        )
         counter = _tf_compat.unwrap(self.count)
         counter.assign(tf.where(is_due, tf.zeros_like(count), count))
 
@@ -217,6 +210,21 @@ def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
         return tf.constant(0)
 
     tf.cond(condition, branch, lambda: tf.constant(0))
+
+
+def _for_each(
+    groups: Sequence[Sequence[int]],
+    condition: tf.Tensor | None,
+    action: Callable[[int], Any],
+) -> None:
+    """Emits an action for each place; those of a group are in one branch."""
+
+    def act(group: Sequence[int]) -> None:
+        for index in group:
+            action(index)
+
+    for group in groups:
+        when(condition, functools.partial(act, group))
 
 
 def placed(
@@ -271,37 +279,27 @@ class LossScale:
         self.is_dynamic = setting == DYNAMIC  # Whether it adapts.
         # The factor: a Python float, or a Keras variable of float32.
         self.scale: Any = INITIAL_SCALE if self.is_dynamic else float(setting)
-        # Steps since the scale changed; a Keras variable if dynamic.
+        # Steps since the scale changed, and those whose gradients were not finite:
+        # Keras variables if dynamic.
         self.num_finite_steps: Any = None
-        # Steps whose gradients were not finite; a Keras variable if dynamic.
         self.num_skipped_steps: Any = None
+        self.state: dict[str, OptionVariable] = {}  # For files of Keras.
 
-    def build(self) -> list[Any]:
-        """Makes the variables of a dynamic scale on first use; returns them."""
-        if self.is_dynamic and self.num_finite_steps is None:
-            # Before the optimizer's own state: the loss is scaled before the variables
-            # that get gradients are known.
-            stateful = _tf_distribute.outside_stateless_scopes()
-            with tf.init_scope(), context_lib.allowed(), stateful:
-                self.scale, self.num_finite_steps, self.num_skipped_steps = (
-                    keras.Variable(
-                        tf.constant(value, dtype),
-                        dtype=dtype,
-                        trainable=False,
-                        name=name,
-                    )
-                    for name, value, dtype in _COUNTERS
-                )
-        if not self.is_dynamic:
-            return []
-        return [self.scale, self.num_finite_steps, self.num_skipped_steps]
-
-    def entries(self) -> dict[str, OptionVariable]:
-        """The variables of a dynamic scale, for files of Keras."""
-        return {
-            name: OptionVariable(variable, value)
-            for variable, (name, value, _) in zip(self.build(), _COUNTERS, strict=False)
-        }
+    def build(self) -> None:
+        """Makes the variables of a dynamic scale on first use."""
+        if not self.is_dynamic or self.state:
+            return
+        # Before the optimizer's own state: the loss is scaled before the variables that
+        # get gradients are known.
+        stateful = _tf_distribute.outside_stateless_scopes()
+        with tf.init_scope(), context_lib.allowed(), stateful:
+            for name, value, dtype in _COUNTERS:
+                first = tf.constant(value, dtype)
+                made = keras.Variable(first, dtype=dtype, trainable=False, name=name)
+                self.state[name] = OptionVariable(made, value)
+        self.scale, self.num_finite_steps, self.num_skipped_steps = (
+            entry.variable for entry in self.state.values()
+        )
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the scale, in the type of the loss."""

@@ -165,7 +165,7 @@ class ReplicatedOptimizer(OptimizerProxy):
             else None
         )
         # The state that options add to that of the Keras optimizer.
-        self.options_state = OptionsState()
+        self.options_state = OptionsState(self.loss_scale, self.accumulation)
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
         self.owner: validation.ReplicatorId | None = None
@@ -248,13 +248,9 @@ class ReplicatedOptimizer(OptimizerProxy):
             if accumulation is not None and accumulation.is_per_replica:
                 accumulation.build(self.wrapped, variables)
             if self.loss_scale is not None:
-                for variable in self.loss_scale.build():
-                    _tf_compat.track_variable(self.wrapped, variable)
-                self.options_state.entries |= self.loss_scale.entries()
-        if accumulation is not None:
-            self.options_state.entries |= accumulation.entries()
-            if accumulation.is_per_replica:
-                self.options_state.count = accumulation.count
+                self.loss_scale.build()
+                for entry in self.loss_scale.state.values():
+                    _tf_compat.track_variable(self.wrapped, entry.variable)
         self._is_built = True
 
     def scale_loss(self, loss: Any) -> Any:
@@ -383,18 +379,23 @@ class ReplicatedOptimizer(OptimizerProxy):
         if self.options.is_plain:
             self._reduce_and_apply(grads, variables)
             return
-        if self.accumulation is not None:
-            self._accumulate(self.accumulation, grads, variables)
-            return
-        averaged = self._all_reduce(grads, "mean", variables)
+        accumulation, scale = self.accumulation, self.loss_scale
+        is_per_replica = accumulation is not None and accumulation.is_per_replica
+        if not is_per_replica:
+            grads = self._all_reduce(grads, "mean", variables)
         is_finite = None
-        if self.loss_scale is not None:
-            is_finite = self.loss_scale.are_finite(averaged)
+        if scale is not None:
+            is_finite = scale.are_finite(grads)
+            if is_finite is not None and is_per_replica:
+                is_finite = reductions.all_min(is_finite)
             # First: ``observe`` changes the scale that these gradients have.
-            averaged = self.loss_scale.unscaled(averaged)
-            if is_finite is not None:
-                self.loss_scale.observe(is_finite)
-        self._update_if(is_finite, lambda: averaged, variables)
+            grads = scale.unscaled(grads)
+        if accumulation is not None:
+            self._accumulate(accumulation, grads, variables, is_finite)
+            return
+        if scale is not None and is_finite is not None:
+            scale.observe(is_finite)
+        self._update_if(is_finite, lambda: grads, variables)
 
     def _update_if(
         self,
@@ -445,29 +446,25 @@ class ReplicatedOptimizer(OptimizerProxy):
         return list(groups.values())
 
     def _accumulate(
-        self, accumulation: Accumulation, grads: list[Any], variables: list[Any]
+        self,
+        accumulation: Accumulation,
+        grads: list[Any],
+        variables: list[Any],
+        is_counted: tf.Tensor | None,
     ) -> None:
-        """Adds gradients up, and averages over replicas before or after."""
+        """Adds gradients up, and updates in calls that make an average."""
         check_are_optimized(self.wrapped, variables)
-        scale, is_per_replica = self.loss_scale, accumulation.is_per_replica
-        if not is_per_replica:
-            grads = self._all_reduce(grads, "mean", variables)
-        is_counted = None
-        if scale is not None:
-            is_counted = scale.are_finite(grads)
-            if is_counted is not None and is_per_replica:
-                is_counted = reductions.all_min(is_counted)
-            grads = scale.unscaled(grads)
-
-        groups = self._groups(variables)
+        scale, groups = self.loss_scale, self._groups(variables)
         sums, count, is_due = accumulation.add(grads, variables, is_counted, groups)
-        if is_per_replica:
+        if accumulation.is_per_replica:
             factor = 1.0 if scale is None else scale.value
             sums = average_sums(sums, is_due, options=self.options, factor=factor)
         if scale is not None and is_counted is not None:
-            # Values that were sent in 16 bits may have overflowed to infinity.
-            is_usable = scale.are_finite(sums) if is_per_replica else is_counted
-            scale.observe(tf.logical_and(is_usable, is_counted))
+            is_usable = is_counted
+            if accumulation.is_per_replica:
+                # Values that were sent in 16 bits may have overflowed to infinity.
+                is_usable = tf.logical_and(scale.are_finite(sums), is_counted)
+            scale.observe(is_usable)
             is_due = tf.logical_and(is_due, is_usable)
 
         def averages() -> list[tf.Tensor]:
