@@ -175,10 +175,10 @@ def _convert(
     operand, is_stacked = converted(call.operands[call.markers.index(marker)])
     has_rows, gives_rows = call.kind.has_rows
     if is_stacked and has_rows:
-        operand = _swap_dimensions(operand)
+        operand = tf.experimental.numpy.swapaxes(operand, 0, 1)
     (result,) = communicate(current, call.kind, [operand])
     if is_stacked and gives_rows:
-        result = _swap_dimensions(result)
+        result = tf.experimental.numpy.swapaxes(result, 0, 1)
     return result, is_stacked
 
 
@@ -236,11 +236,6 @@ def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
     pairs = zip(tensors, communicate(context, kind, sent), strict=True)
     results = [tf.cast(y, x.dtype) for x, y in pairs]
     return tf.nest.pack_sequence_as(value, results)
-
-
-def _swap_dimensions(tensor: tf.Tensor) -> tf.Tensor:
-    rest = tf.range(2, tf.rank(tensor))
-    return tf.transpose(tensor, tf.concat([[1, 0], rest], axis=0))
 
 
 def join_rows(stacked: tf.Tensor) -> tf.Tensor:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from replicator.collectives.differentiable import Backward, communicate, join_rows
-from replicator.core.context import wire_of
 from replicator.core.devices import NCCL_DTYPES, RING_DTYPES
 from replicator.errors import StaticShapeError
 
@@ -301,7 +300,8 @@ class AllReduce(Reduce):
         return _shared_by_holders(backward, backward.ys, totals)
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        return wire_of(dtype, self.wire_dtype)
+        is_wider = dtype in (tf.float32, tf.float64)
+        return self.wire_dtype if is_wider and self.wire_dtype else dtype
 
     def algorithm(self, call: Collective, topology: Topology) -> str:
         # On every device at once, or on that of an owner.
@@ -317,7 +317,7 @@ class AllReduce(Reduce):
         return flat if sent <= allowed else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
-        return at.reduced(self.op, self.wire_dtype)
+        return at.reduced(self.op)
 
     def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # Each memory sends one tensor to the owner, and gets one back. Where they are
@@ -360,7 +360,7 @@ class ReduceScatter(Reduce):
         # Splits where the tensors are, so that only parts leave a memory.
         count, first = at.num_replicas, at.first_replica_id
         if at.num_workers > 1:
-            (whole,) = at.reduced(self.op, None)
+            (whole,) = at.reduced(self.op)
             return _by_replica(at, lambda r: at.ops(r).part(whole[r], first + r, count))
         partials = at.partials(self.op)
 

@@ -491,9 +491,7 @@ def all_concat(value: Any, axis: int = 0) -> Any:
                 "there is no such dimension; use replicator.all_gather(value), which "
                 "stacks the values of all replicas"
             )
-        swapped = [axis % rank, *(d for d in range(rank) if d != axis % rank)]
-        in_front = tensor if swapped[0] == 0 else tf.transpose(tensor, swapped)
+        in_front = tf.experimental.numpy.moveaxis(tensor, axis % rank, 0)
         (rows,) = differentiable.communicate(context, AllConcat(), [in_front])
-        back = [swapped.index(d) for d in range(rank)]
-        joined.append(rows if swapped[0] == 0 else tf.transpose(rows, back))
+        joined.append(tf.experimental.numpy.moveaxis(rows, 0, axis % rank))
     return tf.nest.pack_sequence_as(value, joined)

@@ -205,12 +205,6 @@ def check_reduce_op(op: Any) -> str:
     return op
 
 
-def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
-    """The type in which wider real floating tensors are sent, if one is requested."""
-    is_wider = dtype in (tf.float32, tf.float64)
-    return wire_dtype if is_wider and wire_dtype is not None else dtype
-
-
 # A step is written for one replica, so it names parts of that replica, not machines:
 # ``with logical_device(1):``. Every replica maps part ``i`` to one of its own devices
 # (Buchlovsky et al. 2019, section 4: ``logical_device`` and data parallelism together).

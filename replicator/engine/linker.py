@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from replicator.core.context import wire_of
 from replicator.core.topology import flat_group
 from replicator.engine import emitter
 from replicator.engine.body import Ref
@@ -103,10 +102,11 @@ class BucketLinks:
         places = self._memories if is_by_memory else range(len(within))
         return list(zip(places, within, strict=True))
 
-    def reduced(self, op: str, wire_dtype: tf.DType | None) -> list[tuple[Tensor, ...]]:
+    def reduced(self, op: str) -> list[tuple[Tensor, ...]]:
         """Reduces each tensor of the bucket over all replicas of the job."""
         dtype, positions = self._dtype, self._bucket.positions
-        wire = wire_of(dtype, wire_dtype) if self._is_transferred else dtype
+        sent = self._plan.collective.kind.sent_dtype(dtype)
+        wire = sent if self._is_transferred else dtype
         within = [self._within_memories(op, position) for position in positions]
         if len(positions) == 1:
             (partials,) = within
