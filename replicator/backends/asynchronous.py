@@ -35,7 +35,8 @@ from replicator.core.step import PerReplica, per_replica_nest, traced_once
 from replicator.core.topology import make_topology, per_worker
 from replicator.core.validation import holding
 from replicator.errors import DeviceError, ReplicatorError, ServerLostError
-from replicator.inputs.context import InputContext, InputReplicationMode, values_of
+from replicator.inputs.batches import values_of
+from replicator.inputs.context import InputContext, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, counted, refuse
 from replicator.optimizer.other_libraries import StrategyOptimizer
 

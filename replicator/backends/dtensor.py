@@ -26,7 +26,7 @@ from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest
 from replicator.errors import DeviceError, LayoutError
 from replicator.inputs import iterator
-from replicator.inputs.context import as_value
+from replicator.inputs.batches import as_value
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import stages
 from replicator.optimizer.wrapper import ReplicatedOptimizer

@@ -23,7 +23,7 @@ from replicator.core.validation import (
     name_of,
 )
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
-from replicator.inputs.context import (
+from replicator.inputs.batches import (
     as_value,
     common_spec,
     is_composite,

@@ -33,8 +33,8 @@ from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
 from replicator.core.validation import format_value, holding
 from replicator.errors import CollectiveControlFlowError, DeviceError
-from replicator.inputs import last_step
-from replicator.inputs.context import as_value, own_contexts
+from replicator.inputs.batches import as_value, can_fill
+from replicator.inputs.context import own_contexts
 from replicator.inputs.iterator import InputIterator, Source
 from replicator.optimizer.other_libraries import StrategyOptimizer
 from replicator.variables.coherence import report_out_of_sync
@@ -167,7 +167,7 @@ class StrategyInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
-        has_any_size = last_step.can_fill(self.element_spec)
+        has_any_size = can_fill(self.element_spec)
 
         def group(spec: Any, leaf: Any) -> PerReplica[Any]:
             common = spec if has_any_size else None

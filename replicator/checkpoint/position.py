@@ -23,7 +23,7 @@ from replicator._tf.workers import reason_of
 from replicator.collectives import reductions
 from replicator.core.validation import ReplicatorId
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.inputs.context import bounds
+from replicator.inputs.batches import bounds
 from replicator.variables.values import combine
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, is_integer
 from replicator.errors import SplitBatchError
-from replicator.inputs.context import InputContext, element_of, part_of_batch
+from replicator.inputs.batches import element_of, part_of_batch
+from replicator.inputs.context import InputContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ from replicator.engine.analyze import analyze
 from replicator.engine.assembly import Assembly
 from replicator.engine.plan import FLAT
 from replicator.errors import ReplicaTimeoutError, StrategyError
-from replicator.inputs import last_step
+from replicator.inputs.batches import divide, end_unless, is_filled
 from replicator.inputs.iterator import Source, all_read, next_batches
 from replicator.variables import values
 from replicator.variables.coherence import Coherence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Each worker reads its own pipelines. Before a step communicates, workers count how
 # many of them have a batch for every replica; unless all have, none runs the step.
-# Where the last step can be divided (``inputs/last_step.py``), one worker that has a
+# Where the last step can be divided (``inputs/batches.py``), one worker that has a
 # batch is enough. The count is one number in one collective, and is skipped if no
 # pipeline can end.
 
@@ -53,7 +53,7 @@ def agreement(topology: Topology, group: Group) -> Agree:
         with tf.device(values.cpu(topology)):
             fed = tf.cast(is_fed, tf.int32)
             num_fed = values.Workers(topology, group).reduce(fed, key)
-            return last_step.end_unless(num_fed >= num_needed)
+            return end_unless(num_fed >= num_needed)
 
     return agree
 
@@ -65,9 +65,9 @@ def read_batches(
     # Returns them, and what the step has to wait for.
     if source is None:
         return [], []
-    if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):
-        batches, is_fed = last_step.divide(next_batches(source, num_replicas))
-        ended = last_step.end_unless(is_fed) if agree is None else agree(is_fed, 1)
+    if isinstance(source, Source) and is_filled(source.iterators[0]):
+        batches, is_fed = divide(next_batches(source, num_replicas))
+        ended = end_unless(is_fed) if agree is None else agree(is_fed, 1)
         return batches, [ended]
     if agree is None:
         batches = next_batches(source, num_replicas)

@@ -14,7 +14,7 @@ from replicator._tf import data as _tf_data
 from replicator.core import validation
 from replicator.core.validation import INT64_MAX, format_value, is_integer
 from replicator.errors import InputAuditError
-from replicator.inputs import last_step
+from replicator.inputs.batches import can_fill
 from replicator.inputs.iterator import to_pipeline
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def audit(
         list(_keys_of(dataset, key_fn, index))
         for index, dataset in enumerate(pipelines)
     ]
-    if divides and all(last_step.can_fill(p.element_spec) for p in pipelines):
+    if divides and all(can_fill(p.element_spec) for p in pipelines):
         num_steps = max(-(-len(keys) // num_in_turn) for keys in batches)
     else:
         num_steps = min(len(keys) // num_in_turn for keys in batches)

@@ -6,18 +6,14 @@ import dataclasses
 import enum
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core.step import PerReplica, tensor_of
 from replicator.core.validation import INT32_MAX, INT64_MAX, format_value, is_integer
 from replicator.errors import InputModeError, SplitBatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class InputReplicationMode(enum.Enum):
@@ -212,115 +208,3 @@ def set_determinism(seed: int | None) -> None:
         )
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()
-
-
-_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
-
-
-def as_value(value: Any, caller: str = "inputs") -> Any:
-    """Converts a value to an input of a step: a dense, ragged or sparse tensor."""
-    if isinstance(value, (tf.Tensor, *_COMPOSITE)):
-        return value
-    return tensor_of(
-        value,
-        f"{caller} must be tensors (dense, ragged or sparse), NumPy arrays or "
-        "numbers, one for each replica",
-    )
-
-
-def is_composite(value: Any) -> bool:
-    """Whether a value is a ragged or sparse tensor."""
-    return isinstance(value, _COMPOSITE)
-
-
-def is_per_replica_nest(value: Any) -> bool:
-    """Tells whether every leaf is a ``PerReplica``."""
-    leaves = tf.nest.flatten(value)
-    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
-
-
-def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
-    """Takes the values of some replicas out of a nest of ``PerReplica``."""
-    return [
-        tf.nest.map_structure(lambda leaf, r=r: as_value(leaf[r]), inputs)
-        for r in replicas
-    ]
-
-
-def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
-    """The type of the values of all replicas.
-
-    Ragged and sparse tensors may have different numbers of rows, as they may in an
-    input pipeline.
-    """
-    if leaf.spec is not None:
-        return leaf.spec
-    values = list(map(as_value, leaf))
-    specs = list(map(tf.type_spec_from_value, values))
-    common = specs[0]
-    if is_composite(values[0]):
-        common = specs[0].most_specific_common_supertype(specs[1:])
-    elif any(not spec.is_compatible_with(specs[0]) for spec in specs[1:]):
-        common = None
-    if common is None:
-        raise ValueError(
-            f"inputs differ between replicas in shape or type: {specs}; give every "
-            "replica the same shapes"
-        )
-    return common
-
-
-def num_rows(leaf: Any) -> tf.Tensor:
-    """Examples of a batch: the size of its first dimension, a scalar int64 tensor."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
-
-
-def part_of_batch(batch: Any, index: Any, num_parts: int) -> Any:
-    """One of the parts of a batch, whose sizes differ by at most one example."""
-    leaf = tf.nest.flatten(batch)[0]
-    static = leaf.shape[0]
-    is_even = static is not None and static % num_parts == 0
-    size = static if is_even else num_rows(leaf)
-    start, stop = bounds(size, index, num_parts)
-    return tf.nest.map_structure(lambda leaf: rows(leaf, start, stop), batch)
-
-
-def bounds(size: Any, index: Any, num_parts: int) -> tuple[Any, Any]:
-    """Where a part of so many examples begins and ends."""
-    return size * index // num_parts, size * (index + 1) // num_parts
-
-
-def rows(leaf: Any, start: Any, stop: Any) -> Any:
-    if not isinstance(leaf, tf.SparseTensor):
-        return leaf[start:stop]
-    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
-    inner = leaf.dense_shape[1:]
-    first = tf.concat([[start], tf.zeros_like(inner)], axis=0)
-    return tf.sparse.slice(leaf, first, tf.concat([[stop - start], inner], axis=0))
-
-
-def without_rows(spec: Any) -> Any:
-    """A value of a ``tf.TypeSpec`` that has no examples."""
-    inner = [dimension or 0 for dimension in spec.shape[1:]]
-    if isinstance(spec, tf.SparseTensorSpec):
-        indices = tf.zeros([0, spec.shape.rank], tf.int64)
-        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), [0, *inner])
-    if not isinstance(spec, tf.RaggedTensorSpec):
-        return tf.zeros([0, *inner], spec.dtype)
-    value = tf.zeros([0, *inner[spec.ragged_rank :]], spec.dtype)
-    for _ in range(spec.ragged_rank):
-        splits = tf.zeros([1], spec.row_splits_dtype)
-        value = tf.RaggedTensor.from_row_splits(value, splits)
-    return value
-
-
-def element_of(arguments: tuple[Any, ...], dataset: tf.data.Dataset) -> Any:
-    """The element of a dataset, from the arguments with which ``map`` calls a function.
-
-    A tuple is unpacked, one of a single component too.
-    """
-    return arguments if type(dataset.element_spec) is tuple else arguments[0]

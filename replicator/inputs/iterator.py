@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
@@ -16,7 +17,7 @@ from replicator.core import devices as devices_lib
 from replicator.core import validation
 from replicator.core.step import PerReplica
 from replicator.errors import ClusterError, InputModeError
-from replicator.inputs import last_step
+from replicator.inputs.batches import can_fill, divide, fill, trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -115,8 +116,9 @@ class Reads:
         _tf_compat.wait_for_remote_ops()
         handles = tuple(counter.handle for counter in self._counters)
         self.source = Source(iterators=tuple(iterators), counters=handles)
-        self._num_eager = [0] * len(iterators)
-        self._num_settled = [0] * len(iterators)
+        # By iterator: reads outside of graphs, and those of steps that are noted.
+        self._num_eager = np.zeros([len(iterators)], np.int64)
+        self._num_settled = np.zeros([len(iterators)], np.int64)
 
     def next(self, index: int) -> Any:
         """Reads one element eagerly."""
@@ -125,29 +127,22 @@ class Reads:
 
     def settle(self, num_steps: int) -> None:
         """Takes note of steps that have read all their batches."""
-        for index in range(len(self._num_settled)):
-            self._num_settled[index] += num_steps * self._per_step
+        self._num_settled += num_steps * self._per_step
 
     def recount(self, *, drops_rest: bool) -> int:
         """Notes what was read since the last steps that are noted."""
-        begun = [
-            eager + int(counter.numpy())
-            for eager, counter in zip(self._num_eager, self._counters, strict=True)
-        ]
-        news = [b - s for b, s in zip(begun, self._num_settled, strict=True)]
-        num_steps = -(-max(news) // self._per_step)
+        counted = [counter.numpy() for counter in self._counters]
+        begun = self._num_eager + np.asarray(counted, np.int64)
+        news = begun - self._num_settled
+        num_steps = -(-int(max(news)) // self._per_step)
         self._num_settled = begun
-        if drops_rest:
-            for index, read in enumerate(news):
-                for _ in range(num_steps * self._per_step - read):
-                    self._drop(index)
+        for index, read in enumerate(news if drops_rest else ()):
+            for _ in range(num_steps * self._per_step - read):
+                # An element that raises is consumed as well; the end comes again.
+                with contextlib.suppress(StopIteration, tf.errors.OpError):
+                    self.next(index)
+                self._num_settled[index] += 1
         return num_steps
-
-    def _drop(self, index: int) -> None:
-        # An element that raises is consumed as well; the end comes again.
-        with contextlib.suppress(StopIteration, tf.errors.OpError):
-            self.next(index)
-        self._num_settled[index] += 1
 
 
 def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
@@ -243,9 +238,9 @@ class InputIterator:
 
     @functools.cached_property
     def pads_last_step(self) -> bool:
-        """Whether what is left for the last step is divided; see ``last_step``."""
+        """Whether what is left for the last step is divided; see ``batches``."""
         may_end = self.uneven_inputs is not None or self.may_end
-        return not self._is_alone and may_end and last_step.can_fill(self.element_spec)
+        return not self._is_alone and may_end and can_fill(self.element_spec)
 
     @functools.cached_property
     def shuffles_at_random(self) -> bool:
@@ -330,7 +325,7 @@ class InputIterator:
         if drops:
             share = len(drops) // len(pipelines)
             parts = [drops[i : i + share] for i in range(0, len(drops), share)]
-            pipelines = tuple(map(last_step.trimmed, pipelines, parts))
+            pipelines = tuple(map(trimmed, pipelines, parts))
         self._iterators, self._reads = self._iterate(pipelines), None
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps
@@ -347,7 +342,7 @@ class InputIterator:
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if self.pads_last_step:
             share = self.num_replicas // len(pipelines)
-            pipelines = self._at_devices(lambda p: last_step.fill(p, share), pipelines)
+            pipelines = self._at_devices(lambda p: fill(p, share), pipelines)
         if self._prefetch is None:
             iterators = self._at_devices(iter, pipelines)
         else:
@@ -401,7 +396,7 @@ class InputIterator:
         share = self.num_replicas // len(self.iterators)
         batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
         if self.pads_last_step:
-            batches, is_fed = last_step.divide(batches)
+            batches, is_fed = divide(batches)
             self._is_fed = bool(is_fed)
 
         def group(spec: Any, *values: Any) -> PerReplica[Any]:
@@ -483,28 +478,25 @@ class DevicePrefetch:
         """
         sources = self._sources(1)
         share = len(self.devices) // len(sources)
-        ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
-        is_near = all(
-            devices_lib.first_cpu(device) == source for device, source in ways
+        near = tuple(map(devices_lib.first_cpu, self.devices))
+        return near != self.devices and all(
+            sources[replica // share] == cpu for replica, cpu in enumerate(near)
         )
-        return is_near and any(device != source for device, source in ways)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         """Iterates over pipelines, ahead of the reader."""
         share = len(self.devices) // len(pipelines)
         sources = self._sources(len(pipelines))
         iterators: list[Any] = []
-        for index, (pipeline, source) in enumerate(
-            zip(pipelines, sources, strict=True)
-        ):
-            if not self.copies:
-                with tf.device(source):
+        for index, pipeline in enumerate(pipelines):
+            if self.copies:
+                targets = self.devices[index * share : (index + 1) * share]
+                iterators += _tf_data.device_iterators(
+                    pipeline, targets, sources[index], self.num_batches
+                )
+            else:
+                with tf.device(sources[index]):
                     iterators.append(iter(pipeline.prefetch(self.num_batches * share)))
-                continue
-            targets = self.devices[index * share : (index + 1) * share]
-            iterators += _tf_data.device_iterators(
-                pipeline, targets, source, self.num_batches
-            )
         return tuple(iterators)
 
     def _sources(self, num_pipelines: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from replicator._tf import data as _tf_data
 from replicator._tf import distribute as _tf_distribute
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
-from replicator.inputs.context import element_of, part_of_batch, without_rows
+from replicator.inputs.batches import element_of, part_of_batch, without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

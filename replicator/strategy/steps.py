@@ -23,7 +23,7 @@ from replicator.core import step as step_lib
 from replicator.core.step import check_outputs
 from replicator.core.validation import name_of
 from replicator.errors import StrategyError
-from replicator.inputs.context import num_rows
+from replicator.inputs.batches import num_rows
 from replicator.strategy import fit
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
 from replicator.strategy.replica_context import GradientSum, entered_by
