@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from replicator.collectives import reductions
-from replicator.collectives.reductions import examples_of_all
 from replicator.core import context
 from replicator.core.validation import INT32_MAX, format_value, is_integer, is_one_of
 
@@ -36,7 +36,7 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
 
     Statistics of float16 and bfloat16 are computed in float32. Every value of the
     global batch counts equally, also where replicas have different numbers of them or
-    none; where the trace does not know the numbers, one more all-reduce adds them up.
+    none; where the trace does not know the numbers, the all-reduce adds them up too.
 
     Attributes:
       variance_form: ``shifted`` or ``two_pass``.
@@ -85,44 +85,40 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         rank = len(values.shape)
         axes = [index for index in range(rank) if index != self.axis % rank]
         # Where the trace knows how many values there are, all replicas have as many.
-        # Otherwise their numbers weigh the means: equal ones by exactly 1.
-        unknown = [axis for axis in axes if not values.shape[axis]]  # None, or 0
-        count = total = weight = None
-        if unknown:
-            sizes = tf.gather(tf.shape(values), unknown)
-            count = tf.cast(tf.reduce_prod(sizes), values.dtype)
-            total = examples_of_all(count, values.dtype)
-            num_replicas = context.require("all_mean").num_replicas_in_sync
-            share = count * tf.cast(num_replicas, values.dtype)
-            weight = tf.math.divide_no_nan(share, total)
+        count = math.prod(values.shape[axis] or 0 for axis in axes)
+        num_replicas = context.require("all_mean").num_replicas_in_sync
 
-        def means(*parts: tf.Tensor) -> list[tf.Tensor]:
-            """Averages over all values of all replicas, in one all-reduce."""
-            own = [tf.reduce_mean(part, axes) for part in parts]
-            if count is not None:  # the mean of no value is NaN
-                own = [
-                    tf.where(count > 0, mean, tf.zeros_like(mean)) * weight
-                    for mean in own
-                ]
-            return list(reductions.all_mean(own))
+        def means(*parts: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            """Averages over all values of all replicas, and how many there are."""
+            sums = [tf.reduce_sum(part, axes) for part in parts]
+            if count:
+                sums = reductions.all_sum(sums)
+                total = tf.constant(count * num_replicas, values.dtype)
+            else:
+                sizes = tf.reduce_prod(tf.gather(tf.shape(values), axes))
+                own = tf.cast(sizes, values.dtype)
+                *sums, total = reductions.all_sum([*sums, own])
+                total = tf.stop_gradient(total)
+            return [tf.math.divide_no_nan(part, total) for part in sums], total
 
-        def kept(statistic: tf.Tensor, moving: Any) -> tf.Tensor:
+        def kept(statistic: tf.Tensor, moving: Any, total: tf.Tensor) -> tf.Tensor:
             """The moving statistic in a step in which no replica has a value."""
-            if total is None:
-                return statistic
             before = tf.cast(moving.value, statistic.dtype)
-            return tf.where(total > 0, statistic, before)
+            return statistic if count else tf.where(total > 0, statistic, before)
 
         if self.variance_form == "two_pass":
-            (mean,) = means(values)
-            (variance,) = means((values - self._on_axis(mean, rank)) ** 2)
+            (mean,), total = means(values)
+            (variance,), _ = means((values - self._on_axis(mean, rank)) ** 2)
         else:
             shift = tf.cast(self.moving_mean.value, values.dtype)
             distance = values - self._on_axis(shift, rank)
-            first, second = means(distance, distance**2)
+            (first, second), total = means(distance, distance**2)
             mean = shift + first
             variance = tf.maximum(second - first**2, tf.zeros_like(first))
-        return kept(mean, self.moving_mean), kept(variance, self.moving_variance)
+        return (
+            kept(mean, self.moving_mean, total),
+            kept(variance, self.moving_variance, total),
+        )
 
     def _on_axis(self, vector: tf.Tensor, rank: int) -> tf.Tensor:
         """Gives a vector over channels the rank of the values."""
