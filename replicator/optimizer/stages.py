@@ -266,14 +266,6 @@ _COUNTERS = (
 )
 
 
-@contextlib.contextmanager
-def noted_scales() -> Iterator[list[Any]]:
-    """Notes what scales a loss inside, each a function of a loss."""
-    scales: list[Any] = []
-    with context_lib.holding("scales", scales):
-        yield scales
-
-
 class LossScale:
     def __init__(self, setting: float | str) -> None:
         self.is_dynamic = setting == DYNAMIC  # Whether it adapts.
@@ -397,19 +389,13 @@ def check_not_clipped(grads: list[Any]) -> None:
 
 def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Averaged gradients that only the owners of their variables keep."""
-    context = context_lib.require("apply_gradients")
+    owned = context_lib.require("apply_gradients").owned
 
     def kept(grad: Any, variable: Any) -> Any:
-        values = context.owned(values_of(grad), variable)
-        if not isinstance(grad, tf.IndexedSlices):
-            return values
-        indices = context.owned(grad.indices, variable)
-        return tf.IndexedSlices(values, indices, grad.dense_shape)
+        keep = functools.partial(owned, variable=_tf_compat.unwrap(variable))
+        return tf.nest.map_structure(keep, grad, expand_composites=True)
 
-    return [
-        kept(grad, _tf_compat.unwrap(variable))
-        for grad, variable in zip(grads, variables, strict=True)
-    ]
+    return list(map(kept, grads, variables))
 
 
 @contextlib.contextmanager

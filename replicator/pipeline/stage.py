@@ -22,7 +22,7 @@ from replicator._tf import keras_parts
 from replicator._tf.keras_parts import StageSeeds
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step
-from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, task_name
+from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, holding, task_name
 from replicator.core.validation import format_value
 from replicator.engine.dataflow import READ_OPS, Origins
 from replicator.errors import (
@@ -31,7 +31,6 @@ from replicator.errors import (
     PipelineError,
     ReplicatorError,
 )
-from replicator.optimizer import stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -263,10 +262,8 @@ class Stage:
         outputs = self._function(masked(arguments[0]))
         if self._loss_fn is None:
             return with_masks(outputs)
-        with (
-            keras_parts.noted_means() as means,
-            stages.noted_scales() as self.scales,
-        ):
+        self.scales = []
+        with keras_parts.noted_means() as means, holding("scales", self.scales):
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
             raise PipelineError(
