@@ -475,16 +475,15 @@ class Exchange(CollectiveKind, is_pattern=True):
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         count, first, num_local = at.num_replicas, at.first_replica_id, len(at.operands)
+        own = {first + r: (at.ops(r), x) for r, x in enumerate(at.operands)}
         is_gathered = at.num_workers > 1 and self.joins_workers(num_local, count)
         rows = at.stacked() if is_gathered else None
 
         def result(r: int) -> Node:
-            if rows is None:
-                held = {first + s: (at.ops(s), x) for s, x in enumerate(at.operands)}
-            else:
-                values = at.ops(r).unstack(rows[r], count)
-                held = {s: (at.ops(r), x) for s, x in enumerate(values)}
-            return self.received(at.ops(r), held, first + r, count)
+            ops, held = at.ops(r), own
+            if rows is not None:
+                held = {s: (ops, x) for s, x in enumerate(ops.unstack(rows[r], count))}
+            return self.received(ops, held, first + r, count)
 
         return _by_replica(at, result)
 
