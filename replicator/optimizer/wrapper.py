@@ -98,14 +98,9 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
         grad = tensor_of(grad, f"the gradient of {variable.name!r} must be a tensor")
     shape, expected = grad.shape, tf.TensorShape(variable.shape)
     if isinstance(grad, tf.IndexedSlices):
-        shape = tf.convert_to_tensor(grad.values).shape
-        if shape.rank is not None:
-            shape = tf.TensorShape([None]).concatenate(shape[1:])
-        if isinstance(grad.dense_shape, tf.Tensor):
-            dense = tf.get_static_value(grad.dense_shape)
-            whole = tf.TensorShape(None if dense is None else list(dense))
-            fits = shape.is_compatible_with(whole)
-            shape = shape.merge_with(whole) if fits else whole
+        row = tf.convert_to_tensor(grad.values).shape[1:]
+        rows = tf.TensorShape([None]).concatenate(row)
+        shape = rows.merge_with(shape) if rows.is_compatible_with(shape) else shape
     if not shape.is_compatible_with(expected):
         raise ValueError(
             f"the gradient of {variable.name!r} has shape {shape}, but the "

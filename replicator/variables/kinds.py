@@ -103,9 +103,7 @@ def replica_value(
     limit = 31 if value.dtype.size == 4 else 63  # noqa: PLR2004 (bytes of int32)
     key = (_FOLD_31 if limit == 31 else _FOLD_63) * replica_id % (1 << limit)  # noqa: PLR2004
     position = 0 if is_keras else value.shape[0] - 1
-    mask = tf.one_hot(position, value.shape[0], dtype=value.dtype) * tf.constant(
-        key, value.dtype
-    )
+    mask = tf.one_hot(position, value.shape[0], key, 0, dtype=value.dtype)
     return tf.bitwise.bitwise_xor(value, mask)
 
 
