@@ -465,18 +465,13 @@ def mean_over_examples(values: Any) -> tf.Tensor:
             "unreduced loss (reduction=None)"
         )
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
-    total = examples_of_all(tf.size(values), wide)
+    total = tf.stop_gradient(all_sum(tf.cast(tf.size(values), wide)))
     # The mean of a step without examples on any replica is 0 rather than NaN.
     weight = tf.math.divide_no_nan(
         tf.cast(replica.num_replicas_in_sync, total.dtype), total
     )
     summed = tf.reduce_sum(differentiable.widened(values, "mean"))
     return tf.cast(summed * tf.cast(weight, summed.dtype), values.dtype)
-
-
-def examples_of_all(num_examples: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Counts the examples of this step on all replicas."""
-    return tf.stop_gradient(all_sum(tf.cast(num_examples, dtype)))
 
 
 def all_concat(value: Any, axis: int = 0) -> Any:

@@ -325,12 +325,11 @@ class Coherence:
 
     def publish(self, switch: Any = None) -> None:
         """Emits the update of the user's variables and records their state."""
-        published = self._published
+        known = {}
         with _tf_handles.own():
-            values = self.values.read()
-            for entry, value in zip(published, values, strict=True):
+            for entry, value in zip(self._published, self.values.read(), strict=True):
                 entry.variable.assign(value, read_value=False)
-            known = {id(e): value for e, value in zip(published, values, strict=True)}
+                known[id(entry)] = value
             # Last: what the run itself wrote is no write of the user's.
             recorded = [
                 e for e in self.entries if id(e) in known or self._is_checked(e)

@@ -103,8 +103,7 @@ class VariableTable:
 
     def is_current(self, entry: Entry) -> bool:
         """Whether an entry is that of its variable, which has not been moved since."""
-        variable = entry.variable
-        has_copies = any(copy is not variable for copy in entry.copies)
+        variable, has_copies = entry.variable, entry.last_synced is not None
         is_known = self._entries.get(id(variable)) is entry
         return is_known and not (has_copies and self.ownership.is_stored(variable))
 
@@ -118,19 +117,19 @@ class VariableTable:
         if entry is not None:
             self.version += 1
         with tf.init_scope(), context.allowed():
-            copies = self._copies(variable, kind)
-            has_copies = any(copy is not variable for copy in copies)
+            copies, last_synced = self._copies(variable, kind), None
+            if any(copy is not variable for copy in copies):
+                # Where it is compared.
+                with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
+                    last_synced = context.own_variable(state(variable, kind))
             entry = Entry(
-                variable=variable,
-                kind=kind,
-                copies=copies,
-                last_synced=self._state(variable, kind) if has_copies else None,
+                variable=variable, kind=kind, copies=copies, last_synced=last_synced
             )
         self._entries[id(variable)] = entry
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
-        if has_copies:
+        if last_synced is not None:
             _tf_handles.on_write(variable, _reset_copies)
         return entry
 
@@ -211,14 +210,9 @@ class VariableTable:
         if self.detects_writes:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
-            written = (
-                e
-                for e in local
-                if e.last_synced is not None
-                and self.is_checked(e)
-                and (e.kind is Kind.PARTIAL or was_written(e))
-            )
-            self.resets.apply(written, is_certain=False)
+            copied = (entry for entry in local if entry.last_synced is not None)
+            checked = filter(was_written, filter(self.is_checked, copied))
+            self.resets.apply(checked, is_certain=False)
             _tf_compat.wait_for_remote_ops()
         return [
             LocalState(
@@ -244,11 +238,6 @@ class VariableTable:
                 copy.assign(value)
             if entry.last_synced is not None:  # a partial one, with one replica here
                 entry.last_synced.assign(state(entry.variable, entry.kind))
-
-    def _state(self, variable: Any, kind: Kind) -> tf.Variable:
-        """Makes what the state of a variable is recorded in, where it is compared."""
-        with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
-            return context.own_variable(state(variable, kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         topology = self._topology
