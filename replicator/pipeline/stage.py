@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +59,15 @@ def check_stage(index: int, concrete: Any) -> None:
                 f"stage {index} uses{where} a tensor of the step around it, whose "
                 "gradient would be lost; pass it through the stages, from the batch on"
             )
-    for operation in graph.get_operations():
-        if operation.type not in _CALLS and _has_effects(operation.node_def):
-            raise _with_effects(
-                index, operation.type, step.line_of(operation.traceback)
-            )
-    for function in graph.as_graph_def().library.function:
-        for node in function.node_def:
-            if node.op not in _CALLS and _has_effects(node):
-                raise _with_effects(index, node.op, "")
+    own = ((operation.type, operation) for operation in graph.get_operations())
+    functions = graph.as_graph_def().library.function
+    called = ((node.op, None) for function in functions for node in function.node_def)
+    for op, made in itertools.chain(own, called):
+        definition: Any = _tf_compat.op_def(op)
+        is_stateful = definition is not None and definition.is_stateful
+        if is_stateful and op not in _CALLS | READ_OPS:
+            line = step.line_of(getattr(made, "traceback", None))
+            raise _with_effects(index, op, step.at_lines([line]))
 
 
 def creates_variable(index: int) -> PipelineError:
@@ -77,14 +78,7 @@ def creates_variable(index: int) -> PipelineError:
     )
 
 
-def _has_effects(node: Any) -> bool:
-    definition: Any = _tf_compat.op_def(node.op)
-    is_stateful = definition is not None and definition.is_stateful
-    return bool(is_stateful and node.op not in READ_OPS)
-
-
-def _with_effects(index: int, op: str, line: str) -> PipelineError:
-    where = step.at_lines([line])
+def _with_effects(index: int, op: str, where: str) -> PipelineError:
     if op.startswith(_WRITES):
         return PipelineError(
             f"stage {index} changes a tf.Variable ({op}{where}), once for each "
