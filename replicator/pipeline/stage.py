@@ -213,10 +213,11 @@ class Stage:
             outputs, updates = self._run(arguments, used, weights)
             if updates.refused:
                 raise PipelineError(f"stage {self.index} {updates.refused[0]}")
-            self.updated, self._read = updates.variables, updates.read
+            self.updated, self._read = [*updates.updated.values()], updates.read
             if is_first:
                 first_casts.update(updates.casts)
-            return outputs, [tf.convert_to_tensor(x) for x in updates.values]
+            values = map(updates.state_mapping.__getitem__, updates.updated)
+            return outputs, [*map(tf.convert_to_tensor, values)]
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
         first_casts: dict[tuple[int, str], Any] = {}
@@ -411,18 +412,13 @@ class Updates(keras.StatelessScope):
 
     def __init__(self, given: Mapping[tuple[int, str], Any]) -> None:
         super().__init__(collect_losses=True)
-        self._values: dict[int, Any] = {}
         self._given = given
-        self.variables: list[Any] = []  # Of Keras, in the order of their first update.
+        # Variables of Keras, by id, in the order of their first update.
+        self.updated: dict[int, Any] = {}
         # Variables that are read in another type, and that type, in their order.
         self.casts: dict[tuple[int, str], Any] = {}
         self.read: dict[int, Any] = {}  # Of Keras, by the id of their ``tf.Variable``.
         self.refused: list[str] = []  # What no pipeline can do, each a sentence.
-
-    @property
-    def values(self) -> list[Any]:
-        """The last value of each of the variables."""
-        return [self._values[id(variable)] for variable in self.variables]
 
     def get_current_value(self, variable: Any) -> Any:
         """What was assigned or is given for a variable as it is read; None for none."""
@@ -447,10 +443,8 @@ class Updates(keras.StatelessScope):
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         super().add_update(update)
-        variable, value = update
-        if id(variable) not in self._values:
-            self.variables.append(variable)
-        self._values[id(variable)] = value
+        variable, _ = update
+        self.updated[id(variable)] = variable
         owner = _tf_distribute.layer_in_call()
         is_batch_norm = isinstance(owner, keras.layers.BatchNormalization)
         if variable.trainable:
