@@ -478,7 +478,7 @@ class Job:
         """
         for state in saved:
             values = [tf.constant(value) for value in state.values]
-            state.variable.assign(combine(state.variable, state.kind, values))
+            state.variable.assign(combine(state, values))
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.core.topology import Group, Topology
-    from replicator.variables.table import Entry
+    from replicator.variables.table import Entry, LocalState
 
 
-def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
+def combine(state: LocalState, copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """Combines the copies of all replicas: sum, mean, or that of replica 0."""
-    if not _is_from_all(variable, kind):
+    if not _is_from_all(state):
         return copies[0]
-    return _from_total(variable, tf.add_n(list(map(to_number, copies))), len(copies))
+    total = tf.add_n(list(map(to_number, copies)))
+    return _from_total(state.variable, total, len(copies))
 
 
 class OutsideValues:
@@ -77,40 +78,36 @@ class OutsideValues:
             alike = [self._entries[index] for index in places]
             combined = _combine_alike(alike, is_sent=self._workers is not None)
             values.update(zip(places, combined, strict=True))
+        for index, entry in enumerate(self._entries):
+            if index not in values:
+                values[index] = self._first_value(entry)
         if self._workers is not None:
             values |= self._over_workers(values, self._workers)
-        return [
-            values[index] if index in values else self._first_value(entry)
-            for index, entry in enumerate(self._entries)
-        ]
+        return [values[index] for index in range(len(self._entries))]
 
     def _over_workers(
-        self, totals: dict[int, tf.Tensor], workers: Workers
+        self, values: dict[int, tf.Tensor], workers: Workers
     ) -> dict[int, tf.Tensor]:
-        shares = []
-        for index, entry in self._sent.items():
-            share = totals.get(index)
-            if share is None:  # only the value of replica 0 of the job counts
-                share = entry.copies[0].value()
-                is_first = self._topology.program_id == 0
-                share = share if is_first else tf.zeros_like(share)
-            shares.append(to_number(share))
+        def share(index: int, entry: Entry) -> tf.Tensor:
+            own = to_number(values[index])
+            # Of some variables only the value of replica 0 of the job counts.
+            is_counted = self._topology.program_id == 0 or _is_from_all(entry)
+            return own if is_counted else tf.zeros_like(own)
 
         def transfer(value: tf.Tensor) -> tf.Tensor:
             device = reduction_device(self._topology, value.dtype)
             return workers.reduce(value, self._keys[value.dtype], device)
 
-        received = _packed(shares, transfer, "all_reduce")
-        return {
-            index: self._job_value(self._entries[index], total)
-            for index, total in zip(self._sent, received, strict=True)
-        }
+        def of_job(entry: Entry, total: tf.Tensor) -> tf.Tensor:
+            if not _is_from_all(entry):
+                return tf.cast(total, entry.variable.dtype)
+            with tf.device(_kernel_device(entry)):
+                return _from_total(entry.variable, total, self._topology.num_replicas)
 
-    def _job_value(self, entry: Entry, total: tf.Tensor) -> tf.Tensor:
-        if not _is_from_all(entry.variable, entry.kind):
-            return tf.cast(total, entry.variable.dtype)
-        with tf.device(_kernel_device(entry)):
-            return _from_total(entry.variable, total, self._topology.num_replicas)
+        shares = [share(index, entry) for index, entry in self._sent.items()]
+        totals = _packed(shares, transfer, "all_reduce")
+        results = map(of_job, self._sent.values(), totals)
+        return dict(zip(self._sent, results, strict=True))
 
     def _first_value(self, entry: Entry) -> tf.Tensor:
         value = entry.copies[0].value()
@@ -132,9 +129,10 @@ def reduction_device(topology: Topology, dtype: tf.DType) -> str:
     return device if is_nccl else devices_lib.cpu_of(device)
 
 
-def _is_from_all(variable: Any, kind: Kind) -> bool:
+def _is_from_all(entry: Entry | LocalState) -> bool:
     """Whether the copies of all replicas count, and not that of replica 0 alone."""
-    return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
+    variable = entry.variable
+    return entry.kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
 
 def _from_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
@@ -158,7 +156,7 @@ def _alike(entries: Sequence[Entry]) -> list[list[int]]:
     """Which variables are combined as one vector."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, entry in enumerate(entries):
-        if _is_from_all(entry.variable, entry.kind):
+        if _is_from_all(entry):
             alone = -1 if entry.variable.shape.is_fully_defined() else index
             devices = tuple(copy.device for copy in entry.copies)
             what = entry.variable.dtype, is_summed(entry.variable)
