@@ -301,7 +301,7 @@ class AllReduce(Reduce):
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         is_wider = dtype in (tf.float32, tf.float64)
-        return self.wire_dtype if is_wider and self.wire_dtype else dtype
+        return self.wire_dtype if is_wider and self.wire_dtype is not None else dtype
 
     def algorithm(self, call: Collective, topology: Topology) -> str:
         # On every device at once, or on that of an owner.
