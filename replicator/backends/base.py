@@ -21,7 +21,7 @@ from replicator.inputs.context import (
     own_contexts,
     pipeline_contexts,
 )
-from replicator.inputs.iterator import DevicePrefetch, InputIterator, counted
+from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -204,20 +204,12 @@ class Replicator(Job, abc.ABC):
         contexts = own_contexts(
             mode, self.num_replicas, self.num_programs, self.worker_id
         )
-        prefetch = self._prefetch(num_prefetched)
         return InputIterator(
-            input_fn, contexts, self.num_local_replicas, prefetch=prefetch
-        )
-
-    def _prefetch(
-        self, num_batches: int, sources: Sequence[str] = ()
-    ) -> DevicePrefetch | None:
-        if not num_batches:
-            return None
-        return DevicePrefetch(
-            num_batches=num_batches,
-            devices=tuple(self._input_devices()),
-            sources=tuple(sources),
+            input_fn,
+            contexts,
+            self.num_local_replicas,
+            num_prefetched=num_prefetched,
+            targets=self._input_devices() if num_prefetched else (),
         )
 
     def _input_devices(self) -> Sequence[str]:

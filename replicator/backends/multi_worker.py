@@ -474,7 +474,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 contexts,
                 self.num_replicas,
                 devices=sources,
-                prefetch=self._prefetch(num_prefetched, sources),
+                num_prefetched=num_prefetched,
+                targets=self._input_devices() if num_prefetched else (),
             )
             # Asks the workers, here where a lost one is named.
             _ = inputs.pads_last_step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -204,17 +203,20 @@ class InputIterator:
         num_replicas: int,
         *,
         devices: Sequence[str] | None = None,
-        prefetch: DevicePrefetch | None = None,
+        num_prefetched: int = 0,
+        targets: Sequence[str] = (),
     ) -> None:
         # A pipeline per context; each feeds an equal share of the replicas, in order.
+        # ``devices`` are CPUs of pipelines, and ``targets`` those of replicas that get
+        # so many batches before they are read.
         self.uneven_inputs: UnevenInputs | None = None
         self.num_replicas = num_replicas
         self.num_input_pipelines = contexts[0].num_input_pipelines
         first, share = contexts[0].input_pipeline_id, num_replicas // len(contexts)
         self.first_replica_id = first * share
         self._devices = devices
-        self._prefetch = prefetch
-        if prefetch is not None and prefetch.copies:
+        self._num_prefetched, self._targets = num_prefetched, list(targets)
+        if self._copies:
             self.stateless_reason = "batches prefetched to devices cannot be saved"
         self._build = lambda: self._at_devices(
             lambda context: self._check(input_fn(context)), contexts
@@ -232,8 +234,7 @@ class InputIterator:
     @functools.cached_property
     def signature(self) -> Hashable:
         """The key of a program over such iterators; see the class."""
-        is_sharded = self._prefetch is not None and self._prefetch.copies
-        how = len(self.pipelines), is_sharded, self.pads_last_step
+        how = len(self.pipelines), self._copies, self.pads_last_step
         return "iterator", how, spec_signature(self.element_spec)
 
     @functools.cached_property
@@ -331,6 +332,24 @@ class InputIterator:
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
 
+    # Without prefetching, a batch is copied to its replica's device when the step that
+    # reads it begins. With it, a thread fills a buffer on every replica's device while
+    # earlier steps run. If replicas compute on the CPU device that their pipeline runs
+    # on, nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``. It
+    # is for other processes, too: TensorFlow's iterators do not feed those.
+    @property
+    def _copies(self) -> bool:
+        """Whether batches are copied before they are read."""
+        near = list(map(devices_lib.first_cpu, self._targets))
+        is_near = all(self._source_of(r) == cpu for r, cpu in enumerate(near))
+        return self._num_prefetched > 0 and is_near and near != self._targets
+
+    def _source_of(self, replica: int) -> str:
+        """The CPU device of the pipeline that feeds a replica."""
+        if self._devices is None:
+            return devices_lib.first_cpu(self._targets[0])
+        return self._devices[replica * len(self._devices) // self.num_replicas]
+
     def check_owner(self, user: ReplicatorId) -> None:
         """Rejects a replicator whose replicas these inputs do not feed."""
         remedy = "pass what make_input_iterator() of this one returns"
@@ -340,13 +359,26 @@ class InputIterator:
         return to_pipeline(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        share = self.num_replicas // len(pipelines)
         if self.pads_last_step:
-            share = self.num_replicas // len(pipelines)
             pipelines = self._at_devices(lambda p: fill(p, share), pipelines)
-        if self._prefetch is None:
-            iterators = self._at_devices(iter, pipelines)
+        if self._copies:
+            iterators = tuple(
+                iterator
+                for index, pipeline in enumerate(pipelines)
+                for iterator in _tf_data.device_iterators(
+                    pipeline,
+                    self._targets[index * share : (index + 1) * share],
+                    self._source_of(index * share),
+                    self._num_prefetched,
+                )
+            )
         else:
-            iterators = self._prefetch.iterators(pipelines)
+            ahead = self._num_prefetched * share
+            iterators = self._at_devices(
+                lambda pipeline: iter(pipeline.prefetch(ahead) if ahead else pipeline),
+                pipelines,
+            )
         _tf_compat.wait_for_remote_ops()
         return iterators
 
@@ -440,12 +472,6 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     return contextlib.nullcontext()
 
 
-# Without it, a batch is copied to its replica's device when the step that reads it
-# begins. With it, a thread fills a buffer on every replica's device while
-# earlier steps run. If replicas compute on the CPU device that their pipeline runs on,
-# nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
-
-
 def refuse(
     num_batches: int,
     backend: str,
@@ -457,48 +483,3 @@ def refuse(
             f"prefetch_to_device={num_batches!r} does not work with {backend}, {why}; "
             f"end the dataset of input_fn with .prefetch({num_batches}) instead"
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DevicePrefetch:
-    """How batches are prefetched."""
-
-    num_batches: int  # Size of each replica's buffer, in batches.
-    # Full device name of each replica, which receives its batches.
-    devices: tuple[str, ...]
-    # CPU device of each pipeline; by default that of the first replica.
-    sources: tuple[str, ...] = ()
-
-    @property
-    def copies(self) -> bool:
-        """Whether batches are copied from the device of their pipeline to another.
-
-        TensorFlow's iterators do not feed other processes: for those, batches are
-        buffered at the pipeline.
-        """
-        sources = self._sources(1)
-        share = len(self.devices) // len(sources)
-        near = tuple(map(devices_lib.first_cpu, self.devices))
-        return near != self.devices and all(
-            sources[replica // share] == cpu for replica, cpu in enumerate(near)
-        )
-
-    def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
-        """Iterates over pipelines, ahead of the reader."""
-        share = len(self.devices) // len(pipelines)
-        sources = self._sources(len(pipelines))
-        iterators: list[Any] = []
-        for index, pipeline in enumerate(pipelines):
-            if self.copies:
-                targets = self.devices[index * share : (index + 1) * share]
-                iterators += _tf_data.device_iterators(
-                    pipeline, targets, sources[index], self.num_batches
-                )
-            else:
-                with tf.device(sources[index]):
-                    iterators.append(iter(pipeline.prefetch(self.num_batches * share)))
-        return tuple(iterators)
-
-    def _sources(self, num_pipelines: int) -> tuple[str, ...]:
-        by_default = (devices_lib.first_cpu(self.devices[0]),) * num_pipelines
-        return self.sources or by_default

@@ -44,12 +44,9 @@ def is_unchanged(program, before):
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_precision_and_pipelines_follow_the_device(name, monkeypatch):
     def fed(program):
-        prefetch = program._inputs._prefetch
-        options = program._inputs.pipelines[0].options()
-        return (
-            0 if prefetch is None else prefetch.num_batches,
-            options.threading.private_threadpool_size,
-        )
+        inputs = program._inputs
+        threading = inputs.pipelines[0].options().threading
+        return inputs._num_prefetched, threading.private_threadpool_size
 
     on_cpus = build(name, "single", 1, tf32=False)
     is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
