@@ -142,12 +142,13 @@ class CollectiveKind(abc.ABC):
     def __init_subclass__(cls, *, is_pattern: bool = False, **options: Any) -> None:
         """Checks that a subclass answers everything, unless it is a pattern."""
         super().__init_subclass__(**options)
-        missing = [
+        answers = {name: getattr(cls, name, None) for name in dir(cls)}
+        abstract = {
             name
-            for name in sorted({*CollectiveKind.__annotations__, *dir(cls)})
-            if not hasattr(cls, name)
-            or getattr(getattr(cls, name), "__isabstractmethod__", False)
-        ]
+            for name, answer in answers.items()
+            if getattr(answer, "__isabstractmethod__", False)
+        }
+        missing = sorted(abstract | {*CollectiveKind.__annotations__} - {*answers})
         if missing and not is_pattern:
             raise TypeError(
                 f"collective {cls.__name__} does not say {', '.join(missing)}: "
