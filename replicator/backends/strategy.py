@@ -140,6 +140,7 @@ class StrategyInputIterator(InputIterator):
 
     stateless_reason = "iterators of tf.distribute cannot be saved"
     pads_last_step = False  # the strategy feeds batches without examples itself
+    _reads_per_step = 1  # which gives the batches of all replicas
 
     def __init__(
         self, strategy: tf.distribute.Strategy, options: Any, *args: Any, **how: Any
@@ -161,10 +162,6 @@ class StrategyInputIterator(InputIterator):
         with _tf_data.untuned_device_buffers():
             return (iter(distributed),)
 
-    def _reads_per_step(self, num_iterators: int) -> int:
-        del num_iterators
-        return 1  # it gives the batches of all replicas
-
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
         has_any_size = can_fill(self.element_spec)
@@ -173,7 +170,7 @@ class StrategyInputIterator(InputIterator):
             common = spec if has_any_size else None
             return PerReplica(local(leaf), owner=self.owner, spec=common)
 
-        batch = self._counted_reads().next(0)
+        batch = self._read(0)
         return tf.nest.map_structure(group, self.element_spec, batch)
 
 

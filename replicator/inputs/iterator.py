@@ -103,47 +103,6 @@ class Source(NamedTuple):
         return batches
 
 
-class Reads:
-    """Counts the reads of iterators, from their first element."""
-
-    def __init__(
-        self, iterators: Sequence[Any], per_step: int, devices: Sequence[str]
-    ) -> None:
-        self._per_step = per_step
-        self._counters = [_tf_data.make_counter(device) for device in devices]
-        # A function on another worker could otherwise count before its counter is 0.
-        _tf_compat.wait_for_remote_ops()
-        handles = tuple(counter.handle for counter in self._counters)
-        self.source = Source(iterators=tuple(iterators), counters=handles)
-        # By iterator: reads outside of graphs, and those of steps that are noted.
-        self._num_eager = np.zeros([len(iterators)], np.int64)
-        self._num_settled = np.zeros([len(iterators)], np.int64)
-
-    def next(self, index: int) -> Any:
-        """Reads one element eagerly."""
-        self._num_eager[index] += 1
-        return next(self.source.iterators[index])
-
-    def settle(self, num_steps: int) -> None:
-        """Takes note of steps that have read all their batches."""
-        self._num_settled += num_steps * self._per_step
-
-    def recount(self, *, drops_rest: bool) -> int:
-        """Notes what was read since the last steps that are noted."""
-        counted = [counter.numpy() for counter in self._counters]
-        begun = self._num_eager + np.asarray(counted, np.int64)
-        news = begun - self._num_settled
-        num_steps = -(-int(max(news)) // self._per_step)
-        self._num_settled = begun
-        for index, read in enumerate(news if drops_rest else ()):
-            for _ in range(num_steps * self._per_step - read):
-                # An element that raises is consumed as well; the end comes again.
-                with contextlib.suppress(StopIteration, tf.errors.OpError):
-                    self.next(index)
-                self._num_settled[index] += 1
-        return num_steps
-
-
 def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
     """Reads the batch of every replica; works in graphs and eagerly."""
     if isinstance(source, Source):
@@ -229,7 +188,8 @@ class InputIterator:
         self.num_rewinds = self.num_steps = self.num_skipped = 0
         self.is_at_end = False
         self._iterators: tuple[Any, ...] | None = None
-        self._reads: Reads | None = None
+        self._source: Source | None = None
+        self._counters: list[Any] = []
 
     @functools.cached_property
     def signature(self) -> Hashable:
@@ -259,21 +219,30 @@ class InputIterator:
     @property
     def source(self) -> Source:
         """The iterators as what a dispatch reads, with the counters of their reads."""
-        return self._counted_reads().source
-
-    def _counted_reads(self) -> Reads:
-        if self._reads is None:
-            iterators = self.iterators
+        if self._source is None:
             devices = list(map(devices_lib.cpu_of, self._devices or ()))
-            if len(devices) != len(iterators):
-                devices = ["CPU:0"] * len(iterators)
-            per_step = self._reads_per_step(len(iterators))
-            self._reads = Reads(iterators, per_step, devices)
-        return self._reads
+            if len(devices) != len(self.iterators):
+                devices = ["CPU:0"] * len(self.iterators)
+            self._counters = list(map(_tf_data.make_counter, devices))
+            # A function on another worker could otherwise count before they are 0.
+            _tf_compat.wait_for_remote_ops()
+            handles = tuple(counter.handle for counter in self._counters)
+            self._source = Source(iterators=self.iterators, counters=handles)
+            # By iterator: reads outside of graphs, and those of steps that are noted.
+            self._num_eager = np.zeros([len(devices)], np.int64)
+            self._num_settled = np.zeros([len(devices)], np.int64)
+        return self._source
 
-    def _reads_per_step(self, num_iterators: int) -> int:
+    @property
+    def _reads_per_step(self) -> int:
         """How often one step reads each iterator."""
-        return self.num_replicas // num_iterators
+        return self.num_replicas // len(self.iterators)
+
+    def _read(self, index: int) -> Any:
+        """Reads one element eagerly."""
+        iterator = self.source.iterators[index]
+        self._num_eager[index] += 1
+        return next(iterator)
 
     @property
     def may_end(self) -> bool:
@@ -286,7 +255,7 @@ class InputIterator:
         """Rewinds every pipeline to its first element; shuffles draw a new order."""
         if self._iterators is None:
             return
-        self._iterators, self._reads = self._iterate(self.pipelines), None
+        self._iterators, self._source = self._iterate(self.pipelines), None
         self.trimmed_reason = ""
         self.num_rewinds += 1
         self.num_steps = self.num_skipped = 0
@@ -327,7 +296,7 @@ class InputIterator:
             share = len(drops) // len(pipelines)
             parts = [drops[i : i + share] for i in range(0, len(drops), share)]
             pipelines = tuple(map(trimmed, pipelines, parts))
-        self._iterators, self._reads = self._iterate(pipelines), None
+        self._iterators, self._source = self._iterate(pipelines), None
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
@@ -424,9 +393,8 @@ class InputIterator:
         return batch
 
     def _get_next(self) -> Any:
-        reads = self._counted_reads()
-        share = self.num_replicas // len(self.iterators)
-        batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
+        share = self._reads_per_step
+        batches = [self._read(replica // share) for replica in range(self.num_replicas)]
         if self.pads_last_step:
             batches, is_fed = divide(batches)
             self._is_fed = bool(is_fed)
@@ -453,8 +421,8 @@ class InputIterator:
             self.num_steps += self._num_begun(error, num_steps)
             raise
         self.num_steps += num_steps
-        if self._reads is not None:
-            self._reads.settle(num_steps)
+        if self._source is not None:
+            self._num_settled += num_steps * self._reads_per_step
 
     def _num_begun(self, error: BaseException, num_steps: int) -> int:
         """How many of some steps that raised an error have consumed their batches."""
@@ -462,7 +430,21 @@ class InputIterator:
         return self._recount(drops_rest=True)
 
     def _recount(self, *, drops_rest: bool) -> int:
-        return 0 if self._reads is None else self._reads.recount(drops_rest=drops_rest)
+        """Notes what was read since the last steps that are noted."""
+        if self._source is None:
+            return 0
+        counted = [counter.numpy() for counter in self._counters]
+        begun = self._num_eager + np.asarray(counted, np.int64)
+        news = begun - self._num_settled
+        num_steps = -(-int(max(news)) // self._reads_per_step)
+        self._num_settled = begun
+        for index, read in enumerate(news if drops_rest else ()):
+            for _ in range(num_steps * self._reads_per_step - read):
+                # An element that raises is consumed as well; the end comes again.
+                with contextlib.suppress(StopIteration, tf.errors.OpError):
+                    self._read(index)
+                self._num_settled[index] += 1
+        return num_steps
 
 
 def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[None]:
