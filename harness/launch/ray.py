@@ -391,6 +391,7 @@ class Ray(RemoteLauncher):
         nodes = options.nodes or job.workers
         workers_per_node = job.workers_per_node(nodes)
         templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -399,8 +400,7 @@ class Ray(RemoteLauncher):
         )
         templates.filters["word"] = lambda value: shlex.quote(str(value))
         templates.filters["words"] = shlex.join
-        script = Path(__file__).with_name("ray.sh.j2").read_text(encoding="utf-8")
-        text = templates.from_string(script).render(
+        text = templates.get_template("ray.sh.j2").render(
             job=job,
             nodes=nodes,
             port=6379,
