@@ -1,33 +1,140 @@
 """ElasticState: commits, and the position in the training loop, of an elastic job.
 
 A commit is a checkpoint in the memory of each host (a folder of ``/dev/shm``) and, now
-and then, a copy on disk.
+and then, a copy on disk. The kernel clears each new page of a file in memory, which
+takes longer than to write it. So two files are written in turn, and keep their pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import struct
 import sys
 import types
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from replicator.backends.base import Replicator, refuse
 from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory
+from replicator.checkpoint.manager import CheckpointManager
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
-from replicator.elastic import commits
 from replicator.elastic.supervisor import STOPPED, VARIABLE
-from replicator.errors import ElasticError
+from replicator.errors import CheckpointError, ElasticError
+from replicator.variables import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replicator.checkpoint.manager import Metadata
     from replicator.inputs.iterator import InputIterator
+
+_COUNT = struct.Struct("<Q")
+_FILES = "0", "1"
+
+
+class _Commits(CheckpointManager):
+    """A manager of two files in a folder.
+
+    A file begins with the count of steps and one, and with 0 while it is written.
+    Arrays in NumPy's format follow: the texts of the checkpoint, and the variables in
+    the order of their paths.
+    """
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        path = _newest(Path(self.directory))
+        return str(path) if _count_of(path) else None
+
+    def _write(self, inventory: Inventory) -> str:
+        if inventory.others:
+            return (
+                f"a commit holds variables only, but {inventory.others[0]!r} is none; "
+                "leave it out, and let the program make it as it was"
+            )
+        texts = [text.value for text in (self._metadata, *self._workers)]
+        joined = tf.train.BytesList(value=texts).SerializeToString()
+        folder = Path(self.directory)
+        path = min((folder / name for name in _FILES), key=_count_of)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            with path.open("r+b", buffering=0) as file:
+                file.write(_COUNT.pack(0))
+                np.save(file, np.frombuffer(joined, np.uint8))
+                for _, variable in sorted(inventory.variables.items()):
+                    value = np.asarray(variable.value())  # without a copy
+                    np.save(file, value, allow_pickle=False)
+                file.truncate()
+                file.seek(0)
+                file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
+        except (OSError, ValueError) as error:
+            return (
+                f"a commit could not be written to {str(path)!r}: {error}; the one "
+                "before is still there; free memory, or pass another --memory-dir"
+            )
+        return ""
+
+    def _read_texts(self, path: str) -> list[bytes]:
+        with _opened(path) as (_, texts):
+            return texts
+
+    def _read(self, path: str, inventory: Inventory) -> None:
+        with _opened(path) as (file, _):
+            for _, variable in sorted(inventory.variables.items()):
+                value = np.load(file).view(variable.dtype.as_numpy_dtype)
+                ownership.fill(variable, value)
+
+
+def _newest(folder: Path) -> Path:
+    """The file of the latest step of a folder; without a commit its count is 0."""
+    return max((folder / name for name in _FILES), key=_count_of)
+
+
+def _count_of(path: Path) -> int:
+    """The count of a file, 0 if it is not complete."""
+    with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
+        return int(*_COUNT.unpack(file.read(_COUNT.size)))
+    return 0
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[IO[bytes], list[bytes]]]:
+    """Yields the file of a commit, and the texts that it begins with."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(_COUNT.size)
+            texts = tf.train.BytesList.FromString(np.load(file).tobytes()).value
+            yield file, list(texts)
+    except (OSError, ValueError, EOFError, DecodeError) as error:
+        raise CheckpointError(
+            f"commit {path!r} could not be read: {error}; delete it, and start again"
+        ) from error
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies a commit to disk, where it takes the place of another one at once."""
+    new = folder / "new"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, new)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(folder / _FILES[0])
+    except OSError as error:
+        raise CheckpointError(
+            f"a commit could not be copied to {str(folder)!r}: {error}; free space "
+            "there, or pass another --state-dir, and start again"
+        ) from error
+
 
 _GLOBAL, _PER_REPLICA = "keep_global", "keep_per_replica"
 _RULES = {"linear": 1.0, "sqrt": 0.5}  # exponents of the ratio of replicas
@@ -79,9 +186,7 @@ class ElasticState:
         text = os.environ.get(VARIABLE)
         self._job: Any = types.SimpleNamespace(**json.loads(text)) if text else None
         folder = self._job.memory if self._job else "."
-        self._commits = commits.Commits(
-            repl, folder, trackables, max_to_keep=1, inputs=inputs
-        )
+        self._commits = _Commits(repl, folder, trackables, max_to_keep=1, inputs=inputs)
         if inputs is not None:
             inputs.divides_steps = batches == _PER_REPLICA
         optimizers = Inventory(trackables).optimizers.values() if self._rule else ()
@@ -158,8 +263,7 @@ class ElasticState:
         is_stopping = bool(repl.gather_bytes(asked)[0])
         to_disk = to_disk or is_stopping
         if repl.is_chief and (to_disk or is_due):
-            disk = Path(job.disk)
-            self._copy = self._copier.submit(commits.copy, Path(path), disk)
+            self._copy = self._copier.submit(_copy, Path(path), Path(job.disk))
         if to_disk or every == 1:  # otherwise steps go on meanwhile
             if self._copy is not None:
                 self._copy.result()
@@ -172,8 +276,8 @@ class ElasticState:
     def _restore(self, memory: Path, disk: Path) -> None:
         """Restores the newest commit, of any host's memory or of the disk."""
         repl = self._repl
-        path = commits.newest(memory)
-        own = commits.count_of(path), commits.count_of(commits.newest(disk))
+        path = _newest(memory)
+        own = _count_of(path), _count_of(_newest(disk))
         counts = map(json.loads, repl.gather_bytes(json.dumps(own).encode()))
         in_memory, (on_disk, *_) = zip(*counts, strict=True)
         best = max(in_memory)
@@ -181,9 +285,9 @@ class ElasticState:
             return
         if best <= on_disk or min(in_memory) < best:  # not all hosts have it
             if best > on_disk and in_memory.index(best) == repl.worker_id:
-                commits.copy(path, disk)
+                _copy(path, disk)
             repl.gather_bytes(b"")
-            path = commits.newest(disk)
+            path = _newest(disk)
         metadata = self._commits.read_metadata(path)
         if self._inputs is not None:
             self._check_batches(self._inputs, metadata)

@@ -215,23 +215,21 @@ class Supervisor:
 
     def _places(self, current: Sequence[Place]) -> list[Place]:
         """Where workers are to run now: on hosts that are in use before new ones."""
-        most, least = self._given.max_workers, self._given.min_workers
         slots, now = self._slots, time.monotonic()
         good = {h: n for h, n in slots.items() if self._left_out.get(h, 0.0) <= now}
-        if sum(good.values()) >= least:
+        if sum(good.values()) >= self._given.min_workers:
             slots = good
         in_use = {host: slots[host] for host, _ in current if host in slots}
-        room = {**in_use, **slots}
-        return [(host, n) for host in room for n in range(room[host])][:most]
+        places = [(host, n) for host in {**in_use, **slots} for n in range(slots[host])]
+        return places[: self._given.max_workers]
 
     def _wait_for_places(self, current: Sequence[Place]) -> list[Place]:
-        next_line = 0.0
+        least, next_line = self._given.min_workers, 0.0
         while not self.is_stopping:
             places = self._places(current)
-            if len(places) >= self._given.min_workers:
+            if len(places) >= least:
                 return places
             if time.monotonic() >= next_line:
-                least = self._given.min_workers
                 _say(f"waits for {least} workers: there is room for {len(places)}")
                 next_line = time.monotonic() + _WAITING_LINE_SEC
             time.sleep(_POLL_SEC)
@@ -275,16 +273,15 @@ class Supervisor:
             if rank and self._given.served:
                 argv = [sys.executable, "-m", "replicator.server"]
             if not _is_local(host):
-                words = [f"{name}={value}" for name, value in told.items()]
-                argv = self._remote(host, ["env", *words, *argv])
+                there = ["env", *(f"{name}={told[name]}" for name in told), *argv]
+                folder = shlex.quote(str(Path.cwd()))
+                command = f"cd {folder} && exec {shlex.join(there)}"
+                argv = [
+                    word.replace("{host}", host).replace("{command}", command)
+                    for word in shlex.split(self._given.launcher)
+                ]
             workers.append(Worker(host, rank, argv, {**os.environ, **told}))
         return workers
-
-    def _remote(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs another one on a host."""
-        command = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(argv)}"
-        words = shlex.split(self._given.launcher)
-        return [w.replace("{host}", host).replace("{command}", command) for w in words]
 
     def _watch(
         self, workers: Sequence[Worker], places: Sequence[Place]
