@@ -16,11 +16,12 @@ import functools
 import ipaddress
 import mmap
 import os
+import re
 import socket
 import struct
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replicator.cluster.configuration import split_address
 from replicator.errors import ClusterConfigError, ClusterError
@@ -34,26 +35,20 @@ if TYPE_CHECKING:
 # TensorFlow opens its port and accepts connections in one call, in C++ and with
 # Python's lock held, without a hook in between: whoever looks for the socket from
 # another thread comes too late. So the pointers through which its libraries call
-# ``listen`` (their linkage tables, ELF) are replaced for that call. 64-bit Linux only.
-# test_dispatch notices when this breaks.
+# ``listen`` are replaced for that call. Python has them filled in when it loads a
+# library (RTLD_NOW). test_dispatch notices when this breaks.
 
 _LIBRARIES = "libtensorflow"
-_NAME = b"listen\0"
 _EPERM = 1
-# <elf.h>
-_MAGIC_64_LITTLE = b"\x7fELF\x02\x01"
-_PT_DYNAMIC = 2
-_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL = 2, 5, 6, 23
-_SYMBOL_BYTES, _RELOCATION = 24, struct.Struct("<QQq")
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
+_Pointer = ctypes.c_size_t
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
 def before_listen(prepare: Callable[[int], None]) -> Iterator[None]:
     """Calls a function on each socket before TensorFlow listens on it."""
     slots = _slots()
-    libc = ctypes.CDLL(None, use_errno=True)
-    real = libc.listen
 
     def listen(descriptor: int, backlog: int) -> int:
         try:
@@ -61,74 +56,51 @@ def before_listen(prepare: Callable[[int], None]) -> Iterator[None]:
         except Exception:  # noqa: BLE001 (it would be lost in C++, which gets an errno)
             ctypes.set_errno(_EPERM)
             return -1
-        return int(real(descriptor, backlog))
+        return int(_LIBC.listen(descriptor, backlog))
 
     hook = _FUNCTION(listen)
-    pointer = ctypes.cast(hook, ctypes.c_void_p).value
-    assert pointer is not None
-    before = [_exchange(libc, slot, pointer) for slot in slots]
     try:
+        _point(slots, hook)
         yield
     finally:
-        for slot, value in zip(slots, before, strict=True):
-            _exchange(libc, slot, value)
+        _point(slots, _LIBC.listen)
 
 
 def _slots() -> list[int]:
     """Where the pointers to ``listen`` of TensorFlow's libraries are in memory."""
-    if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
-        raise OSError(f"{sys.platform} is not Linux on 64 bits")
-    first_addresses: dict[str, int] = {}
+    if not sys.platform.startswith("linux"):
+        raise OSError(f"{sys.platform} is not Linux")
+    wanted = re.compile(re.escape(bytes(_Pointer(_address_of(_LIBC.listen)))))
+    slots: list[int] = []
+    with_code: set[str] = set()  # libraries whose data follows
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         # Addresses, rights, offset, device, inode, and the path of a mapped file.
-        addresses, *_, path = line.split(maxsplit=5)
-        if Path(path).name.startswith(_LIBRARIES):
-            first_addresses.setdefault(path, int(addresses.partition("-")[0], 16))
-    slots = [s for path, at in first_addresses.items() for s in _slots_of(path, at)]
+        addresses, rights, *_, path = line.split(maxsplit=5)
+        if not Path(path).name.startswith(_LIBRARIES):
+            continue
+        if "x" in rights:
+            with_code.add(path)
+        elif path in with_code and "r" in rights:
+            first, end = (int(address, 16) for address in addresses.split("-"))
+            data = (ctypes.c_char * (end - first)).from_address(first)
+            slots += (first + match.start() for match in wanted.finditer(data))
     if not slots:
         raise OSError(f"no loaded {_LIBRARIES}*.so calls listen")
     return slots
 
 
-def _slots_of(path: str, base: int) -> list[int]:
-    header = ctypes.string_at(base, 64)
-    if not header.startswith(_MAGIC_64_LITTLE):
-        name = Path(path).name
-        raise OSError(f"{name} is not a little-endian ELF library of 64 bits")
-    (offset,) = struct.unpack_from("<Q", header, 32)
-    size, count = struct.unpack_from("<HH", header, 54)
-    table = ctypes.string_at(base + offset, size * count)
-    dynamic: dict[int, int] = {}
-    for at in range(0, len(table), size):
-        # Kind and rights, then offset, address, physical address, bytes.
-        kind, _, _, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
-        if kind == _PT_DYNAMIC:
-            entries = ctypes.string_at(base + address, length)
-            dynamic.update(struct.iter_unpack("<QQ", entries))
-    needed = (_DT_STRTAB, _DT_SYMTAB, _DT_JMPREL, _DT_PLTRELSZ)
-    if not all(tag in dynamic for tag in needed):
-        return []
-    names, symbols, relocations, length = (dynamic[tag] for tag in needed)
-    slots = []
-    for slot, info, _ in _RELOCATION.iter_unpack(ctypes.string_at(relocations, length)):
-        symbol = symbols + (info >> 32) * _SYMBOL_BYTES
-        text = names + int.from_bytes(ctypes.string_at(symbol, 4), "little")
-        if ctypes.string_at(text, len(_NAME)) == _NAME:
-            slots.append(base + slot)
-    return slots
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _exchange(libc: ctypes.CDLL, slot: int, value: int) -> int:
-    """Writes a pointer into a linkage table; returns what it was."""
-    page = slot & -mmap.PAGESIZE
-    rights = mmap.PROT_READ | mmap.PROT_WRITE  # some builds protect their tables
-    length = ctypes.c_size_t(mmap.PAGESIZE)
-    if libc.mprotect(ctypes.c_void_p(page), length, rights):
-        error = ctypes.get_errno()
-        raise OSError(error, f"mprotect: {os.strerror(error)}")
-    pointer = ctypes.c_uint64.from_address(slot)
-    before, pointer.value = pointer.value, value
-    return before
+def _point(slots: Sequence[int], function: Any) -> None:
+    for slot in slots:
+        page = ctypes.c_void_p(slot & -mmap.PAGESIZE)
+        rights = mmap.PROT_READ | mmap.PROT_WRITE  # some builds protect their tables
+        if _LIBC.mprotect(page, ctypes.c_size_t(mmap.PAGESIZE), rights):
+            error = ctypes.get_errno()
+            raise OSError(error, f"mprotect: {os.strerror(error)}")
+        _Pointer.from_address(slot).value = _address_of(function)
 
 
 # A listening socket gets a kernel filter (classic BPF, ``SO_ATTACH_FILTER``; Linux, no
