@@ -6,7 +6,6 @@ import os
 import re
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from replicator._tf import workers as _tf_workers
 from replicator.cluster import port_filter
-from replicator.cluster.configuration import split_address
+from replicator.cluster.configuration import join_address, split_address
 from replicator.errors import (
     ClusterError,
     PortInUseError,
@@ -48,7 +48,8 @@ def wait_for(
     while True:
         for name, address in list(missing.items()):
             left_sec = max(deadline - time.monotonic(), 0.01)
-            if accepts(address, min(_CONNECT_SEC, left_sec)):
+            with suppress(OSError):
+                Link(address, min(_CONNECT_SEC, left_sec)).close()
                 del missing[name]
         if not missing:
             return
@@ -63,12 +64,12 @@ def wait_for(
         time.sleep(_POLL_SEC)
 
 
-def check_port_is_free(address: str) -> None:
-    """Makes sure that this process can listen at its address."""
+def listen(address: str, backlog: int | None = None) -> socket.socket:
+    """Listens at the port of this process, if nothing else does."""
     port = split_address(address)[1]
     # TensorFlow's server listens on all interfaces and does not share its port.
     try:
-        socket.create_server(("", port)).close()
+        return socket.create_server(("", port), backlog=backlog)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise PortInUseError(
@@ -78,13 +79,8 @@ def check_port_is_free(address: str) -> None:
         ) from error
 
 
-def accepts(address: str, timeout_sec: float) -> bool:
-    """Whether anything accepts a connection at an address within a time."""
-    try:
-        with socket.create_connection(split_address(address), timeout=timeout_sec):
-            return True
-    except OSError:
-        return False
+def check_port_is_free(address: str) -> None:
+    listen(address).close()
 
 
 # TensorFlow's own timeout, ``timeout_seconds`` of a collective op, starts a thread per
@@ -145,104 +141,70 @@ class Deadline:
 # The kernel closes a connection when the process at the other end exits in whatever
 # way, and keeps it while that process is busy or stopped. If it breaks for another
 # reason, the server must give its identity: the incarnations of its devices, which are
-# random.
-#
-# They are asked for at TensorFlow's own port, by gRPC over HTTP/2 (RFC 9113) as far as
-# a call needs it: docs/design.md says why.
+# random. docs/design.md says why they are asked for at TensorFlow's own port.
 
-# How an HTTP/2 client begins (RFC 9113, 3.4), with empty settings. A gRPC server that
-# is alive responds with its own settings, however busy it is.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
-_ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
-_STREAM, _HEADER_BYTES, _MAX_FRAME_BYTES = 1, 9, 16384
-_HEADER = struct.Struct(">IBBI")  # of a frame, after a byte: its length has three
-_MAX_ANSWER_BYTES = 65535  # HTTP/2's initial flow-control window
+# How an HTTP/2 client begins, with empty settings, and confirms the server's
+# (RFC 9113, 3.4). A gRPC server that is alive responds with its own settings, however
+# busy it is; without calls, it then waits for as long as the connection is open.
+_SETTINGS, _CONFIRMED = (bytes([0, 0, 0, 4, flags, 0, 0, 0, 0]) for flags in (0, 1))
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
+_GET_STATUS = "/tensorflow.WorkerService/GetStatus"
 # With these, a machine that vanishes without closing is detected after 8 + 3 * 4 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
-
-
-class NotAServerError(ConnectionError):
-    """The process that listens at an address is not a TensorFlow server."""
+_HAS_CLOSED = getattr(select, "POLLRDHUP", 0)  # errors are reported in any case
 
 
 class Link:
-    """A connection to a TensorFlow server that is kept open."""
+    """A connection to a server that is kept open."""
 
     def __init__(self, address: str, timeout_sec: float) -> None:
-        """Connects, and asks for the identity; raises an ``OSError`` if it cannot."""
-        self.is_grpc_server = False  # until it has responded as one
-        self.identity: frozenset[int] | None = None  # unique to this server process
-        self._unread = self._answer = b""
+        """Connects; raises an ``OSError`` if it cannot."""
         self._socket = socket.create_connection(split_address(address), timeout_sec)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
-                if option := getattr(socket, name, None):  # not all systems have them
-                    self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._socket.sendall(_question(address))
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if option := getattr(socket, name, None):  # not all systems have them
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def close(self) -> None:
         self._socket.close()
 
-    def is_open(self) -> bool:
-        """Whether the other end holds the connection; closes it if not."""
+    def is_open(self, timeout_sec: float = 0.0) -> bool:
+        """Whether the other end holds the connection, until the timeout."""
+        poll = select.poll()
+        poll.register(self._socket, _HAS_CLOSED)
+        return not poll.poll(1000 * timeout_sec)
+
+    def responds(self, timeout_sec: float) -> bool:
+        """Whether a gRPC server responds in time; an ``OSError`` if it is none."""
+        self._socket.settimeout(timeout_sec)
         try:
-            while self.read(0.0):
-                pass
-        except OSError:
-            self.close()
+            self._socket.sendall(_HELLO)
+            frame = self._socket.recv(len(_SETTINGS))
+        except TimeoutError:
             return False
-        return True
-
-    def read(self, timeout_sec: float) -> bool:
-        """Whether data arrives in time; an ``OSError`` if the other end is lost."""
-        if not select.select([self._socket], [], [], timeout_sec)[0]:
-            return False
-        received = self._socket.recv(65536)
-        if not received:
+        if not frame:
             raise ConnectionResetError("closed the connection")
-        self._unread += received
-        while len(self._unread) >= _HEADER_BYTES:
-            header = b"\0" + self._unread[:_HEADER_BYTES]
-            length, kind, flags, stream = _HEADER.unpack(header)
-            # The first frame of a server is its settings (RFC 9113, 3.4).
-            is_known = self.is_grpc_server or kind == _SETTINGS
-            if not is_known or length > _MAX_FRAME_BYTES:
-                raise NotAServerError("does not speak HTTP/2")
-            end = _HEADER_BYTES + length
-            if len(self._unread) < end:
-                break
-            payload, self._unread = self._unread[_HEADER_BYTES:end], self._unread[end:]
-            self._take(kind, flags, stream, payload)
+        if frame[3:4] != _SETTINGS[3:4]:
+            raise ConnectionError("does not speak HTTP/2")
+        self._socket.sendall(_CONFIRMED)
         return True
 
-    def wait_for_identity(self, timeout_sec: float) -> frozenset[int] | None:
-        """Waits for the identity of the other end; None after the timeout."""
-        deadline = time.monotonic() + timeout_sec
-        while self.identity is None and (left_sec := deadline - time.monotonic()) > 0:
-            self.read(left_sec)
-        return self.identity
+    def identity(self, timeout_sec: float) -> frozenset[int] | None:
+        """What is unique to the server process; None if it takes too long to say."""
+        import grpc  # takes a while, and is needed in clusters only
 
-    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind in (_SETTINGS, _PING) and not flags & _ACK:
-            self.is_grpc_server = True
-            echo = payload if kind == _PING else b""
-            self._socket.sendall(_frame(kind, _ACK, 0, echo))
-        elif stream == _STREAM and self.identity is None:
-            if kind == _DATA:
-                self._answer += payload
-            if len(self._answer) > _MAX_ANSWER_BYTES:
-                raise NotAServerError("sends more than was requested")
-            if kind in (_DATA, _HEADERS) and flags & _END_STREAM:
-                from replicator._tf import workers
-
-                self.identity = workers.incarnations(self._answer[5:])
-                if not self.identity:
-                    raise NotAServerError("is not a TensorFlow server")
+        # Its threads end with the channel, so that none is there beside a step.
+        address = join_address(*self._socket.getpeername()[:2])
+        with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+            try:
+                status = channel.unary_unary(_GET_STATUS)(b"", timeout=timeout_sec)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return None
+                status = b""
+        if found := _tf_workers.incarnations(status):
+            return found
+        raise ConnectionError("is not a TensorFlow server")
 
 
 class Peer:
@@ -263,69 +225,52 @@ class Peer:
 
     def wait_until_lost(self) -> None:
         """Waits until the connection breaks."""
-        assert self._link is not None
-        with closing(self._link) as link, suppress(OSError):
-            while True:
-                link.read(_IDLE_SEC)
-        self._link = None
+        while self._link is not None:
+            if not self._link.is_open(_IDLE_SEC):
+                self._hang_up()
 
     def has_ended(self) -> bool:
         """Whether it is known to have exited: not slow, stopped, or unreachable."""
         if self._link is not None and self._link.is_open():
             return False
-        self._link, self.found_instead = None, ""
+        self._hang_up()
         # The kernel keeps the connection to a process that is busy or stopped, so a
         # lost one means little by itself: a network may have dropped it. Only a closed
         # port, or another process at the same one, proves the end.
+        self.found_instead = ""
         try:
-            link = Link(self._address, _CONNECT_SEC)
+            self._link = link = Link(self._address, _CONNECT_SEC)
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
         identity: frozenset[int] | None = None
-        is_closed, self.found_instead = False, "does not respond"
+        is_closed = is_server = False
+        self.found_instead = "does not respond"
         try:
-            identity = link.wait_for_identity(_ANSWER_SEC)
+            if is_server := link.responds(_ANSWER_SEC):
+                identity = link.identity(_ANSWER_SEC)
         except OSError as error:
             is_closed, self.found_instead = True, str(error)
         if identity is not None and self._identity in (None, identity):
-            self._identity, self._link = identity, link
+            self._identity = identity
             return False
-        link.close()
+        self._hang_up()
         if self._identity is None:
             return False  # its identity was never recorded
         # A gRPC server may be busy. A process that only accepts is stopped or a
         # different one; but the kernel has closed the connection to the recorded one.
-        return bool(identity) or is_closed or not link.is_grpc_server
+        return bool(identity) or is_closed or not is_server
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
 
 
 def answers(address: str, timeout_sec: float) -> bool:
     """Whether a gRPC server responds; the kernel accepts for one that hangs, too."""
-    deadline = time.monotonic() + timeout_sec
     with suppress(OSError), closing(Link(address, timeout_sec)) as link:
-        while not link.is_grpc_server and (left := deadline - time.monotonic()) > 0:
-            link.read(left)
-        return link.is_grpc_server
+        return link.responds(timeout_sec)
     return False
-
-
-def _question(address: str) -> bytes:
-    """A client's first frames, with a call of ``GetStatus`` without arguments."""
-    # Headers in literal form (RFC 7541, 6.2.2), except for two of the static table.
-    fields = {
-        b"\x04": b"/tensorflow.WorkerService/GetStatus",
-        b"\x01": address.encode()[:100],  # :authority
-        b"\x00\x02te": b"trailers",  # codespell:ignore te
-        b"\x0f\x10": b"application/grpc",  # content-type
-    }
-    headers = b"\x83\x86"  # :method: POST, :scheme: http
-    for name, value in fields.items():
-        headers += name + bytes([len(value)]) + value
-    call = _frame(_HEADERS, _END_HEADERS, _STREAM, headers)
-    return _HELLO + call + _frame(_DATA, _END_STREAM, _STREAM, bytes(5))
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return _HEADER.pack(len(payload), kind, flags, stream)[1:] + payload
 
 
 DETECTION_TIMEOUT_SEC = 30.0

@@ -2,7 +2,9 @@
 
 import contextlib
 import socket
+from concurrent import futures
 
+import grpc
 import pytest
 import strangers
 import tensorflow as tf
@@ -36,7 +38,8 @@ def at():
 
 def identity_of(address, timeout_sec=30.0):
     with contextlib.closing(liveness.Link(address, 2.0)) as link:
-        return link.wait_for_identity(timeout_sec)
+        assert link.responds(timeout_sec)
+        return link.identity(timeout_sec)
 
 
 def test_a_server_says_each_time_who_it_is(server):
@@ -52,33 +55,28 @@ def test_a_stranger_gives_no_sign_of_life(at, how):
 
     assert not liveness.answers(address, 0.3)
     if how != "silent":
-        with pytest.raises(liveness.NotAServerError, match=r"^does not speak HTTP/2$"):
+        with pytest.raises(ConnectionError, match=r"^does not speak HTTP/2$"):
             identity_of(address)
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\xff" * 30, b"\x0a\x05ab", b"\x0a\x02\xff\xff", b"\x0a\x00"]
+    "answer",
+    [None, b"", b"\xff" * 30, b"\x0a\x05ab", b"\x0a\x02\xff\xff", b"\x0a\x00"],
 )
-def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(at, answer):
-    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-    data = bytes([0, 0, 5 + len(answer), 0, 1, 0, 0, 0, 1, *bytes(5), *answer])
-
-    with pytest.raises(liveness.NotAServerError, match=r"^is not a TensorFlow server$"):
-        identity_of(at(settings + data))
-
-
-@pytest.mark.parametrize("how", ["silent", "garbage"])
-def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypatch):
-    """It has ended when another answers in its place; who was not met may be slow."""
-    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.1)
-    assert not liveness.Peer(at("silent")).has_ended()
-    known = liveness.Peer(server)
-
-    for _ in range(2):
-        assert not known.has_ended()
-        _lose(known)  # a connection can be lost without the process
-    known._address = at(how)
-    assert known.has_ended()
+def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(answer):
+    """Another one of gRPC, without that call or with another answer."""
+    call = grpc.unary_unary_rpc_method_handler(lambda *_: answer)
+    status = {"GetStatus": call} if answer is not None else {}
+    with futures.ThreadPoolExecutor(1) as pool:
+        other = grpc.server(pool)
+        other.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("tensorflow.WorkerService", status)]
+        )
+        address = f"localhost:{other.add_insecure_port('localhost:0')}"
+        other.start()
+        with pytest.raises(ConnectionError, match=r"^is not a TensorFlow server$"):
+            identity_of(address)
+        other.stop(None).wait()
 
 
 def _lose(peer):
@@ -91,11 +89,13 @@ def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch
     """It is asked who it is; nobody else is taken for it."""
     watched = ClientWatch("worker 0", server)
     watched.wait_for(30.0)
-    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.3)
     monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
     peer = watched._peer
-    _lose(peer)
+    for _ in range(2):
+        assert not peer.has_ended()
+        _lose(peer)
     assert not peer.has_ended()
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.3)
     peer._address = f"localhost:{free_ports(1)[0]}" if how == "nobody" else at(how)
     peer._link._socket.shutdown(socket.SHUT_RDWR)
 
@@ -130,6 +130,7 @@ def test_a_client_that_does_not_start_is_named(at, how, what):
         rf"{what}; start the training",
     ):
         watched.wait_for(0.5)
+    assert (how == "nobody") is watched._peer.has_ended()  # others may be slow
 
 
 def test_hanging_up_closes_the_connections_to_one_address(at):
