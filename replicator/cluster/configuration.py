@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING
 
 from replicator.errors import ClusterConfigError
 
@@ -37,8 +38,46 @@ class ClusterConfig:
     i_trust_this_network: bool = False
 
     def __post_init__(self) -> None:
-        _check_addresses(self.addresses)
-        _check_own(self.addresses, self.kind, self.index)
+        addresses, kind, index = self.addresses, self.kind, self.index
+        for listed in addresses:
+            if listed not in KINDS:
+                raise ClusterConfigError(
+                    f"the cluster has processes of unknown kind {listed!r}; kinds are "
+                    f"{', '.join(map(repr, KINDS))}"
+                )
+        if len(addresses.get("chief", ())) > 1:
+            raise ClusterConfigError(
+                f"the cluster has {len(addresses['chief'])} chiefs, but at most one is "
+                "allowed; list the others as 'worker'"
+            )
+        if not self.workers:
+            raise ClusterConfigError(
+                f"the cluster has no 'worker': {dict(addresses)!r}; list every "
+                "worker's address, including this process"
+            )
+        everyone = [*itertools.chain(*addresses.values())]
+        for address in everyone:
+            split_address(address)
+            if everyone.count(address) > 1:
+                raise ClusterConfigError(
+                    f"address {address!r} is listed twice in the cluster; every "
+                    "process needs its own"
+                )
+        if kind == EVALUATOR and kind not in addresses and index >= 0:
+            return  # TFJob lists none: nobody connects to it
+        if kind not in addresses:
+            raise ClusterConfigError(
+                f"this process is of kind {kind!r}, but the cluster lists only "
+                f"{', '.join(map(repr, addresses))}; TF_CONFIG['task']['type'] must be "
+                "one of them"
+            )
+        num_of_kind = len(addresses[kind])
+        if not 0 <= index < num_of_kind:
+            raise ClusterConfigError(
+                f"index {index!r} of this process is out of range: the cluster lists "
+                f"{num_of_kind} of kind {kind!r}, so TF_CONFIG['task']['index'] must "
+                f"be 0 to {num_of_kind - 1}"
+            )
 
     @property
     def address(self) -> str:
@@ -75,11 +114,8 @@ class ClusterConfig:
         """Index of this process among the workers."""
         own = (self.kind, self.index)
         if own not in self.workers:
-            how = (
-                _INSTEAD
-                if self.kind == EVALUATOR
-                else "start it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
-            )
+            how = "start it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
+            how = _INSTEAD if self.kind == EVALUATOR else how
             raise ClusterConfigError(
                 f"this process is {self.kind}:{self.index}, not a worker; {how}"
             )
@@ -102,14 +138,15 @@ class ClusterConfig:
         """Index of this process among the workers of its host, a chief included."""
         if self.local_rank is not None:  # a launcher knows hosts with several addresses
             return self.local_rank
-        return self._hosts()[: self.worker_id].count(self._hosts()[self.worker_id])
+        return self._hosts[: self.worker_id].count(self._hosts[self.worker_id])
 
     @property
     def num_workers_on_host(self) -> int:
         """Workers on the host of this one, itself included."""
-        listed = self._hosts().count(self._hosts()[self.worker_id])
+        listed = self._hosts.count(self._hosts[self.worker_id])
         return max(listed, self.local_worker_id + 1)
 
+    @property
     def _hosts(self) -> list[str]:
         addresses = map(self.address_of, range(self.num_workers))
         return [split_address(address)[0] for address in addresses]
@@ -151,48 +188,3 @@ def split_address(address: str) -> tuple[str, int]:
 
 def join_address(name: str, port: int) -> str:
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-
-
-def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:
-    for kind in addresses:
-        if kind not in KINDS:
-            raise ClusterConfigError(
-                f"the cluster has processes of unknown kind {kind!r}; kinds are "
-                f"{', '.join(map(repr, KINDS))}"
-            )
-    if len(addresses.get("chief", ())) > 1:
-        raise ClusterConfigError(
-            f"the cluster has {len(addresses['chief'])} chiefs, but at most one is "
-            "allowed; list the others as 'worker'"
-        )
-    if not addresses.get("worker") and not addresses.get("chief"):
-        raise ClusterConfigError(
-            f"the cluster has no 'worker': {dict(addresses)!r}; list every worker's "
-            "address, including this process"
-        )
-    everyone = [address for of_kind in addresses.values() for address in of_kind]
-    for address in everyone:
-        split_address(address)
-        if everyone.count(address) > 1:
-            raise ClusterConfigError(
-                f"address {address!r} is listed twice in the cluster; every process "
-                "needs its own"
-            )
-
-
-def _check_own(addresses: Mapping[str, Any], kind: Any, index: int) -> None:
-    if kind == EVALUATOR and kind not in addresses and index >= 0:
-        return  # TFJob lists none: nobody connects to it
-    if kind not in addresses:
-        raise ClusterConfigError(
-            f"this process is of kind {kind!r}, but the cluster lists only "
-            f"{', '.join(map(repr, addresses))}; TF_CONFIG['task']['type'] must be one "
-            "of them"
-        )
-    num_of_kind = len(addresses[kind])
-    if not 0 <= index < num_of_kind:
-        raise ClusterConfigError(
-            f"index {index!r} of this process is out of range: the cluster lists "
-            f"{num_of_kind} of kind {kind!r}, so TF_CONFIG['task']['index'] must be 0 "
-            f"to {num_of_kind - 1}"
-        )

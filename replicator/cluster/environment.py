@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
     Addresses = Mapping[str, tuple[str, ...]]
-    Members = tuple[tuple[str, int], ...]
+    Member = tuple[str, int]  # Kind and index of a process.
 
 
 MAX_TASKS = 65_536
@@ -47,28 +47,27 @@ ROLES = "REPLICATOR_ROLES"
 class ClusterEnvironment:
     """What a process can find out about its job before it talks to anybody."""
 
-    own: tuple[str, int]  # Kind and index of this process.
+    own: Member  # This process.
     # ``name:port`` of every process, by kind; None where ranks agree on them.
     known: Addresses | None = None
-    members: Members = ()  # Of those that agree: kind and index by rank.
+    members: Sequence[Member] = ()  # Of those that agree, by rank.
     ranks: Ranks | None = None
     local_rank: int | None = None  # Among the workers of its host, where known.
 
-    def addresses(self, *, is_trusted: bool = False) -> Addresses:
-        """``name:port`` of every process, by kind; the chief is the first worker."""
-        if self.ranks is None:
-            return self.known or {}
-        # Not at the top: launchers of other families would wait for the import.
-        from replicator.cluster import address_exchange
-
-        by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
-        return _by_kind(self.members, by_rank)
-
     def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
-        """The cluster, with everything checked."""
+        """The cluster, with everything checked; the chief is the first worker."""
+        addresses = self.known or {}
+        if self.ranks is not None:
+            # Not at the top: launchers of other families would wait for the import.
+            from replicator.cluster import address_exchange
+
+            by_rank = address_exchange.agree(
+                self.ranks, is_trusted=i_trust_this_network
+            )
+            addresses = _by_kind(self.members, by_rank)
         kind, index = self.own
         return ClusterConfig(
-            addresses=self.addresses(is_trusted=i_trust_this_network),
+            addresses=addresses,
             kind=kind,
             index=index,
             local_rank=self.local_rank,
@@ -102,40 +101,34 @@ class _Variables:
         return int(text)
 
 
-def _numbered(kinds: Iterable[str]) -> Members:
-    """Kind and index of each process, from the kinds by rank."""
-    counts: dict[str, Any] = collections.defaultdict(itertools.count)
-    return tuple((kind, next(counts[kind])) for kind in kinds)
-
-
-def members_of(environ: Mapping[str, str], num_tasks: int) -> Members:
+def members_of(environ: Mapping[str, str], num_tasks: int) -> list[Member]:
     text = environ.get(ROLES, "") or f"worker:{num_tasks}"
-    kinds: list[str] = []
+    members: list[Member] = []
     for part in text.split(","):
         kind, _, count = part.strip().partition(":")
-        is_number = count.isascii() and count.isdigit()
-        if kind not in KINDS or not is_number or kind in kinds:
+        is_number = count.isascii() and count.isdigit() and len(count) <= _MOST_DIGITS
+        if kind not in KINDS or not is_number or (kind, 0) in members:
             raise ClusterConfigError(
                 f"{ROLES}={text!r} is not a list of counts by kind: {part!r} is"
                 f" wrong; kinds are {', '.join(KINDS)}, each once; write for example"
                 " 'worker:4,ps:1'"
             )
-        kinds += [kind] * int(count)
-    if len(kinds) != num_tasks:
+        members += ((kind, index) for index in range(int(count)))
+    if len(members) != num_tasks:
         raise ClusterConfigError(
-            f"{ROLES}={text!r} counts {len(kinds)} processes, but the job has"
+            f"{ROLES}={text!r} counts {len(members)} processes, but the job has"
             f" {num_tasks} tasks; start as many tasks as there are processes"
         )
-    return _numbered(kinds)
+    return members
 
 
-def roles_text(members: Sequence[tuple[str, int]]) -> str:
+def roles_text(members: Sequence[Member]) -> str:
     """The value of ``ROLES`` for processes in the order of their ranks."""
     counts = collections.Counter(kind for kind, _ in members)
     return ",".join(f"{kind}:{count}" for kind, count in counts.items())
 
 
-def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Addresses:
+def _by_kind(members: Sequence[Member], addresses: Iterable[str]) -> Addresses:
     by_kind: dict[str, list[str]] = {}
     for (kind, _), address in zip(members, addresses, strict=True):
         by_kind.setdefault(kind, []).append(address)
@@ -148,7 +141,12 @@ def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Ad
 def _read_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
     """TensorFlow's convention: addresses by kind, kind and index, in JSON."""
     text = environ["TF_CONFIG"]
-    config = _parse_tf_config(text)
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _malformed(f"is not JSON ({error}): {text!r}") from error
+    if not isinstance(config, dict):
+        raise _malformed(f"must be a JSON object, but is {text!r}")
     if "cluster" not in config and "sparseCluster" in config:
         raise ClusterConfigError(
             "TF_CONFIG has 'sparseCluster', but workers that update together need"
@@ -173,19 +171,8 @@ def _read_tf_config(environ: Mapping[str, str]) -> ClusterEnvironment:
                 f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
             )
     addresses = {kind: tuple(hosts) for kind, hosts in config["cluster"].items()}
-    return ClusterEnvironment(
-        known=addresses, own=(own["type"], _as_index(own["index"]))
-    )
-
-
-def _parse_tf_config(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _malformed(f"is not JSON ({error}): {text!r}") from error
-    if not isinstance(config, dict):
-        raise _malformed(f"must be a JSON object, but is {text!r}")
-    return config
+    index = _as_index(own["index"])
+    return ClusterEnvironment(known=addresses, own=(own["type"], index))
 
 
 def _malformed(what: str) -> ClusterConfigError:
@@ -196,7 +183,7 @@ def _as_index(index: Any) -> int:
     # Some launchers write "0".
     if isinstance(index, str) and index.isascii() and index.strip().isdigit():
         index = int(index)
-    if not isinstance(index, int) or isinstance(index, bool):
+    if type(index) is not int:
         raise ClusterConfigError(f"index {index!r} of this process is not an integer")
     return index
 
@@ -256,7 +243,14 @@ def _read_step(environ: Mapping[str, str]) -> ClusterEnvironment:
             " process with srun, which sets both"
         )
     rank = given.integer("SLURM_PROCID", 0, _MOST_ID)
-    places = _places_of_tasks(counts, _block_size(environ))
+    # Index of the node, and number within the node, of each task by rank.
+    places: list[tuple[int, int]] = []
+    placed, block_size = [0] * len(counts), _block_size(environ)
+    while len(places) < sum(counts):
+        for node, count in enumerate(counts):
+            end = count if block_size is None else min(count, placed[node] + block_size)
+            places += ((node, local) for local in range(placed[node], end))
+            placed[node] = end
     if rank >= len(places):
         raise ClusterConfigError(
             f"SLURM_PROCID={rank} is out of range: {_TASKS}="
@@ -264,8 +258,8 @@ def _read_step(environ: Mapping[str, str]) -> ClusterEnvironment:
             " process with srun, which sets both"
         )
     reported = environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID")
-    node, local = map(str, places[rank])
-    if None not in reported and reported != (node, local):
+    node, local = places[rank]
+    if None not in reported and reported != (str(node), str(local)):
         raise ClusterConfigError(
             f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
             f" {reported[0]}, not task {local} of node {node} as with consecutive"
@@ -278,28 +272,14 @@ def _read_step(environ: Mapping[str, str]) -> ClusterEnvironment:
     return ClusterEnvironment(known=_by_kind(members, addresses), own=members[rank])
 
 
-def _places_of_tasks(
-    counts: Sequence[int], block_size: int | None
-) -> list[tuple[int, int]]:
-    """Index of the node, and number within the node, of each task by rank."""
-    given = [0] * len(counts)
-    places: list[tuple[int, int]] = []
-    while len(places) < sum(counts):
-        for node, count in enumerate(counts):
-            end = count if block_size is None else min(count, given[node] + block_size)
-            places += [(node, local) for local in range(given[node], end)]
-            given[node] = end
-    return places
-
-
 def _block_size(environ: Mapping[str, str]) -> int | None:
-    distribution = environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].lower()
-    if distribution == "cyclic":
-        return 1
-    if distribution.startswith("plane"):
-        size = environ.get("SLURM_DIST_PLANESIZE") or distribution.partition("=")[2]
+    """Tasks that a node gets before the next one does; None for all of its own."""
+    given = environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].lower()
+    kind, _, size = given.partition("=")
+    if kind.startswith("plane"):
+        size = environ.get("SLURM_DIST_PLANESIZE") or size
         return int(size) if size.isdigit() and int(size) else None
-    return None
+    return 1 if given == "cyclic" else None
 
 
 def _ports(given: _Variables, num_ports: int) -> Sequence[int]:
@@ -328,20 +308,22 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     """The names in a list of nodes, such as ``n[0-1,5],gpu-[01-03]``."""
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):  # commas outside of brackets
-        pieces = re.split(r"\[([^\[\]]*)\]", part)
-        plain, inside = pieces[::2], pieces[1::2]
+        pieces = re.split(r"\[([^\[\]]*)\]", part)  # every second one is inside
+        plain = pieces[::2]
         if not part or not all(re.fullmatch(r"[A-Za-z0-9_.-]*", p) for p in plain):
             raise _malformed_list(text, part)
-        choices = [_expand_range(text, piece) for piece in inside]
+        choices = [
+            _expand_range(text, piece) if number % 2 else [piece]
+            for number, piece in enumerate(pieces)
+        ]
         for chosen in itertools.product(*choices):
-            pairs = itertools.zip_longest(plain, chosen, fillvalue="")
-            names.append("".join(itertools.chain.from_iterable(pairs)))
+            names.append("".join(chosen))
             if len(names) > MAX_NODES:
                 raise _malformed_list(text, f"more than {MAX_NODES} nodes")
     return tuple(names)
 
 
-def expand_counts(text: str) -> tuple[int, ...]:
+def expand_counts(text: str) -> list[int]:
     """The counts in a list such as ``2(x2),1``: 2, 2 and 1."""
     counts: list[int] = []
     for part in text.split(","):
@@ -353,7 +335,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
                 " writes for example '2(x2),1'"
             )
         counts += [int(match[1])] * repeats
-    return tuple(counts)
+    return counts
 
 
 def _expand_range(text: str, inside: str) -> list[str]:
@@ -400,8 +382,13 @@ class _Launcher:
         local_rank = None
         if environ.get(self.local_rank):
             local_rank = given.integer(self.local_rank, 0, rank)
+        by_default = {}
+        job = environ.get("PMIX_NAMESPACE")
+        is_one_host = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
+        if self is _OPEN_MPI and job and is_one_host:
+            port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
+            by_default = {HOST: "127.0.0.1", PORT: str(port)}
         by_hand = {name: environ[name] for name in (HOST, PORT) if environ.get(name)}
-        by_default = _chief_of_mpirun(environ, size) if self is _OPEN_MPI else {}
         chief = _Variables(
             by_default | by_hand,
             f"set {HOST} and {PORT} in every process: the host and a free port of rank "
@@ -416,15 +403,6 @@ class _Launcher:
         return ClusterEnvironment(
             own=members[rank], members=members, ranks=ranks, local_rank=local_rank
         )
-
-
-def _chief_of_mpirun(environ: Mapping[str, str], size: int) -> dict[str, str]:
-    """This host where all processes are on it; the port follows from the job."""
-    job = environ.get("PMIX_NAMESPACE")
-    if not job or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
-        return {}
-    port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
-    return {HOST: "127.0.0.1", PORT: str(port)}
 
 
 # The variables that PyTorch made common, set by hand or by a launcher.

@@ -378,7 +378,7 @@ def test_an_engine_that_numbers_processes_can_have_servers():
 
 def test_roles_are_written_as_they_are_read():
     """What a harness starts in the order of ranks, an engine numbers."""
-    members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
+    members = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
     text = environment.roles_text(members)
 
     assert "chief:1,worker:2,ps:1" == text
@@ -451,7 +451,7 @@ def test_a_list_of_nodes_expands_to_what_it_was_made_of(lists):
         SLURM_PROCID="0",
         SLURM_LOCALID=None,
     )
-    addresses = environment.detect(variables).addresses()["worker"]
+    addresses = environment.detect(variables).known["worker"]
     assert expected == [address.partition(":")[0] for address in addresses]
 
 
