@@ -17,16 +17,15 @@ processes on other hosts reach the chief.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import MAX_PORT, join_address
-from replicator.cluster.local_cluster import LineListener, free_ports
+from replicator.cluster.local_cluster import LineListener, reserved_ports
 from replicator.errors import (
     ClusterConfigError,
     ClusterError,
@@ -48,8 +47,7 @@ _MAX_REPLY_BYTES = 2**24  # addresses of 65,536 processes with long names
 _MOST_NAMED = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Registration:
+class Registration(NamedTuple):
     """What the chief knows of another process."""
 
     host: str  # where its connection comes from
@@ -63,10 +61,10 @@ def addresses_of(
     """The addresses of all processes, from what the others registered."""
     seen_at = [registered[rank].chief_host for rank in sorted(registered)]
     outside = [host for host in seen_at if not _is_loopback(host)]
-    chief = (outside or seen_at or ["127.0.0.1"])[0]
+    chief = (*outside, *seen_at, "127.0.0.1")[0]
     hosts = {0: (chief, chief_port)}
-    for rank, one in registered.items():
-        hosts[rank] = (chief if _is_loopback(one.host) else one.host, one.port)
+    for rank, (host, port, _) in registered.items():
+        hosts[rank] = (chief if _is_loopback(host) else host, port)
     return tuple(join_address(*hosts[rank]) for rank in sorted(hosts))
 
 
@@ -108,69 +106,67 @@ def agree(
     ranks: Ranks, *, is_trusted: bool = False, timeout_sec: float = DEFAULT_TIMEOUT_SEC
 ) -> tuple[str, ...]:
     """The addresses of all processes, by rank; exchanged once per process."""
-    port = 0
     # Bound until all have agreed, so that two processes of a host differ.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
-        while not port:
-            with contextlib.suppress(OSError):
-                reserved.bind(("", *free_ports(1)))
-                port = reserved.getsockname()[1]
+    with reserved_ports(1) as (port,):
         if ranks.world_size == 1:
             return addresses_of({}, port)
         if ranks.rank:
             return _register(ranks, port, timeout_sec)
         with contextlib.closing(_listen(ranks, is_trusted=is_trusted)) as listener:
-            return _collect(ranks, listener, port, timeout_sec)
+            answer: dict[str, Any] = {}
+            replies: list[socket.socket] = []
+            try:
+                registered = _collect(ranks, listener, replies, timeout_sec)
+                answer["addresses"] = addresses_of(registered, port)
+            except ClusterError as error:
+                answer["error"] = str(error)
+                raise
+            finally:
+                for connection in replies if answer else ():
+                    # One that has exited is noticed when the cluster is joined.
+                    with contextlib.suppress(OSError):
+                        _send(connection, answer)
+            return tuple(answer["addresses"])
 
 
 def _collect(
-    ranks: Ranks, listener: LineListener, port: int, timeout_sec: float
-) -> tuple[str, ...]:
-    """The chief: waits for all others, and sends each of them all addresses."""
-    replies: dict[int, socket.socket] = {}
+    ranks: Ranks,
+    listener: LineListener,
+    replies: list[socket.socket],
+    timeout_sec: float,
+) -> dict[int, Registration]:
+    """The chief: waits for all others, to which it replies afterwards."""
     registered: dict[int, Registration] = {}
-    answer: dict[str, object] = {}
     deadline = time.monotonic() + timeout_sec
-    try:
-        while len(registered) < ranks.world_size - 1 and time.monotonic() < deadline:
-            for connection, line in listener.read(_POLL_SEC):
-                if line is None:  # a process that has gone: joining the cluster says so
-                    continue
-                host = str(port_filter.plain(connection.getpeername()[0]))
-                parsed = _parse_registration(line, host, ranks.world_size)
-                if parsed is None:  # a stranger: a port scanner, a health check
-                    listener.drop(connection)
-                    continue
-                rank, registration = parsed
-                if rank in registered:
-                    raise ClusterConfigError(
-                        f"two processes have rank {rank}, at {registered[rank].host}"
-                        f" and at {host}: number each process once, and give every job"
-                        " its own MASTER_PORT"
-                    )
-                listener.admit(connection)
-                registered[rank], replies[rank] = registration, connection
-        missing = [r for r in range(1, ranks.world_size) if r not in registered]
-        if missing:
-            named = ", ".join(map(str, missing[:_MOST_NAMED]))
-            more = ", ..." if len(missing) > _MOST_NAMED else ""
-            raise UnreachableError(
-                f"no response from {len(missing)} of {ranks.world_size} processes"
-                f" within {timeout_sec:g} s: ranks {named}{more}; check that they were"
-                f" started, with the same MASTER_ADDR and MASTER_PORT ({ranks.chief}),"
-                " and that no firewall blocks it"
-            )
-        addresses = addresses_of(registered, port)
-        answer = {"addresses": addresses}
-    except ClusterError as error:
-        answer = {"error": str(error)}
-        raise
-    finally:
-        for connection in replies.values() if answer else ():
-            # One that has exited meanwhile is noticed when the cluster is joined.
-            with contextlib.suppress(OSError):
-                _send(connection, answer)
-    return addresses
+    while len(registered) < ranks.world_size - 1 and time.monotonic() < deadline:
+        for connection, line in listener.read(_POLL_SEC):
+            if line is None:  # a process that has gone: joining the cluster says so
+                continue
+            host = str(port_filter.plain(connection.getpeername()[0]))
+            parsed = _parse_registration(line, host, ranks.world_size)
+            if parsed is None:  # a stranger: a port scanner, a health check
+                listener.drop(connection)
+                continue
+            rank, registration = parsed
+            if rank in registered:
+                raise ClusterConfigError(
+                    f"two processes have rank {rank}, at {registered[rank].host} and "
+                    f"at {host}: number each process once, and give every job its own "
+                    "MASTER_PORT"
+                )
+            listener.admit(connection)
+            registered[rank] = registration
+            replies.append(connection)
+    missing = [str(r) for r in range(1, ranks.world_size) if r not in registered]
+    if missing:
+        more = ", ..." if len(missing) > _MOST_NAMED else ""
+        raise UnreachableError(
+            f"no response from {len(missing)} of {ranks.world_size} processes within "
+            f"{timeout_sec:g} s: ranks {', '.join(missing[:_MOST_NAMED])}{more}; check "
+            "that they were started, with the same MASTER_ADDR and MASTER_PORT "
+            f"({ranks.chief}), and that no firewall blocks it"
+        )
+    return registered
 
 
 def _send(connection: socket.socket, message: dict[str, object]) -> None:
@@ -179,7 +175,20 @@ def _send(connection: socket.socket, message: dict[str, object]) -> None:
 
 
 def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
-    reach = port_filter.Reach.ANY if is_trusted else _reach(ranks)
+    reach = port_filter.Reach.ANY
+    if not is_trusted:
+        name = ranks.chief_host
+        reach = port_filter.reach_of_address(
+            ranks.chief,
+            f"MASTER_ADDR={name!r}",
+            "the servers of a cluster have no authentication; use the private address "
+            "of that host, or, if a firewall blocks untrusted hosts, declare it in "
+            "every process",
+        )
+        # A host name may stand for a loopback address on the host itself, and for
+        # another address elsewhere; so only an explicit one means this machine.
+        if name != "localhost" and not port_filter.is_address(name):
+            reach = port_filter.Reach.PRIVATE
     port_filter.check_system(reach)
     try:
         listener = socket.create_server(
@@ -195,27 +204,11 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
     return LineListener(listener, max_line_bytes=_MAX_MESSAGE_BYTES)
 
 
-def _reach(ranks: Ranks) -> port_filter.Reach:
-    """Which hosts may connect to the chief."""
-    name = ranks.chief_host
-    reach = port_filter.reach_of_address(
-        ranks.chief,
-        f"MASTER_ADDR={name!r}",
-        "the servers of a cluster have no authentication; use the private address of"
-        " that host, or, if a firewall blocks untrusted hosts, declare it in every"
-        " process",
-    )
-    # A host name may stand for a loopback address on the host itself, and for another
-    # address elsewhere; so only an explicit one means this machine.
-    is_explicit = name == "localhost" or port_filter.is_address(name)
-    return reach if is_explicit else port_filter.Reach.PRIVATE
-
-
 def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
     """Any other process: sends its port to the chief, and waits for the addresses."""
     deadline = time.monotonic() + timeout_sec
     reply = b""
-    with _connect(ranks, deadline, timeout_sec) as connection:
+    with _connect(ranks, timeout_sec) as connection:
         message = {
             "rank": ranks.rank,
             "world_size": ranks.world_size,
@@ -250,8 +243,8 @@ def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
     return tuple(answer["addresses"])
 
 
-def _connect(ranks: Ranks, deadline: float, timeout_sec: float) -> socket.socket:
-    why = "no time was left"
+def _connect(ranks: Ranks, timeout_sec: float) -> socket.socket:
+    deadline, why = time.monotonic() + timeout_sec, "no time was left"
     while (left_sec := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(

@@ -157,9 +157,8 @@ class LocalCluster:
         """
         waited = [member for member in self.members if member[0] in kinds]
         deadline = time.monotonic() + timeout_sec
-        while any(self.is_running(*member) for member in waited):
+        while late := [member for member in waited if self.is_running(*member)]:
             if time.monotonic() > deadline:
-                late = [m for m in waited if self.is_running(*m)]
                 self.stop()
                 names = ", ".join(f"{kind} {index}" for kind, index in late)
                 raise LocalClusterError(
@@ -261,23 +260,31 @@ def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def free_ports(num_ports: int) -> list[int]:
     """Finds free ports of this machine, in random order."""
+    with reserved_ports(num_ports) as ports:
+        return ports
+
+
+@contextlib.contextmanager
+def reserved_ports(num_ports: int) -> Iterator[list[int]]:
+    """Free ports that stay bound inside of the block."""
     chosen: list[int] = []
     with contextlib.ExitStack() as reserved:
         for _ in range(_MAX_PORT_TRIES):
             if len(chosen) == num_ports:
-                return chosen
-            port = random.SystemRandom().randint(*_PORTS)
-            # Bound until all are found, so that no port is chosen twice.
+                break
             probe = reserved.enter_context(
                 socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             )
             with contextlib.suppress(OSError):
-                probe.bind(("", port))
-                chosen.append(port)
-    raise LocalClusterError(
-        f"could not find {num_ports} free ports from {_PORTS[0]} to {_PORTS[1]} in "
-        f"{_MAX_PORT_TRIES} attempts; stop processes that use them"
-    )
+                probe.bind(("", random.SystemRandom().randint(*_PORTS)))
+                chosen.append(probe.getsockname()[1])
+        else:
+            raise LocalClusterError(
+                f"could not find {num_ports} free ports from {_PORTS[0]} to "
+                f"{_PORTS[1]} in {_MAX_PORT_TRIES} attempts; stop processes that use "
+                "them"
+            )
+        yield chosen
 
 
 # Whoever may connect must be expected to: port scanners, health checks, floods. So a

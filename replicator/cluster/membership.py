@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -36,7 +37,11 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
     # TensorFlow cannot leave a cluster: its context, its server and the incarnations by
     # which others know it are made once.
     for role_before, before, made in _JOINED:
-        if (role_before, _place(before)) != (role, _place(config)):
+        is_same = all(
+            getattr(before, part) == getattr(config, part)
+            for part in ("addresses", "kind", "index")
+        )
+        if role_before != role or not is_same:
             raise ClusterConfigError(
                 f"this process is already {_describe(role_before, before)}, "
                 f"and cannot become {_describe(role, config)}; TensorFlow allows one "
@@ -48,6 +53,11 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
     return made
 
 
+def _describe(role: str, config: ClusterConfig) -> str:
+    everyone = itertools.chain(*config.addresses.values())
+    return f"{role} {config.kind} {config.index} of {', '.join(everyone)}"
+
+
 def resolver_of(config: ClusterConfig) -> Any:
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(dict(config.addresses)),
@@ -55,15 +65,6 @@ def resolver_of(config: ClusterConfig) -> Any:
         task_id=config.index,
         rpc_layer="grpc",
     )
-
-
-def _place(config: ClusterConfig) -> tuple[dict[str, tuple[str, ...]], str, int]:
-    return dict(config.addresses), config.kind, config.index
-
-
-def _describe(role: str, config: ClusterConfig) -> str:
-    everyone = [a for of_kind in config.addresses.values() for a in of_kind]
-    return f"{role} {config.kind} {config.index} of {', '.join(everyone)}"
 
 
 def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
@@ -108,8 +109,6 @@ def describe_threads() -> str:
 
 def ensure_threads() -> None:
     """Gives this process enough threads between operations."""
-    if tf.config.threading.get_inter_op_parallelism_threads() == needed_threads():
-        return
     try:
         tf.config.threading.set_inter_op_parallelism_threads(needed_threads())
     except RuntimeError:
@@ -196,11 +195,11 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
         )
         # TensorFlow starts its server with its context, which waits until it is needed.
         tf.config.list_logical_devices()
-    servers = list(enumerate(worker_devices(config)))[1:]
+    devices = worker_devices(config)
     return WorkerWatch(
         {
-            device: (config.name_of(worker_id), config.address_of(worker_id))
-            for worker_id, device in servers
+            devices[worker]: (config.name_of(worker), config.address_of(worker))
+            for worker in range(1, config.num_workers)
         }
     )
 

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import re
-import socket
 import time
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ import tensorflow as tf
 from replicator._tf import workers as _tf_workers
 from replicator._tf.workers import first_line, is_derived, reason_of
 from replicator.cluster import liveness, membership, port_filter
-from replicator.cluster.configuration import split_address
 from replicator.cluster.liveness import Deadline, Peer
 from replicator.core.topology import CPU_GROUP_KEY, Group
 from replicator.errors import (
@@ -50,6 +48,7 @@ _FROM_OTHERS = (
     tf.errors.UnavailableError,
 )
 _CAUSE = re.compile("aborted by|timed out")
+_SHAPES_DIFFER = "replicator: shapes differ between workers"  # engine.emitter
 # How long workers wait for reports of the others after a worker was lost.
 _GRACE_SEC = 5.0
 
@@ -157,17 +156,6 @@ def difference(first: Any, second: Any, where: str = "the program") -> tuple[str
     return where, repr(first), repr(second)
 
 
-def shape_error(what: str, message: str) -> ReplicatorError:
-    shapes = message.partition("shapes differ between workers")[2]
-    return DisagreementError(
-        f"a collective in {what} got tensors of different shapes on different workers "
-        f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); "
-        "all replicas must pass the same shapes: reduce over the examples first "
-        "(mean_over_examples weights the uneven batches of split_global_batches), or "
-        "pad the tensors"
-    )
-
-
 def is_collective_failure(error: tf.errors.OpError) -> bool:
     """Whether an error of TensorFlow is about other workers."""
     # Ops of a step do not use these codes; others, TensorFlow marks where a collective
@@ -233,11 +221,12 @@ class WorkerRuntime:
         # Numbers, not names, tell one exchange from the next: workers draw them in the
         # same order, and a worker that is elsewhere is seen by what it says it does.
         number = next(self._worker.numbers)
-        message = json.dumps({"what": what, "text": text})
         mine = key_of(f"exchange/{number}", self.worker_id)
         deadline = time.monotonic() + self.timeout_sec
         try:
-            _tf_workers.put_value(mine, message, self._worker.heartbeat_timeout_sec)
+            _tf_workers.put_value(
+                mine, json.dumps([what, text]), self._worker.heartbeat_timeout_sec
+            )
         except tf.errors.OpError as error:
             raise self._lost(str(error.message)) from error
         answers = [
@@ -251,17 +240,15 @@ class WorkerRuntime:
                 _tf_workers.delete_value(
                     key_of(f"exchange/{number - 2}", self.worker_id), _PEER_CHECK_SEC
                 )
-        first = answers[0]["what"]
-        for worker, answer in enumerate(answers):
-            if answer["what"] != first:
+        for worker, (there, _) in enumerate(answers):
+            if there != answers[0][0]:
                 differs = DisagreementError(
-                    f"workers disagree: {self.name_of(0)} is at {first}, but "
-                    f"{self.name_of(worker)} is at {answer['what']}; every worker must "
-                    "run the same program: the same calls of the replicator in the "
-                    "same order"
+                    f"workers disagree: {self.name_of(0)} is at {answers[0][0]}, but "
+                    f"{self.name_of(worker)} is at {there}; every worker must run the "
+                    "same program: the same calls of the replicator in the same order"
                 )
                 raise self._worker.lose(differs)
-        return [answer["text"] for answer in answers]
+        return [text for _, text in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
         """Checks that all workers are about to run the same program."""
@@ -309,9 +296,17 @@ class WorkerRuntime:
             self._end_of_input(what)
             raise
         except tf.errors.OpError as error:
-            message = str(error.message)
-            if "replicator: shapes differ" in message:
-                raise self._worker.lose(shape_error(what, message)) from error
+            _, differ, shapes = str(error.message).partition(_SHAPES_DIFFER)
+            if differ:
+                differing = DisagreementError(
+                    f"a collective in {what} got tensors of different shapes on "
+                    "different workers (dimensions by worker, then a one: "
+                    f"{first_line(shapes.strip(' [],'))}); all replicas must pass the "
+                    "same shapes: reduce over the examples first (mean_over_examples "
+                    "weights the uneven batches of split_global_batches), or pad the "
+                    "tensors"
+                )
+                raise self._worker.lose(differing) from error
             if not is_collective_failure(error):
                 self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
@@ -369,26 +364,19 @@ def compare(
     runtime: WorkerRuntime, failure: str, numbered: Iterable[tuple[int, Any]]
 ) -> None:
     """Compares mirrored variables, each with its number, over workers."""
-    digests = {
-        number: (
-            variable.name,
-            hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest(),
-        )
-        for number, variable in numbered
-    }
-    text = json.dumps({"failure": failure, "digests": digests})
-    answers = [
-        json.loads(answer) for answer in runtime.exchange("assert_in_sync()", text)
-    ]
-    for worker, answer in enumerate(answers):
-        if answer["failure"]:
-            raise ReplicasOutOfSyncError(
-                f"on {runtime.name_of(worker)}: {answer['failure']}"
-            )
-        others = answer["digests"]
+    digests = {}
+    for number, variable in numbered:
+        value = variable.numpy().tobytes()
+        digest = hashlib.blake2b(value, digest_size=16).hexdigest()
+        digests[number] = variable.name, digest
+    text = json.dumps([failure, digests])
+    answers = [*map(json.loads, runtime.exchange("assert_in_sync()", text))]
+    for worker, (failed, others) in enumerate(answers):
+        if failed:
+            raise ReplicasOutOfSyncError(f"on {runtime.name_of(worker)}: {failed}")
         differing = [
             name
-            for number, (name, mine) in answers[0]["digests"].items()
+            for number, (name, mine) in answers[0][1].items()
             if number in others and others[number][1] != mine
         ]
         if differing:
@@ -414,16 +402,38 @@ def join_cluster(
 ) -> WorkerRuntime:
     """Makes this process a worker of its cluster, together with all others."""
 
-    def make() -> WorkerState:
+    def start() -> None:
+        _tf_workers.join_workers(
+            config.training_addresses,
+            config.kind,
+            config.index,
+            heartbeat_timeout_sec=heartbeat_timeout_sec,
+        )
+
+    def join() -> WorkerState:
         deadline = time.monotonic() + timeout_sec
         meet_workers(config, timeout_sec)
-        _start(config, deadline, heartbeat_timeout_sec)
-        _LOG.info(
-            "joined %d workers as worker %d", config.num_workers, config.worker_id
-        )
+        with port_filter.guarded(config), _tf_workers.kept_sigterm():
+            # TensorFlow's server waits for the others without a timeout.
+            started = _tf_workers.in_thread(start)
+            left_sec = max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC)
+            futures.wait([started], left_sec)
+        if not started.done():
+            raise UnreachableError(
+                "all workers responded, but not all joined the cluster in time: one "
+                "exited while it was starting; see its output, and start all of them "
+                "again"
+            )
+        if failure := started.exception():
+            raise ClusterError(
+                f"TensorFlow could not join the cluster: {failure}; check TF_CONFIG on "
+                "every worker, and start all of them again"
+            ) from failure
+        num_workers, worker_id = config.num_workers, config.worker_id
+        _LOG.info("joined %d workers as worker %d", num_workers, worker_id)
         return WorkerState(config, heartbeat_timeout_sec)
 
-    state = membership.join_once("between-graph", config, make)
+    state = membership.join_once("between-graph", config, join)
     return WorkerRuntime(state, timeout_sec)
 
 
@@ -435,37 +445,7 @@ def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
             "before that; create the replicator first, before any tensor, variable or "
             "list of devices"
         )
-    reach = port_filter.check(config)
-    liveness.check_port_is_free(config.address)
-    at = "", split_address(config.address)[1]
-    with socket.create_server(at, backlog=2 * config.num_workers + 16) as listener:
+    reach, backlog = port_filter.check(config), 2 * config.num_workers + 16
+    with liveness.listen(config.address, backlog) as listener:
         port_filter.restrict(listener, reach)
         liveness.wait_for(config.training_addresses, timeout_sec)
-
-
-def _start(
-    config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
-) -> None:
-    """Starts TensorFlow's server, whose wait for the others has no timeout."""
-
-    def start() -> None:
-        _tf_workers.join_workers(
-            config.training_addresses,
-            config.kind,
-            config.index,
-            heartbeat_timeout_sec=heartbeat_timeout_sec,
-        )
-
-    with port_filter.guarded(config), _tf_workers.kept_sigterm():
-        started = _tf_workers.in_thread(start)
-        futures.wait([started], max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
-    if not started.done():
-        raise UnreachableError(
-            "all workers responded, but not all joined the cluster in time: one exited "
-            "while it was starting; see its output, and start all of them again"
-        )
-    if failure := started.exception():
-        raise ClusterError(
-            f"TensorFlow could not join the cluster: {failure}; check TF_CONFIG on "
-            "every worker, and start all of them again"
-        ) from failure
