@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -99,7 +100,7 @@ class Deadline:
     def __init__(self, expire: Callable[[], None]) -> None:
         self._expire = expire
         self._condition = threading.Condition()
-        self._end: float | None = None
+        self._end = math.inf
         self._next_look = 0.0
         self._thread: threading.Thread | None = None
 
@@ -119,22 +120,20 @@ class Deadline:
             yield
         finally:
             with self._condition:
-                self._end = None
+                self._end = math.inf
 
     def _watch(self) -> None:
         while True:
             with self._condition:
-                now, end = time.monotonic(), self._end
-                is_over = end is not None and now >= end
-                if is_over:
-                    self._end = None
-                else:
+                now = time.monotonic()
+                wait_sec = min(self._end - now, _IDLE_SEC)
+                if wait_sec > 0:
                     # A block with an earlier deadline wakes this thread.
-                    wait_sec = _IDLE_SEC if end is None else end - now
                     self._next_look = now + wait_sec
                     self._condition.wait(wait_sec)
-            if is_over:
-                self._expire()
+                    continue
+                self._end = math.inf
+            self._expire()
 
 
 # An open port says little: after a process has exited, another one may listen there.

@@ -338,7 +338,7 @@ class LineListener:
             key.fileobj for key, _ in self._selector.select(timeout_sec)
         ]
         for source in ready:
-            if source is not self._listener and source in self._rest:
+            if source in self._rest:
                 yield from self._lines_of(source)
         if self._listener in ready:
             self._accept()

@@ -149,20 +149,18 @@ def replica_devices(
     share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
     has_gpus = any(map(devices_lib.is_gpu, listed))
+    counts = devices_lib.is_gpu if has_gpus else devices_lib.is_cpu
     devices: list[str] = []
     for worker_id, worker in enumerate(workers):
         mine = [
-            name
-            for name in listed
-            if name.startswith(f"{worker}/")
-            and (devices_lib.is_gpu(name) if has_gpus else devices_lib.is_cpu(name))
+            name for name in listed if name.startswith(f"{worker}/") and counts(name)
         ]
         if len(mine) < share and (has_gpus or num_logical_devices > 1):
-            kind, help_text = (
-                ("GPUs", "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')")
-                if has_gpus
-                else ("CPU devices", f"start its server with --num-cpu-devices {share}")
-            )
+            kind = "CPU devices"
+            help_text = f"start its server with --num-cpu-devices {share}"
+            if has_gpus:
+                kind = "GPUs"
+                help_text = "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')"
             raise DeviceError(
                 f"{share} replicas or logical devices per worker need {share} {kind} on"
                 f" each, but worker {worker_id} ({worker}) has {len(mine)}; use fewer, "

@@ -313,13 +313,12 @@ def _first_to_fail(workers: Sequence[Worker]) -> Worker:
         time.sleep(_POLL_SEC)  # in which output is read
         running = [worker for worker in workers if worker.exit_code() is None]
         failed = [w for w in workers if w.exit_code() not in (None, 0, STOPPED)]
-        failed.sort(key=lambda worker: bool(worker.said(_DERIVED)))
-        if failed and not failed[0].said(_DERIVED):
-            return failed[0]
-        accused = [match[1] for each in failed if (match := each.said(_SILENT))]
+        accused = {match[1] for each in failed if (match := each.said(_SILENT))}
         silent = [w for rank, w in enumerate(workers) if str(rank) in accused]
-        if silent and silent[0] in running:
-            return silent[0]
+        causes = [worker for worker in failed if not worker.said(_DERIVED)]
+        causes += [worker for worker in silent if worker in running]
+        if causes:
+            return causes[0]
         if not running or time.monotonic() > deadline:
             return (running or failed or workers)[0]
 
