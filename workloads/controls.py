@@ -63,13 +63,8 @@ class InputOnlyProgram(Delegating):
         """Writes nothing."""
 
     def sanity(self) -> tuple[SanityCheck, ...]:
-        return (
-            SanityCheck(
-                name="input_only",
-                is_passed=True,
-                detail="not checked: this control reads batches and runs no step",
-            ),
-        )
+        detail = "not checked: this control reads batches and runs no step"
+        return (SanityCheck("input_only", is_passed=True, detail=detail),)
 
 
 class ReusingReplicator(Delegating):

@@ -207,9 +207,8 @@ class StepProgram:
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Checks the loss, the copies of the variables, and the examples."""
         is_finite = math.isfinite(self._last_loss)
-        detail = f"last loss {self._last_loss}"
         checks = [
-            SanityCheck(name="loss_is_finite", is_passed=is_finite, detail=detail),
+            SanityCheck("loss_is_finite", is_finite, f"last loss {self._last_loss}"),
             self._check_sync(),
         ]
         if self.source is not None:
@@ -230,16 +229,12 @@ class StepProgram:
                 self._repl.assert_in_sync()
             except replicator.ReplicatorError as error:
                 is_passed, detail = False, str(error)
-        return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
+        return SanityCheck("replicas_in_sync", is_passed, detail)
 
     def _check_consumed(self, source: Examples) -> SanityCheck:
         if self.reuses_batch:
-            return SanityCheck(
-                name=CONSUMED,
-                is_passed=True,
-                detail="not checked: this control repeats the first batch of each "
-                "replica",
-            )
+            detail = "not checked: this control repeats the first batch of each replica"
+            return SanityCheck(CONSUMED, is_passed=True, detail=detail)
         steps = (
             (num_consumed, [int(i) for ids in per_replica for i in ids.numpy()])
             for num_consumed, per_replica in self._consumed
@@ -302,7 +297,6 @@ def check_shards(
 
     Of more than 100,000 examples the ranges alone are checked.
     """
-    name = "each_training_example_once_per_epoch"
     contexts = [*contexts]
     num_pipelines = contexts[0].num_input_pipelines
     if len(contexts) < num_pipelines:  # others are in other processes of the job
@@ -312,21 +306,31 @@ def check_shards(
             for index in sorted(set(range(num_pipelines)) - own_ids)
         ]
     shards = [sources.shard(source, context) for context in contexts]
-    if source.num_train_examples > _MOST_IDS_READ:
-        return _check_ranges(name, source.num_train_examples, shards)
-    expected = collections.Counter(_read_ids(source.ids()))
-    counts: collections.Counter[int] = collections.Counter()
-    for shard in shards:
-        counts.update(_read_ids(source.ids(shard)))
-    missing = sum((expected - counts).values())
-    surplus = sum((counts - expected).values())
     total = source.num_train_examples
-    detail = (
-        f"{len(contexts)} input pipelines read {counts.total()} ids in one epoch of "
-        f"{total} examples: {missing} missing, {surplus} read more than once"
-    )
-    is_passed = not missing and not surplus and expected.total() == total
-    return SanityCheck(name=name, is_passed=is_passed, detail=detail)
+    if total > _MOST_IDS_READ:
+        reached = 0
+        for part in sorted(shards, key=lambda part: part.start):
+            if part.start != reached:
+                break
+            reached = part.stop
+        is_passed = reached == total
+        detail = (
+            f"{len(shards)} ranges cover {reached} of {total} examples without gap or "
+            "overlap (ranges checked, ids not read: the split is large)"
+        )
+    else:
+        expected = collections.Counter(_read_ids(source.ids()))
+        counts: collections.Counter[int] = collections.Counter()
+        for shard in shards:
+            counts.update(_read_ids(source.ids(shard)))
+        missing = (expected - counts).total()
+        surplus = (counts - expected).total()
+        is_passed = not missing and not surplus and expected.total() == total
+        detail = (
+            f"{len(contexts)} input pipelines read {counts.total()} ids in one epoch "
+            f"of {total} examples: {missing} missing, {surplus} read more than once"
+        )
+    return SanityCheck("each_training_example_once_per_epoch", is_passed, detail)
 
 
 def _read_ids(dataset: tf.data.Dataset) -> Iterator[int]:
@@ -340,37 +344,12 @@ def check_consumed(
     steps: Iterable[tuple[int, Sequence[int]]], *, first_epoch_size: int
 ) -> SanityCheck:
     """Checks that no example reached two replicas, or two steps, within an epoch."""
-    seen: set[int] = set()
-    num_ids = num_repeated = num_steps = num_looked_at = 0
-    for num_consumed, ids in steps:
-        num_steps += 1
-        if num_consumed > first_epoch_size:
-            continue
-        num_looked_at += 1
-        num_ids += len(ids)
-        num_repeated += len(ids) - len(set(ids) - seen)
-        seen.update(ids)
-    return SanityCheck(
-        name=CONSUMED,
-        is_passed=num_steps > 0 and num_repeated == 0,
-        detail=(
-            f"{num_ids} examples in {num_looked_at} steps of the first epoch "
-            f"({num_steps} recorded), {num_repeated} of them seen before in it"
-        ),
+    steps = [*steps]
+    of_epoch = [ids for num_consumed, ids in steps if num_consumed <= first_epoch_size]
+    seen = [number for ids in of_epoch for number in ids]
+    num_repeated = len(seen) - len(set(seen))
+    detail = (
+        f"{len(seen)} examples in {len(of_epoch)} steps of the first epoch "
+        f"({len(steps)} recorded), {num_repeated} of them seen before in it"
     )
-
-
-def _check_ranges(name: str, total: int, shards: Sequence[slice]) -> SanityCheck:
-    reached = 0
-    for part in sorted(shards, key=lambda part: part.start):
-        if part.start != reached:
-            break
-        reached = part.stop
-    return SanityCheck(
-        name=name,
-        is_passed=reached == total,
-        detail=(
-            f"{len(shards)} ranges cover {reached} of {total} examples without gap or "
-            "overlap (ranges checked, ids not read: the split is large)"
-        ),
-    )
+    return SanityCheck(CONSUMED, bool(steps) and not num_repeated, detail)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import replicator
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SanityCheck:
     """One correctness check: a number whose sanity check failed is not a result."""
 
@@ -95,7 +95,6 @@ OF_IMAGE_SIZE = "height and width of images, in pixels"
 OF_INPUT_THREADS = "threads of one input pipeline, on GPUs per GPU that it feeds"
 STATISTICS = ("local", "cross_replica")
 _CHOICES = "choices"
-_LIMITS = ("low", "below", "high")
 ABOUT = "about"
 
 
@@ -133,11 +132,12 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if _CHOICES in field.metadata:
-                check_choice(field.name, value, field.metadata[_CHOICES])
-            elif limits := {k: v for k, v in field.metadata.items() if k in _LIMITS}:
-                check_range(field.name, value, **limits)
+            value, allowed = getattr(self, field.name), dict(field.metadata)
+            allowed.pop(ABOUT, None)
+            if _CHOICES in allowed:
+                check_choice(field.name, value, allowed[_CHOICES])
+            elif allowed:
+                check_range(field.name, value, **allowed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,12 +371,13 @@ class WorkloadInfo:
         replicator: replicator.Replicator,
         *,
         preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
         options: Mapping[str, Any],
+        per_replica_batch_size: int,
+        **batches: Any,
     ) -> Any:
         """Builds variables, input pipelines and the step; returns the program.
+
+        ``batches`` are ``data`` and ``seed``.
 
         Raises:
           ValueError: Unknown preset, data set or option; the message lists them.
@@ -386,12 +387,9 @@ class WorkloadInfo:
             raise ValueError(
                 f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
             )
+        size = per_replica_batch_size
         training = importlib.import_module(self.train).Training(
-            replicator,
-            config,
-            data=data,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
+            replicator, config, per_replica_batch_size=size, **batches
         )
         module, _, name = self.program.partition(":")
         kind = getattr(importlib.import_module(module), name)

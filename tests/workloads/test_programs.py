@@ -2,6 +2,7 @@
 
 import collections
 import re
+import types
 
 import numpy as np
 import pytest
@@ -69,13 +70,16 @@ def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
     class Served:
         num_programs, num_workers = 1, 2
 
-    training.set_tf32(Served(), is_on=False)
+    def set_up(*, tf32):
+        training.set_up(Served(), types.SimpleNamespace(tf32=tf32))
+
+    set_up(tf32=False)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: ["GPU:0"])
     with pytest.raises(
         ValueError, match=r"option tf32=False does not reach the GPUs of Served, "
     ):
-        training.set_tf32(Served(), is_on=False)
-    training.set_tf32(Served(), is_on=True)
+        set_up(tf32=False)
+    set_up(tf32=True)
 
 
 def test_the_layout_is_set_for_the_steps_that_follow():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 # same step runs on every backend, and draws the same numbers as without XLA.
 
 
-class _Deferred(threading.local):
-    """Assignments of the program that this thread traces; None outside of one."""
-
-    assignments: list[tuple[Any, tf.Tensor]] | None = None
-
-
-_deferred = _Deferred()
+# Assignments of the program that is being traced; None outside of one.
+_deferred: ContextVar[list[tuple[Any, tf.Tensor]] | None] = ContextVar(
+    "deferred", default=None
+)
 
 
 def assign(variable: Any, value: tf.Tensor) -> None:
@@ -45,10 +42,11 @@ def assign(variable: Any, value: tf.Tensor) -> None:
     In a compiled program it is an output, assigned afterwards: stock strategies choose
     the replica that assigns, which they cannot in a function.
     """
-    if _deferred.assignments is None:
+    deferred = _deferred.get()
+    if deferred is None:
         variable.assign(value)
     else:
-        _deferred.assignments.append((variable, value))
+        deferred.append((variable, value))
 
 
 def copy_of(variable: Any, name: str) -> keras.Variable:
@@ -68,9 +66,6 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._outputs: Any = None
-        self._shapes: list[Any] = []
-        self._assigned: list[Any] = []
         self.program = tf.function(self._flat, jit_compile=True, autograph=False)
 
     def __call__(self, *args: Any) -> Any:
@@ -89,25 +84,20 @@ class Compiled:
         return tf.nest.pack_sequence_as(self._outputs, leaves)
 
     def _flat(self, *args: Any) -> tuple[list[Any], list[tf.Tensor]]:
-        _deferred.assignments = []
+        assignments: list[tuple[Any, tf.Tensor]] = []
+        token = _deferred.set(assignments)
         try:
             outputs = self._function(*args)
-            assignments = _deferred.assignments
         finally:
-            _deferred.assignments = None
-        leaves = tf.nest.flatten(outputs)
+            _deferred.reset(token)
         self._outputs = tf.nest.map_structure(lambda _: 0, outputs)
         self._assigned = [variable for variable, _ in assignments]
-        self._shapes = [
-            tf.get_static_value(leaf.dense_shape)
-            if isinstance(leaf, tf.IndexedSlices)
-            else None
-            for leaf in leaves
-        ]
-        flat = [
-            (leaf.values, leaf.indices) if isinstance(leaf, tf.IndexedSlices) else leaf
-            for leaf in leaves
-        ]
+        self._shapes, flat = [], []
+        for leaf in tf.nest.flatten(outputs):
+            is_sparse = isinstance(leaf, tf.IndexedSlices)
+            shape = tf.get_static_value(leaf.dense_shape) if is_sparse else None
+            self._shapes.append(shape)
+            flat.append((leaf.values, leaf.indices) if is_sparse else leaf)
         return flat, [value for _, value in assignments]
 
 
@@ -123,89 +113,55 @@ _OPTIMIZER = "layout_optimizer"
 MOMENTUM = 0.9
 
 
-def batch_norm(
-    statistics: str,
-    num_channels: int,
-    *,
-    epsilon: float,
-    gamma_init: str = "ones",
-    is_affine: bool = True,
-    name: str | None = None,
-) -> Any:
+def batch_norm(statistics: str, num_channels: int, **options: Any) -> Any:
     """Creates and builds a layer that normalizes channels by the batch."""
+    kind = replicator.CrossReplicaBatchNormalization
     if statistics == "local":
-        return FusedBatchNorm(
-            num_channels,
-            epsilon=epsilon,
-            gamma_init=gamma_init,
-            is_affine=is_affine,
-            name=name,
-        )
-    layer = replicator.CrossReplicaBatchNormalization(
-        momentum=MOMENTUM,
-        epsilon=epsilon,
-        gamma_initializer=gamma_init,
-        center=is_affine,
-        scale=is_affine,
-        name=name,
-    )
+        kind = FusedBatchNorm
+    layer = kind(momentum=MOMENTUM, **options)
     layer.build((None, None, None, num_channels))
     return layer
 
 
-class FusedBatchNorm(keras.layers.Layer):
+class FusedBatchNorm(keras.layers.BatchNormalization):
     """Normalization over this replica's batch, by one kernel."""
 
-    def __init__(
-        self,
-        num_channels: int,
-        *,
-        epsilon: float,
-        gamma_init: str = "ones",
-        is_affine: bool = True,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name=name)
-        self._epsilon = epsilon
-        self._num_channels = num_channels
-        self.gamma = self.beta = None
-        if is_affine:
-            self.gamma = self._channel_weight("gamma", gamma_init)
-            self.beta = self._channel_weight("beta", "zeros")
-        self.moving_mean = self._channel_weight("moving_mean", "zeros", trainable=False)
-        self.moving_variance = self._channel_weight(
-            "moving_variance", "ones", trainable=False
-        )
-        self.built = True
-
-    def _channel_weight(
-        self, name: str, initializer: str, *, trainable: bool = True
-    ) -> Any:
-        return self.add_weight(
-            name=name,
-            shape=(self._num_channels,),
-            initializer=initializer,
-            trainable=trainable,
-            autocast=False,  # statistics stay float32 in mixed precision
-        )
-
     def call(self, inputs: Any, training: bool = False) -> Any:
-        size = [self._num_channels]
+        size = self.moving_mean.shape
         result = tf.raw_ops.FusedBatchNormV3(
             x=inputs,
             scale=tf.ones(size) if self.gamma is None else self.gamma.value,
             offset=tf.zeros(size) if self.beta is None else self.beta.value,
             mean=self.moving_mean.value,
             variance=self.moving_variance.value,
-            epsilon=self._epsilon,
+            epsilon=self.epsilon,
             # The weight of the batch in the new moving statistics; the kernel mixes.
-            exponential_avg_factor=1.0 - MOMENTUM if training else 1.0,
+            exponential_avg_factor=1.0 - self.momentum if training else 1.0,
             is_training=training,
         )
         if training:
             self.moving_mean.assign(result.batch_mean)
             self.moving_variance.assign(result.batch_variance)
         return result.y
+
+
+# Norms, activations, pooling and the update are left out, as is usual for model FLOPs
+# (PaLM, Chowdhery et al. 2022, appendix B): the count must not depend on how they are
+# computed.
+
+
+def products_of(layer: Any, size: int = 1) -> int:
+    """Returns the multiply-adds of a layer on an image of ``size`` times ``size``."""
+    return math.prod(layer.kernel.shape) * size**2
+
+
+def flops_of(products: Sequence[int]) -> int:
+    """Returns the operations of an example in a step, of the multiply-adds of layers.
+
+    Two per multiply-add; forward, and backward for weights and inputs, but the first
+    layer's: pixels need no gradient.
+    """
+    return 2 * (3 * sum(products) - products[0])
 
 
 _VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
@@ -343,25 +299,20 @@ def dtype_policy(policy: str) -> Iterator[None]:
 
 def set_up(repl: replicator.Replicator, config: Any) -> None:
     """Sets what a configuration says of the number types and layouts of a process."""
-    set_tf32(repl, is_on=config.tf32)
-    is_set = tf.config.optimizer.get_experimental_options().get(_OPTIMIZER) is False
-    is_kept = getattr(config, "conv_layout", "auto") == "nhwc"
-    # Set back after a program before this one; a trial has a process of its own.
-    if is_kept != is_set and hasattr(config, "conv_layout"):
-        tf.config.optimizer.set_experimental_options({_OPTIMIZER: not is_kept})
-
-
-def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
-    """Sets whether this process uses TF32."""
     is_served = repl.num_programs < repl.num_workers
     # Those of all workers, once they are connected; CPUs have no TF32.
-    if not is_on and is_served and tf.config.list_logical_devices("GPU"):
+    if not config.tf32 and is_served and tf.config.list_logical_devices("GPU"):
         raise ValueError(
             f"option tf32=False does not reach the GPUs of {type(repl).__name__}, "
             "whose workers only serve TensorFlow: leave it True, or use a backend such "
             "as multi_worker"
         )
-    tf.config.experimental.enable_tensor_float_32_execution(is_on)
+    tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+    is_set = tf.config.optimizer.get_experimental_options().get(_OPTIMIZER) is False
+    is_kept = getattr(config, "conv_layout", "auto") == "nhwc"
+    # Set back after a program before this one; a trial has a process of its own.
+    if is_kept != is_set and hasattr(config, "conv_layout"):
+        tf.config.optimizer.set_experimental_options({_OPTIMIZER: not is_kept})
 
 
 class Training:

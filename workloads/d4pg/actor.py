@@ -127,11 +127,10 @@ class Policy:
                 f"got {flat.shape} and {flat.dtype}: learner and actor must have the "
                 "same PolicySpec"
             )
-        start = 0
-        for name, shape in self.spec.variables:
-            stop = start + math.prod(shape)
-            self._weights[name] = flat[start:stop].reshape(shape).copy()
-            start = stop
+        variables = self.spec.variables
+        ends = np.cumsum([math.prod(shape) for _, shape in variables])
+        for (name, shape), part in zip(variables, np.split(flat, ends), strict=False):
+            self._weights[name] = part.reshape(shape).copy()
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Returns actions in [-1, 1], [examples, action_size] float32."""
@@ -214,6 +213,11 @@ class ActorSettings:
     def num_streams(self) -> int:
         return self.num_actors * self.config.environments_per_actor
 
+    def streams_of(self, actor_id: int) -> range:
+        """Returns the streams of one actor, one per environment."""
+        count = self.config.environments_per_actor
+        return range(actor_id * count, (actor_id + 1) * count)
+
     def sigma(self, stream_id: int) -> float:
         """Returns the deviation of one environment's noise (Tassa et al. 2018).
 
@@ -225,14 +229,14 @@ class ActorSettings:
         return float(low * (high / low) ** (stream_id / (self.num_streams - 1)))
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Place:
     """One environment and the state of its episode; None before it has started."""
 
-    index: int  # Among those of this actor.
     stream_id: int
     environment: Environment
     writer: StreamWriter
+    seen: np.ndarray  # What the policy sees of it.
     observation: np.ndarray | None = None
     is_first: bool = True
 
@@ -254,27 +258,27 @@ class Actor:
         self._actor_id = actor_id
         self._policy = None if settings.policy is None else Policy(settings.policy)
         self._version = NO_WEIGHTS
-        config = settings.config
-        count = config.environments_per_actor
-        stream_ids = range(actor_id * count, (actor_id + 1) * count)
+        config, stream_ids = settings.config, settings.streams_of(actor_id)
+        count = len(stream_ids)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
         first_seed = int(seeds.generate_state(1)[0]) % (2**31 - count)
-        self._places = [
-            _Place(
-                index=index,
-                stream_id=stream_id,
-                environment=Environment(settings.name, config, seed=first_seed + index),
-                writer=streams.writer(stream_id),
-            )
-            for index, stream_id in enumerate(stream_ids)
+        environments = [
+            Environment(settings.name, config, seed=first_seed + index)
+            for index in range(count)
         ]
-        spec = self._places[0].environment.spec
+        spec = environments[0].spec
         self._noise = np.array([[settings.sigma(k)] for k in stream_ids], np.float32)
         *around, width = spec.observation_shape
         self._seen = np.zeros(
             (count, *around, width * config.num_stacked_frames), spec.observation_dtype
         )
+        self._places = [
+            _Place(k, environment, streams.writer(k), seen)
+            for k, environment, seen in zip(
+                stream_ids, environments, self._seen, strict=True
+            )
+        ]
         self._action_shape = (count, spec.action_size)
         self._last_time = time.monotonic()
         streams.version[actor_id] = NO_WEIGHTS
@@ -316,7 +320,8 @@ class Actor:
 
     def _step(self, place: _Place, action: np.ndarray) -> None:
         if place.observation is None:
-            self._see(place, place.environment.reset(), is_first=True)
+            place.observation, place.is_first = place.environment.reset(), True
+            place.seen[...] = place.environment.seen
             return
         time_step = place.environment.step(action)
         place.writer.append(
@@ -327,18 +332,14 @@ class Actor:
             is_first=place.is_first,
             is_last=False,
         )
-        if not time_step.is_last:
-            self._see(place, time_step.observation, is_first=False)
-            return
-        place.writer.append(
-            time_step.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
-        )
-        self._streams.num_episodes[place.stream_id] += 1
-        self._see(place, place.environment.reset(), is_first=True)
-
-    def _see(self, place: _Place, observation: np.ndarray, *, is_first: bool) -> None:
-        place.observation, place.is_first = observation, is_first
-        self._seen[place.index] = place.environment.seen
+        place.observation, place.is_first = time_step.observation, False
+        if time_step.is_last:
+            place.writer.append(
+                place.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
+            )
+            self._streams.num_episodes[place.stream_id] += 1
+            place.observation, place.is_first = place.environment.reset(), True
+        place.seen[...] = place.environment.seen
 
     def _wait(self) -> None:
         start = time.monotonic()

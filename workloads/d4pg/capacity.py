@@ -29,31 +29,26 @@ def margin(steps_per_stream: int) -> int:
     return _MARGIN + steps_per_stream // _MARGIN_SHARE
 
 
-def num_transitions(steps_per_stream: int, *, num_around: int) -> int:
-    return steps_per_stream - margin(steps_per_stream) - num_around
-
-
-def least_steps_per_stream(num_needed: int, *, num_around: int) -> int:
-    """Returns the smallest ring with so many transitions, and twice its margin."""
-    size = num_needed
-    while num_transitions(size, num_around=num_around) < max(num_needed, size / 2):
-        size += 1
-    return size
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
+    """The actors and the replay of one pipeline."""
+
     num_actors: int  # At least one.
-    capacity: int  # Environment steps that it stores.
+    num_streams: int  # Rings, one per environment.
+    steps_per_stream: int  # Records that one ring holds.
     min_size: int  # Environment steps before its first batch.
 
 
 def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
     """Returns the share of one pipeline; shares are as equal as possible."""
     until = config.num_actors * (pipeline_id + 1) // num_pipelines
+    num_actors = max(until - config.num_actors * pipeline_id // num_pipelines, 1)
+    num_streams = num_actors * config.environments_per_actor
+    capacity = math.ceil(config.replay_capacity / num_pipelines)
     return Share(
-        num_actors=max(until - config.num_actors * pipeline_id // num_pipelines, 1),
-        capacity=math.ceil(config.replay_capacity / num_pipelines),
+        num_actors=num_actors,
+        num_streams=num_streams,
+        steps_per_stream=math.ceil(capacity / num_streams),
         min_size=math.ceil(config.min_replay_size / num_pipelines),
     )
 
@@ -62,22 +57,22 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
     """Raises unless the rings of each pipeline's replay are large enough."""
     shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
     # Capacities are equal, so the pipeline with most environments has the least each.
-    num_actors = max(one.num_actors for one in shares)
-    num_streams = num_actors * config.environments_per_actor
+    most = max(shares, key=lambda one: one.num_streams)
     among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
     around = config.num_return_steps + config.num_stacked_frames - 1
-    steps_per_stream = math.ceil(shares[0].capacity / num_streams)
-    needed = math.ceil(shares[0].min_size / num_streams)
-    least = least_steps_per_stream(needed, num_around=around)
-    if steps_per_stream < least:
+    least = needed = math.ceil(most.min_size / most.num_streams)
+    # The smallest ring with so many transitions, and twice its margin.
+    while least - margin(least) - around < max(needed, least / 2):
+        least += 1
+    if most.steps_per_stream < least:
         raise ValueError(
             f"option replay_capacity={config.replay_capacity!r} keeps "
-            f"{steps_per_stream} environment steps of each environment, fewer than the "
-            f"{least} of min_replay_size={config.min_replay_size!r} and of transitions "
-            f"of num_return_steps={config.num_return_steps!r}, besides those being "
-            f"written: use at least {num_pipelines * num_streams * least} with "
-            f"{num_streams} environments{among}, fewer of them, or a smaller "
-            "min_replay_size"
+            f"{most.steps_per_stream} environment steps of each environment, fewer "
+            f"than the {least} of min_replay_size={config.min_replay_size!r} and of "
+            f"transitions of num_return_steps={config.num_return_steps!r}, besides "
+            "those being written: use at least "
+            f"{num_pipelines * most.num_streams * least} with {most.num_streams} "
+            f"environments{among}, fewer of them, or a smaller min_replay_size"
         )
 
 
@@ -107,18 +102,17 @@ def _round_up(value: float) -> float:
 
 
 def streams_spec(
-    config: D4PGConfig, environment: EnvironmentSpec, among: Share
+    config: D4PGConfig, environment: EnvironmentSpec, own: Share | None = None
 ) -> StreamsSpec:
-    from .streams import StreamsSpec
+    """Returns the rings of a pipeline, by default of the only one."""
+    from .streams import StreamsSpec  # the planner needs no NumPy
 
-    num_streams = among.num_actors * config.environments_per_actor
+    own = own or share(config, 0, 1)
     return StreamsSpec(
-        num_streams=num_streams,
-        steps_per_stream=math.ceil(among.capacity / num_streams),
-        observation_shape=environment.observation_shape,
-        observation_dtype=environment.observation_dtype,
-        action_size=environment.action_size,
-        num_actors=among.num_actors,
+        num_streams=own.num_streams,
+        steps_per_stream=own.steps_per_stream,
+        num_actors=own.num_actors,
+        **dataclasses.asdict(environment),
     )
 
 
@@ -212,7 +206,7 @@ def check(
             "of dm-control and mujoco"
         ) from error
     client.close()
-    check_memory(config, streams_spec(config, client.spec, share(config, 0, 1)))
+    check_memory(config, streams_spec(config, client.spec))
 
 
 def _in_words(num_bytes: int) -> str:

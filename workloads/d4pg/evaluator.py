@@ -134,7 +134,8 @@ class Evaluator:
         """Returns the undiscounted return of each episode."""
         count = min(num_episodes, _MOST_ENVIRONMENTS)
         while len(self._players) < count:
-            self._players.append(self._make_player(len(self._players)))
+            environment = self._make(seed=self._seed + len(self._players))
+            self._players.append(_Player(environment))
         returns: list[float] = []
         for start in range(0, num_episodes, count):
             players = self._players[: num_episodes - start]
@@ -151,20 +152,16 @@ class Evaluator:
 
     def film(self, policy: Policy) -> bytes:
         num_skipped = max(self._num_actions // _MOST_FRAMES, 1)
-        player = self._make_player(_MOST_ENVIRONMENTS)
-        try:
+        environment = self._make(seed=self._seed + _MOST_ENVIRONMENTS)
+        with contextlib.closing(environment):
+            player = _Player(environment)
             player.reset()
-            frames = [player.environment.render(*_FILM_SIZE)]
+            frames = [environment.render(*_FILM_SIZE)]
             while not player.is_over:
-                player.act(policy(player.environment.seen[None])[0])
+                player.act(policy(environment.seen[None])[0])
                 if player.num_actions % num_skipped == 0:
-                    frames.append(player.environment.render(*_FILM_SIZE))
-        finally:
-            player.environment.close()
+                    frames.append(environment.render(*_FILM_SIZE))
         return encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
-
-    def _make_player(self, index: int) -> _Player:
-        return _Player(self._make(seed=self._seed + index))
 
 
 class _Player:

@@ -21,35 +21,30 @@ from .streams import SharedWeights, StepStreams
 if TYPE_CHECKING:
     import replicator
 
-    from .actor import PolicySpec
     from .control import EnvironmentSpec
-    from .study import D4PGConfig
+    from .train import Training
 
 # Distance between the seeds of one pipeline's environments and the next one's.
 _SEEDS_PER_PIPELINE = 100_000
 
 
 class Experience:
-    """Actors and replay of one input pipeline."""
+    """Actors and replay of one input pipeline of a training."""
 
     def __init__(
         self,
-        name: str,
-        config: D4PGConfig,
+        training: Training,
         environment: EnvironmentSpec,
-        policy: PolicySpec,
-        *,
         context: replicator.InputContext,
-        seed: int,
     ) -> None:
-        num_pipelines = context.num_input_pipelines
+        config, num_pipelines = training.config, context.num_input_pipelines
         capacity.check_rings(config, num_pipelines=num_pipelines)
         share = capacity.share(config, context.input_pipeline_id, num_pipelines)
-        seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
         spec = capacity.streams_spec(config, environment, share)
         capacity.check_memory(config, spec)
+        seed = training.seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
         self.error: BaseException | None = None
-        self._policy = policy
+        self._policy = policy = training.policy_spec
         self._streams = StepStreams(spec)
         self.weights = SharedWeights(policy.num_floats)
         self.replay = make_replay(
@@ -59,33 +54,29 @@ class Experience:
             seed=seed,
             on_wait=lambda: self.pool.check(),  # noqa: PLW0108 - made below
         )
-        kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]
-        self.pool = kind(
-            ActorSettings(
-                name=name,
-                config=config,
-                policy=policy,
-                num_actors=share.num_actors,
-                seed=seed,
-            ),
-            self._streams,
-            self.weights,
+        settings = ActorSettings(
+            name=training.data,
+            config=config,
+            policy=policy,
+            num_actors=share.num_actors,
+            seed=seed,
         )
+        kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]
+        self.pool = kind(settings, self._streams, self.weights)
 
-    def dataset(
-        self, *, per_replica_batch_size: int, num_prefetched: int
-    ) -> tf.data.Dataset:
-        count = per_replica_batch_size
-        shape = (count, *self._policy.observation_shape)
+    def dataset(self, count: int, *, num_prefetched: int) -> tf.data.Dataset:
+        """Returns sampled batches of ``count`` transitions without end."""
         kind = tf.uint8 if self._policy.uses_pixels else tf.float32
+        observation = tf.TensorSpec([count, *self._policy.observation_shape], kind)
+        number = tf.TensorSpec([count])
         specs = {
-            "observation": (shape, kind),
-            "action": ((count, self._policy.action_size), tf.float32),
-            "reward": ((count,), tf.float32),
-            "discount": ((count,), tf.float32),
-            "next_observation": (shape, kind),
-            "index": ((count,), tf.int64),
-            "probability": ((count,), tf.float32),
+            "observation": observation,
+            "action": tf.TensorSpec([count, self._policy.action_size]),
+            "reward": number,
+            "discount": number,
+            "next_observation": observation,
+            "index": tf.TensorSpec([count], tf.int64),
+            "probability": number,
         }
 
         def sample() -> tuple[np.ndarray, ...]:
@@ -95,17 +86,16 @@ class Experience:
                 self.error = error  # TensorFlow wraps it in pages of text
                 raise
             return tuple(
-                np.asarray(batch[name], kind.as_numpy_dtype)
-                for name, (_, kind) in specs.items()
+                np.asarray(batch[name], spec.dtype.as_numpy_dtype)
+                for name, spec in specs.items()
             )
 
         def draw(_: Any) -> dict[str, Any]:
-            values = tf.numpy_function(
-                sample, [], [kind for _, kind in specs.values()], stateful=True
-            )
+            kinds = [spec.dtype for spec in specs.values()]
+            values = tf.numpy_function(sample, [], kinds, stateful=True)
             return {
-                name: tf.ensure_shape(value, shape)
-                for value, (name, (shape, _)) in zip(values, specs.items(), strict=True)
+                name: tf.ensure_shape(value, spec.shape)
+                for value, (name, spec) in zip(values, specs.items(), strict=True)
             }
 
         return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)
@@ -145,14 +135,11 @@ _NUM_STATES, _NUM_FRAMES = 4096, 64
 
 
 def synthetic_dataset(
-    config: D4PGConfig,
-    spec: PolicySpec,
-    context: replicator.InputContext,
-    per_replica_batch_size: int,
-    seed: int,
+    training: Training, context: replicator.InputContext, size: int
 ) -> tf.data.Dataset:
     """Returns an infinite pipeline of batches that are sampled with replacement."""
-    rng = np.random.default_rng(seed)
+    config, spec = training.config, training.policy_spec
+    rng = np.random.default_rng(training.seed)
     count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
     shape = (count, *spec.observation_shape)
 
@@ -173,15 +160,11 @@ def synthetic_dataset(
         "probability": np.full(count, 1 / count, np.float32),
     }
     store = {name: tf.constant(values) for name, values in transitions.items()}
-    first_seed = tf.constant(seed + context.input_pipeline_id, tf.int64)
+    first_seed = tf.constant(training.seed + context.input_pipeline_id, tf.int64)
 
     def draw(number: Any) -> dict[str, Any]:
-        index = tf.random.stateless_uniform(
-            [per_replica_batch_size],
-            seed=tf.stack([first_seed, number]),
-            maxval=count,
-            dtype=tf.int32,
-        )
+        seed = tf.stack([first_seed, number])
+        index = tf.random.stateless_uniform([size], seed, 0, count, tf.int32)
         return {name: tf.gather(values, index) for name, values in store.items()}
 
     return tf.data.Dataset.counter().map(draw).prefetch(2)

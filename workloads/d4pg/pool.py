@@ -88,30 +88,36 @@ class BasePool(contextlib.AbstractContextManager[Any]):
 
     def _run(self) -> None:
         try:
-            self._serve()
+            for actor_id in range(self._settings.num_actors):
+                self._start(actor_id)
+            while not self._is_closing.is_set():
+                self._watch()
         except Exception as error:  # noqa: BLE001 - raised by check()
             self._error = error
         finally:
             self._end_all()
 
+    def _replace(self, actor_id: int, where: str, why: str, advice: str = "") -> None:
+        """Starts an actor again, or raises after the last replacement."""
+        if self._num_restarts >= self._settings.max_restarts:
+            raise ActorError(
+                f"actor {actor_id}{where} ended ({why}) after {self._num_restarts} "
+                f"replacements of actors, the most allowed{advice}"
+            )
+        self._num_restarts += 1
+        self._start(actor_id)
+
     @abc.abstractmethod
-    def _serve(self) -> None:
-        """Starts actors and replaces them, until the pool closes or has an error."""
+    def _start(self, actor_id: int) -> None:
+        """Starts an actor, of which the one before has ended."""
+
+    @abc.abstractmethod
+    def _watch(self) -> None:
+        """Waits a moment, and replaces actors that have failed."""
 
     @abc.abstractmethod
     def _end_all(self) -> None:
         """Terminates every started actor."""
-
-    def _count_restart(self, actor: str, why: str, advice: str = "") -> bool:
-        """Counts a replacement; returns False, with the error, after the last one."""
-        if self._num_restarts >= self._settings.max_restarts:
-            self._error = ActorError(
-                f"{actor} ended ({why}) after {self._num_restarts} replacements of "
-                f"actors, the most allowed{advice}"
-            )
-            return False
-        self._num_restarts += 1
-        return True
 
 
 _POLL_SEC = 0.1
@@ -126,6 +132,18 @@ class _Process:
     log: IO[bytes]
     start: float
 
+    def end(self) -> str:
+        """Kills the process if necessary; returns the last line of its log."""
+        self.popen.kill()
+        self.popen.wait()
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        with self.log as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(size - _LOG_BYTES, 0))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(empty)"
+
 
 class ActorPool(BasePool):
     """Actors in separate processes of one thread, on the cores of this one."""
@@ -137,6 +155,7 @@ class ActorPool(BasePool):
         self._is_running = threading.Event()
         self._is_running.set()
         self._paused_at = self._paused_sec = 0.0
+        self._last_watch, self._grace = time.monotonic(), 0.0
         # The parent-death signal is sent when the *thread* that started a child exits:
         # all are started by the one thread that lives as long as the pool.
         super().__init__(*args)
@@ -177,61 +196,52 @@ class ActorPool(BasePool):
         self._is_running.set()
         super().close()
 
-    def _serve(self) -> None:
-        for actor_id in range(self._settings.num_actors):
-            self._start(actor_id)
-        last_poll = time.monotonic()
-        grace = 0.0
-        while not self._is_closing.wait(_POLL_SEC) and self._error is None:
-            self._is_running.wait()  # without polling
-            if self._is_closing.is_set():
-                break
-            now = time.monotonic()
-            # If this process itself was suspended, the actors may have been, too.
-            if now - last_poll > self._settings.stuck_sec / 2:
-                grace = now
-            last_poll = now
-            with self._lock:
-                for actor_id in range(self._settings.num_actors):
-                    if self._is_running.is_set() and self._error is None:
-                        self._look_at(actor_id, now, grace)
-
     def _end_all(self) -> None:
         for process in self._processes.values():
-            _end(process)
+            process.end()
 
-    def _look_at(self, actor_id: int, now: float, grace: float) -> None:
+    def _watch(self) -> None:
+        self._is_closing.wait(_POLL_SEC)
+        self._is_running.wait()  # without polling
+        now = time.monotonic()
+        # If this process itself was suspended, the actors may have been, too.
+        if now - self._last_watch > self._settings.stuck_sec / 2:
+            self._grace = now
+        self._last_watch = now
+        with self._lock:
+            if self._is_running.is_set() and not self._is_closing.is_set():
+                for actor_id in range(self._settings.num_actors):
+                    self._look_at(actor_id, now)
+
+    def _look_at(self, actor_id: int, now: float) -> None:
         """Replaces an actor that has exited or hangs."""
         process = self._processes[actor_id]
         heartbeat = float(self._streams.heartbeat[actor_id])
-        sign = max(heartbeat, process.start, grace)
+        sign = max(heartbeat, process.start, self._grace)
         limit = self._settings.stuck_sec if heartbeat else self._settings.start_sec
-        if process.popen.poll() is None and now - sign <= limit:
-            return
         code = process.popen.poll()
+        if code is None and now - sign <= limit:
+            return
         if code is None:
             why = f"no heartbeat for {limit:g} s"
         elif code < 0:
             why = f"killed by {signal.Signals(-code).name}"
         else:
             why = f"exit code {code}"
-        line = _end(self._processes.pop(actor_id))
-        advice = f": fix what its last message says: {line}"
+        line = self._processes.pop(actor_id).end()
         if code == _BAD_INPUT:
-            self._error = ValueError(line)
-        elif self._count_restart(f"actor {actor_id}", why, advice):
-            self._start(actor_id)
+            raise ValueError(line)
+        self._replace(actor_id, "", why, f": fix what its last message says: {line}")
 
     def _start(self, actor_id: int) -> None:
         self._streams.heartbeat[actor_id] = 0
-        descriptors = [self._streams.descriptor]
-        weights = None
+        descriptors, weights = [self._streams.descriptor], None
         if self._weights is not None:
             descriptors.append(self._weights.descriptor)
             weights = (self._weights.num_floats, self._weights.descriptor)
         ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
         message = (self._settings, self._streams.spec, descriptors[0], weights, ids)
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
         popen = subprocess.Popen(
             [sys.executable, "-m", __name__],
             bufsize=0,
@@ -241,25 +251,11 @@ class ActorPool(BasePool):
             pass_fds=descriptors,
             env=child_environment(ONE_THREAD),
         )
-        self._processes[actor_id] = _Process(
-            popen=popen, log=log, start=time.monotonic()
-        )
+        start = time.monotonic()
+        self._processes[actor_id] = _Process(popen=popen, log=log, start=start)
         assert popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its exit is noticed like any other
             popen.stdin.write(pickle.dumps(message))
-
-
-def _end(process: _Process) -> str:
-    """Kills a process if necessary; returns the last line of its log."""
-    process.popen.kill()
-    process.popen.wait()
-    if process.popen.stdin is not None:
-        process.popen.stdin.close()
-    with process.log as log:
-        size = log.seek(0, os.SEEK_END)
-        log.seek(max(size - _LOG_BYTES, 0))
-        lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "(empty)"
 
 
 # Actors of a Ray cluster run wherever it has a core, some rounds at a time, on streams
@@ -267,6 +263,7 @@ def _end(process: _Process) -> str:
 
 _ASK_SEC = 0.02
 _ROUNDS_PER_CHUNK = 50
+_COUNTED = ("num_episodes", "num_refused")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,8 +271,7 @@ class Chunk:
     """The records of an actor in some rounds; lists have one entry per environment."""
 
     records: list[list[np.ndarray]]  # Arrays in the order of ``FIELDS``.
-    num_episodes: np.ndarray  # Episodes that ended.
-    num_refused: np.ndarray  # Environment steps that were not finite.
+    counted: list[np.ndarray]  # Changes of ``_COUNTED``.
     elapsed_sec: float  # Duration.
     version: int  # Version of the weights in use.
 
@@ -288,15 +284,11 @@ class Collector:
         settings: ActorSettings,
         spec: StreamsSpec,
         num_floats: int,
-        actor_id: int,
-        num_restarts: int,
+        ids: dict[str, int],
     ) -> None:
-        self._settings, self._num_floats = settings, num_floats
+        self._settings, self._num_floats, self._ids = settings, num_floats, ids
         # A round writes two records at most: the second is a final observation.
         self._spec = dataclasses.replace(spec, steps_per_stream=2 * _ROUNDS_PER_CHUNK)
-        self._ids = {"actor_id": actor_id, "num_restarts": num_restarts}
-        count = settings.config.environments_per_actor
-        self._own = slice(actor_id * count, (actor_id + 1) * count)
         self._actor: Any = None
 
     def collect(self, weights: np.ndarray | None, version: int) -> Chunk:
@@ -309,32 +301,25 @@ class Collector:
             self._weights = SharedWeights(max(self._num_floats, 1))
             shared = self._weights if self._num_floats else None
             self._actor = Actor(self._settings, self._streams, shared, **self._ids)
-            self._counts = self._count()
         if weights is not None:
             self._weights.publish(weights, version)
-        begin = time.monotonic()
+        streams, own = self._streams, self._settings.streams_of(self._ids["actor_id"])
+        begin, written = time.monotonic(), streams.num_written.copy()
+        for name in _COUNTED:
+            streams[name][:] = 0
         for _ in range(_ROUNDS_PER_CHUNK):
             self._actor.step()
-        before, now = self._counts, self._count()
-        self._counts = now
-        size = self._spec.steps_per_stream
         records = []
-        for stream in range(self._own.start, self._own.stop):
-            index = stream - self._own.start
-            first, end = (int(counts["num_written"][index]) for counts in (before, now))
-            slots = stream * size + np.arange(first, end) % size
-            records.append([self._streams.field(name)[slots] for name in FIELDS])
+        for stream in own:
+            numbers = np.arange(written[stream], streams.num_written[stream])
+            slots = streams.slots(np.full_like(numbers, stream), numbers)
+            records.append([streams.field(name)[slots] for name in FIELDS])
         return Chunk(
             records=records,
-            num_episodes=now["num_episodes"] - before["num_episodes"],
-            num_refused=now["num_refused"] - before["num_refused"],
+            counted=[streams[name][own].copy() for name in _COUNTED],
             elapsed_sec=time.monotonic() - begin,
-            version=int(self._streams.version[self._ids["actor_id"]]),
+            version=int(streams.version[self._ids["actor_id"]]),
         )
-
-    def _count(self) -> dict[str, np.ndarray]:
-        names = ("num_written", "num_episodes", "num_refused")
-        return {name: self._streams[name][self._own].copy() for name in names}
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -355,7 +340,7 @@ class RayActorPool(BasePool):
     ) -> None:
         self._ray: Any = importlib.import_module("ray")
         self._latest: tuple[Any, int] = (None, NO_WEIGHTS)
-        self._remotes: list[_Remote] = []
+        self._remotes: dict[int, _Remote] = {}
         self._has_cluster = bool(self._ray.is_initialized())
         if not self._has_cluster:
             address = os.environ.get("RAY_ADDRESS", "")
@@ -384,31 +369,31 @@ class RayActorPool(BasePool):
         if not self._has_cluster and self._ray.is_initialized():
             self._ray.shutdown()
 
-    def _serve(self) -> None:
-        self._remotes = [self._make(k) for k in range(self._settings.num_actors)]
-        while not self._is_closing.is_set() and self._error is None:
-            for actor_id, remote in enumerate(self._remotes):
-                if remote.pending is None:
-                    self._ask(actor_id, remote)
-            pending = [r.pending for r in self._remotes if r.pending is not None]
-            if pending:
-                self._ray.wait(pending, num_returns=1, timeout=_ASK_SEC)
-            else:
-                time.sleep(_ASK_SEC)
-            for actor_id, remote in enumerate(self._remotes):
-                if remote.pending is not None and self._error is None:
-                    self._look_at(actor_id, remote)
-
     def _end_all(self) -> None:
-        for remote in self._remotes:
+        for remote in self._remotes.values():
             self._ray.kill(remote.handle)
 
-    def _make(self, actor_id: int) -> _Remote:
+    def _start(self, actor_id: int) -> None:
+        self._streams.version[actor_id] = NO_WEIGHTS
         num_floats = self._weights.num_floats if self._weights is not None else 0
+        ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
         handle = self._ray.remote(num_cpus=1)(Collector).remote(
-            self._settings, self._streams.spec, num_floats, actor_id, self._num_restarts
+            self._settings, self._streams.spec, num_floats, ids
         )
-        return _Remote(handle=handle)
+        self._remotes[actor_id] = _Remote(handle=handle)
+
+    def _watch(self) -> None:
+        for actor_id, remote in self._remotes.items():
+            if remote.pending is None:
+                self._ask(actor_id, remote)
+        pending = [r.pending for r in self._remotes.values() if r.pending is not None]
+        if pending:
+            self._ray.wait(pending, num_returns=1, timeout=_ASK_SEC)
+        else:
+            time.sleep(_ASK_SEC)
+        for actor_id, remote in [*self._remotes.items()]:
+            if remote.pending is not None:
+                self._look_at(actor_id, remote)
 
     def _ask(self, actor_id: int, remote: _Remote) -> None:
         """Requests the next chunk, unless the learner must sample first."""
@@ -422,49 +407,43 @@ class RayActorPool(BasePool):
                 # Stored once, however many actors receive it.
                 self._latest = (self._ray.put(newer[0]), newer[1])
         weights, version = self._latest
-        is_newer = version > remote.version
         remote.pending = remote.handle.collect.remote(
-            weights if is_newer else None, version
+            weights if version > remote.version else None, version
         )
-        remote.version = version
-        remote.since = time.monotonic()
+        remote.version, remote.since = version, time.monotonic()
 
     def _look_at(self, actor_id: int, remote: _Remote) -> None:
+        """Takes the records of an actor that has answered, or replaces it."""
+        settings = self._settings
         ready, _ = self._ray.wait([remote.pending], timeout=0)
-        if not ready:
-            settings = self._settings
-            limit = settings.stuck_sec if remote.has_answered else settings.start_sec
-            if time.monotonic() - remote.since > limit:
-                self._replace(actor_id, f"no chunk of records for {limit:g} s")
-            return
         try:
-            chunk = self._ray.get(remote.pending)
+            if ready:
+                self._take_in(actor_id, self._ray.get(remote.pending))
+                remote.pending, remote.has_answered = None, True
+                return
+            limit = settings.stuck_sec if remote.has_answered else settings.start_sec
+            if time.monotonic() - remote.since <= limit:
+                return
+            why = f"no chunk of records for {limit:g} s"
         except ValueError as error:
-            self._error = ValueError(str(getattr(error, "cause", error)))
+            raise ValueError(str(getattr(error, "cause", error))) from error
         except self._ray.exceptions.RayError as error:
-            self._replace(actor_id, str(error).strip().splitlines()[-1])
-        else:
-            self._take_in(actor_id, chunk)
-            remote.pending, remote.has_answered = None, True
+            why = str(error).strip().splitlines()[-1]
+        self._ray.kill(remote.handle)
+        self._replace(actor_id, " of the Ray cluster", why)
 
     def _take_in(self, actor_id: int, chunk: Chunk) -> None:
-        streams = self._streams
-        count = self._settings.config.environments_per_actor
-        own = slice(actor_id * count, (actor_id + 1) * count)
-        for writer, records in zip(self._writers[own], chunk.records, strict=True):
+        streams, own = self._streams, self._settings.streams_of(actor_id)
+        for stream, records in zip(own, chunk.records, strict=True):
             for *values, is_first, is_last in zip(*records, strict=True):
-                writer.append(*values, is_first=is_first, is_last=is_last)
-        streams.num_episodes[own] += chunk.num_episodes
-        streams.num_refused[own] += chunk.num_refused
+                self._writers[stream].append(
+                    *values, is_first=is_first, is_last=is_last
+                )
+        for name, counted in zip(_COUNTED, chunk.counted, strict=True):
+            streams[name][own] += counted
         streams.elapsed_sec[actor_id] += chunk.elapsed_sec
         streams.version[actor_id] = chunk.version
         streams.heartbeat[actor_id] = time.monotonic()
-
-    def _replace(self, actor_id: int, why: str) -> None:
-        self._ray.kill(self._remotes[actor_id].handle)
-        if self._count_restart(f"actor {actor_id} of the Ray cluster", why):
-            self._streams.version[actor_id] = NO_WEIGHTS
-            self._remotes[actor_id] = self._make(actor_id)
 
 
 def main() -> int:

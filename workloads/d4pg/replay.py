@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import capacity
-from .streams import RateLimiter
+from .streams import FIELDS, RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,22 +57,17 @@ class Transitions:
 class TransitionReader:
     def __init__(self, streams: StepStreams, config: D4PGConfig) -> None:
         self._streams = streams
-        self._size = streams.spec.steps_per_stream
         self._num_return_steps = config.num_return_steps
         self._num_stacked_frames = config.num_stacked_frames
         self._offsets = np.arange(config.num_return_steps + 1)
         self._powers = config.discount ** np.arange(config.num_return_steps)
-        self._reward = streams.field("reward")
-        self._discount = streams.field("discount")
-        self._is_first = streams.field("is_first")
-        self._is_last = streams.field("is_last")
-        self._action = streams.field("action")
-        self._observation = streams.field("observation")
+        self._fields = {name: streams.field(name) for name in FIELDS}
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns each stream's range of records that can start a transition."""
         written = self._streams.num_written.copy()
-        low = written - self._size + capacity.margin(self._size)
+        size = self._streams.spec.steps_per_stream
+        low = written - size + capacity.margin(size)
         # The frames before the first one must exist as well.
         low = np.where(low > 0, low + self._num_stacked_frames - 1, 0)
         return low, np.maximum(written - self._num_return_steps, low)
@@ -80,9 +75,9 @@ class TransitionReader:
     def read(self, streams: np.ndarray, numbers: np.ndarray) -> Transitions:
         numbers = numbers[:, np.newaxis] + self._offsets
         exists = numbers < self._streams.num_written[streams][:, np.newaxis]
-        slots = (streams * self._size)[:, np.newaxis] + numbers % self._size
-        is_first = self._is_first[slots] & exists
-        is_last = self._is_last[slots] & exists
+        slots = self._streams.slots(streams[:, np.newaxis], numbers)
+        is_first = self._fields["is_first"][slots] & exists
+        is_last = self._fields["is_last"][slots] & exists
         is_end = is_last[:, :-1] | is_first[:, 1:]
         stops = is_end.copy()
         stops[:, :-1] = is_end[:, 1:]
@@ -93,9 +88,9 @@ class TransitionReader:
         within = self._offsets[:-1] < count[:, np.newaxis]
         slots = slots[:, :-1]
         # Values outside may be undefined, and times zero not be zero (NaN).
-        rewards = np.where(within, self._reward[slots], 0.0)
-        discounts = np.where(within, self._discount[slots], 1.0).astype(np.float64)
-        products = discounts.cumprod(axis=1)
+        rewards = np.where(within, self._fields["reward"][slots], 0.0)
+        discounts = np.where(within, self._fields["discount"][slots], 1.0)
+        products = discounts.astype(np.float64).cumprod(axis=1)
         returns = rewards[:, 0].copy()
         if self._num_return_steps > 1:
             weights = products[:, :-1] * self._powers[1:]
@@ -108,22 +103,22 @@ class TransitionReader:
         )
 
     def actions(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return self._action[streams * self._size + numbers % self._size]
+        return self._fields["action"][self._streams.slots(streams, numbers)]
 
     def observations(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Returns the observations at records, with the previous frames."""
-        first = streams * self._size
-        slots = first + numbers % self._size
+        observation = self._fields["observation"]
+        slots = self._streams.slots(streams, numbers)
         if self._num_stacked_frames == 1:
-            return self._observation[slots]
-        height, width, channels = self._observation.shape[1:]
+            return observation[slots]
+        height, width, channels = observation.shape[1:]
         frames = self._num_stacked_frames
         places = np.empty((len(slots), frames), np.int64)
         for frame in reversed(range(frames)):
             places[:, frame] = slots
-            numbers = numbers - ~self._is_first[slots]
-            slots = first + numbers % self._size
-        ring = self._observation.reshape(-1, height * width, channels)
+            numbers = numbers - ~self._fields["is_first"][slots]
+            slots = self._streams.slots(streams, numbers)
+        ring = observation.reshape(-1, height * width, channels)
         stacks = np.empty((len(slots), height * width, frames * channels), np.uint8)
         # Example by example stays in the cache, and NumPy copies a channel twice as
         # fast as pixels of three bytes.
@@ -316,14 +311,14 @@ class PrioritizedReplay(Replay):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         spec = self._streams.spec
-        self._size = spec.steps_per_stream
-        self._tree = SumTree(spec.num_streams * self._size)
+        num_records = spec.num_streams * spec.steps_per_stream
+        self._tree = SumTree(num_records)
         self._largest = 1.0
         # Records in [low, high) of each stream have their leaves.
         self._low = np.zeros(spec.num_streams, np.int64)
         self._high = np.zeros(spec.num_streams, np.int64)
         # Number of the record of each leaf: rings wrap around.
-        self._owner = np.full(spec.num_streams * self._size, -1, np.int64)
+        self._owner = np.full(num_records, -1, np.int64)
 
     def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
         """Sets priorities by the size of errors; skips records overwritten since."""
@@ -340,7 +335,7 @@ class PrioritizedReplay(Replay):
             )
         priorities = np.abs(td_errors) + _LEAST_PRIORITY
         numbers, streams = np.divmod(index, self._streams.spec.num_streams)
-        leaves = self._leaves(streams, numbers)
+        leaves = self._streams.slots(streams, numbers)
         with self._lock:
             is_there = self._owner[leaves] == numbers
             if is_there.any():
@@ -355,7 +350,8 @@ class PrioritizedReplay(Replay):
             raise self._starved(0.0)
         leaves = self._tree.find(self._rng.uniform(0, total, count))
         probability = self._tree.weights(leaves) / total
-        return leaves // self._size, self._owner[leaves], probability
+        streams = leaves // self._streams.spec.steps_per_stream
+        return streams, self._owner[leaves], probability
 
     def _follow(self) -> None:
         low, high = self._reader.bounds()
@@ -368,17 +364,14 @@ class PrioritizedReplay(Replay):
         if not new:
             return
         self._low, self._high = low, high
-        leaves = self._leaves(*_joined(gone))
+        leaves = self._streams.slots(*_joined(gone))
         self._owner[leaves] = -1
         self._tree.set(leaves, 0.0)
         streams, numbers = _joined(new)
         is_valid = self._reader.read(streams, numbers).is_valid
-        leaves = self._leaves(streams, numbers)[is_valid]
+        leaves = self._streams.slots(streams, numbers)[is_valid]
         self._owner[leaves] = numbers[is_valid]
         self._tree.set(leaves, self._largest**self._config.priority_exponent)
-
-    def _leaves(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return streams * self._size + numbers % self._size
 
 
 def _records(stream: Any, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:

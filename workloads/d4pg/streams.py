@@ -162,6 +162,11 @@ class StepStreams(SharedArrays):
         array = self[name]
         return array.reshape(-1, *array.shape[2:])
 
+    def slots(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Returns where ``field`` has records of streams, by their numbers."""
+        size = self.spec.steps_per_stream
+        return streams * size + numbers % size
+
     def writer(self, stream_id: int) -> StreamWriter:
         counter = self.num_written[stream_id : stream_id + 1]
         return StreamWriter([self[name][stream_id] for name in FIELDS], counter)

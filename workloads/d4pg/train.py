@@ -49,22 +49,11 @@ class Training(Learner, training.Training):
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         size = context.get_per_replica_batch_size(self.global_batch_size)
         if not self.has_actors or self._evaluator is None:
-            return experience.synthetic_dataset(
-                self.config, self.policy_spec, context, size, self.seed
-            )
-        experiences = experience.Experience(
-            self.data,
-            self.config,
-            self._evaluator.spec,
-            self.policy_spec,
-            context=context,
-            seed=self.seed,
-        )
-        self.experiences.append(experiences)
+            return experience.synthetic_dataset(self, context, size)
+        made = experience.Experience(self, self._evaluator.spec, context)
+        self.experiences.append(made)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
-        return experiences.dataset(
-            per_replica_batch_size=size, num_prefetched=max(batches_per_step, 1)
-        )
+        return made.dataset(size, num_prefetched=max(batches_per_step, 1))
 
     def pass_on(self, outputs: Any) -> None:
         """Gives priorities to replay, and every few steps finite weights to actors."""

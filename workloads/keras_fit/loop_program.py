@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import queue
 import threading
@@ -12,9 +11,7 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import dtype_policy
-from workloads.keras_fit import models
-from workloads.keras_fit.own_model import AS_WRITTEN
+from workloads.keras_fit.study import AS_WRITTEN
 from workloads.keras_fit.train import KerasTraining
 from workloads.program import StepProgram
 from workloads.spec import SanityCheck
@@ -61,6 +58,9 @@ class _Turns(keras.callbacks.Callback):
         self.found.put((self._first_step + batch, float((logs or {})["loss"])))
 
 
+_ENDLESS = 2**31
+
+
 class FitLoop:
     """One call of ``fit``, which waits before each of its steps."""
 
@@ -68,7 +68,7 @@ class FitLoop:
         self, model: keras.Model, dataset: Any, *, steps_per_epoch: int
     ) -> None:
         self._turns = turns = _Turns(steps_per_epoch)
-        self._num_started = self._num_read = 0
+        self._num_read = 0
         self._steps_per_epoch = steps_per_epoch
         self._means: dict[int, float] = {}
         self._last_mean = 0.0
@@ -90,12 +90,10 @@ class FitLoop:
                 turns.found.put(error)
 
         self._thread = threading.Thread(target=train, name="fit", daemon=True)
+        self._thread.start()
 
     def start(self) -> Callable[[], float]:
         """Starts a step; returns what waits for its loss, to be called in order."""
-        if not self._num_started:
-            self._thread.start()
-        self._num_started += 1
         self._turns.asked.put(True)
         return self._read
 
@@ -116,14 +114,10 @@ class FitLoop:
 
     def close(self) -> None:
         self._turns.asked.put(False)
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     def __del__(self) -> None:
         self._turns.asked.put(False)
-
-
-_ENDLESS = 2**31
 
 
 # Of data without an end.
@@ -134,12 +128,11 @@ class KerasProgram(StepProgram):
     """``fit``, or a loop over ``repl.run``, on one replicator; see ``StepProgram``."""
 
     training: KerasTraining
+    _loop: FitLoop | None = None
 
     def __init__(
         self, repl: replicator.Replicator, training: KerasTraining, info: Any
     ) -> None:
-        self._loop: FitLoop | None = None
-        self._is_fit = training.is_fit
         super().__init__(repl, training, info)
         if training.config.compute_dtype == AS_WRITTEN:
             self.compute_dtype = "float32"
@@ -148,7 +141,7 @@ class KerasProgram(StepProgram):
         """``fit`` reads one pipeline, also for workers that only serve TensorFlow."""
         mode = replicator.InputReplicationMode
         is_served = self._repl.num_programs < self._repl.num_workers
-        return mode.SINGLE if self._is_fit and is_served else mode.PER_WORKER
+        return mode.SINGLE if self.training.is_fit and is_served else mode.PER_WORKER
 
     def _make_loop(self) -> FitLoop:
         """``fit`` on the pipeline that other workloads train on as well."""
@@ -160,38 +153,31 @@ class KerasProgram(StepProgram):
             # Of an element that is a tuple, map has unpacked it.
             return pipeline.map(lambda *b: pair_of(b[0] if len(b) == 1 else b))
 
-        strategy = self._repl.as_strategy()
         steps_per_epoch = STEPS_PER_EPOCH
         if self.source is not None:
             count = self.source.num_train_examples // self.global_batch_size
             steps_per_epoch = max(1, count)
-        return FitLoop(
-            self.training.model,
-            strategy.distribute_datasets_from_function(pipeline_of),
-            steps_per_epoch=steps_per_epoch,
+        dataset = self._repl.as_strategy().distribute_datasets_from_function(
+            pipeline_of
         )
+        return FitLoop(self.training.model, dataset, steps_per_epoch=steps_per_epoch)
 
-    def run(self, num_steps: int = 1) -> float:
-        if not self._is_fit:
-            return super().run(num_steps)
-        readers = [self.dispatch() for _ in range(num_steps)]
-        return [read() for read in readers][-1]
-
-    def dispatch(self) -> Callable[[], float]:
-        if not self._is_fit:
-            return super().dispatch()
+    def _start(self, num_steps: int) -> Callable[[], float]:
+        if not self.training.is_fit:
+            return super()._start(num_steps)
         with self._explained():
             if self._loop is None:
                 self._loop = self._make_loop()
-            read = self._loop.start()
-        self._num_steps += 1
+            reads = [self._loop.start() for _ in range(num_steps)]
+        self._num_steps += num_steps
 
-        def read_loss() -> float:
+        def read_last() -> float:
             with self._explained():
-                self._last_loss = read()
+                for read in reads:
+                    self._last_loss = read()
             return self._last_loss
 
-        return read_loss
+        return read_last
 
     def close(self) -> None:
         if self._loop is not None:
@@ -199,14 +185,12 @@ class KerasProgram(StepProgram):
 
     def _check_consumed(self, source: Examples) -> SanityCheck:
         """Counts the updates: examples have no names in ``fit``."""
-        if not self._is_fit or self.reuses_batch:
+        if not self.training.is_fit or self.reuses_batch:
             return super()._check_consumed(source)
         count = int(self.training.optimizer.iterations.numpy())
-        return SanityCheck(
-            name="fit_updates_once_per_step",
-            is_passed=count == self._num_steps,
-            detail=f"{count} updates in {self._num_steps} steps",
-        )
+        detail = f"{count} updates in {self._num_steps} steps"
+        is_passed = count == self._num_steps
+        return SanityCheck("fit_updates_once_per_step", is_passed, detail)
 
 
 _PREFETCHED_STEPS = 2
@@ -220,7 +204,7 @@ class Training(KerasTraining):
         self, repl: replicator.Replicator, config: OwnModelConfig, **batches: Any
     ) -> None:
         super().__init__(repl, config, **batches)
-        self._make(repl, lambda: _own_model(config))
+        self._make(repl, _function(config.model), config.model)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         dataset = _function(self.data)()
@@ -243,14 +227,6 @@ class Training(KerasTraining):
             .batch(size, drop_remainder=True)
             .prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
         )
-
-
-def _own_model(config: OwnModelConfig) -> keras.Model:
-    is_written = config.compute_dtype == AS_WRITTEN
-    with contextlib.nullcontext() if is_written else dtype_policy(config.compute_dtype):
-        model = models.made_by(_function(config.model), config.model)
-    models.synchronize(model, batch_norm=config.batch_norm)
-    return model
 
 
 def _function(reference: str) -> Callable[[], Any]:

@@ -14,16 +14,20 @@ functions do.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from workloads import spec
-from workloads.keras_fit.study import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
+from workloads.keras_fit.study import (
+    AS_WRITTEN,
+    COMPUTE_DTYPES,
+    EQUIVALENCE,
+    LOOPS,
+    check_jit_of_fit,
+)
 from workloads.spec import limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-AS_WRITTEN: Final = "as_written"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,17 +99,7 @@ def keras_workload(
         default_preset="own",
         builtin_data=(made,),
         other_data="no other",
-        # Deep networks at their initial weights amplify rounding to percents.
-        equivalence=spec.EquivalenceCheck(
-            options={
-                "compute_dtype": "float64",
-                "batch_norm": "cross_replica",
-                "jit": "off",
-                "tf32": False,
-            },
-            remark="batch normalization over the global batch, in float64, without"
-            " dropout",
-        ),
+        equivalence=EQUIVALENCE,
         draws_random_numbers=True,
     )
 

@@ -14,8 +14,18 @@ from workloads.resnet50.study import METRICS
 from workloads.spec import limited
 
 COMPUTE_DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+AS_WRITTEN = "as_written"  # of a model of the user's: its own policy
 LOOPS = ("fit", "run")
 """Who owns the loop: Keras' ``fit``, or ``repl.run`` with a wrapped optimizer."""
+# Deep networks of Keras amplify rounding at their initial weights, to percents.
+EQUIVALENCE = spec.EquivalenceCheck(
+    options={
+        **spec.EXACT,
+        "compute_dtype": "float64",
+        "batch_norm": "cross_replica",
+    },
+    remark=f"{spec.OF_BATCH_NORM}, in float64, without dropout",
+)
 
 _SMALLEST = 32
 # Pixels of the smallest images, where a network needs more than others.
@@ -140,14 +150,6 @@ WORKLOAD = spec.WorkloadInfo(
     metrics=METRICS,
     needs=("fit",),
     no_update_because="Keras updates inside fit",
-    equivalence=spec.EquivalenceCheck(
-        options={
-            **spec.EXACT,
-            "compute_dtype": "float64",
-            "batch_norm": "cross_replica",
-        },
-        remark=f"{spec.OF_BATCH_NORM}, in float64, without dropout",
-    ),
-    # Deep networks of Keras do at their initial weights, to percents.
+    equivalence=EQUIVALENCE,
     amplifies_rounding=True,
 )

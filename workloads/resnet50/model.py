@@ -75,7 +75,7 @@ class ConvBatchNorm(keras.layers.Layer):
         strides: int,
         seeds: Iterator[tuple[int, int]],
         statistics: str = "local",
-        gamma_init: str = "ones",
+        gamma: str = "ones",
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
@@ -88,7 +88,7 @@ class ConvBatchNorm(keras.layers.Layer):
             initializer=SeededNormal(math.sqrt(2.0 / fan_in), next(seeds)),
         )
         self.norm = training_lib.batch_norm(
-            statistics, num_outputs, epsilon=EPSILON, gamma_init=gamma_init
+            statistics, num_outputs, epsilon=EPSILON, gamma_initializer=gamma
         )
         self.built = True
 
@@ -125,7 +125,7 @@ class Bottleneck(keras.layers.Layer):
         self.convs = [
             conv(num_inputs, width, kernel_size=1, strides=first),
             conv(width, width, kernel_size=3, strides=second),
-            conv(width, num_outputs, kernel_size=1, strides=1, gamma_init=last_gamma),
+            conv(width, num_outputs, kernel_size=1, strides=1, gamma=last_gamma),
         ]
         self.projection = (
             None
@@ -231,27 +231,15 @@ def add_weight_decay(
     ]
 
 
-# Norms, activations, pooling and the update are left out, as is usual for model FLOPs
-# (PaLM, Chowdhery et al. 2022, appendix B): the count must not depend on how they are
-# computed.
-
-
-def multiply_adds(model: ResNet50, image_size: int) -> tuple[int, int]:
-    """Returns the multiply-adds of one image forward, and those of the first layer."""
+def products(model: ResNet50, image_size: int) -> list[int]:
+    """Returns the multiply-adds of the layers for one image, of the first one first."""
     size = image_size // 2
-    stem = math.prod(model.stem.kernel.shape) * size**2
-    total = stem + math.prod(model.classifier.kernel.shape)
+    found = [training_lib.products_of(model.stem, size)]
     size //= 2
     for block in model.blocks:
         for conv in block.convs:
             size //= conv.strides
-            total += math.prod(conv.kernel.shape) * size**2
+            found.append(training_lib.products_of(conv, size))
         if block.projection is not None:
-            total += math.prod(block.projection.kernel.shape) * size**2
-    return total, stem
-
-
-def training_flops(model: ResNet50, image_size: int) -> int:
-    """Returns the operations of one image in a step; pixels need no gradient."""
-    total, stem = multiply_adds(model, image_size)
-    return 2 * (3 * total - stem)
+            found.append(training_lib.products_of(block.projection, size))
+    return [*found, training_lib.products_of(model.classifier)]

@@ -141,7 +141,8 @@ class Training(training.ImageTraining):
         return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
     def flops(self) -> int:
-        return model_lib.training_flops(self.model, self.config.image_size)
+        products = model_lib.products(self.model, self.config.image_size)
+        return training.flops_of(products)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ Generator and projection discriminator are those of Miyato et al. 2018, tables 4
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from workloads.common import training as training_lib
+from workloads.common.training import products_of
 from workloads.controls import own_rows
 
 from .study import FIRST_SIZE
@@ -43,7 +44,7 @@ class ConditionalBatchNormalization(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name)
         self.norm = training_lib.batch_norm(
-            statistics, num_channels, epsilon=EPSILON, is_affine=False
+            statistics, num_channels, epsilon=EPSILON, center=False, scale=False
         )
         shape = (num_classes, num_channels)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
@@ -52,12 +53,11 @@ class ConditionalBatchNormalization(keras.layers.Layer):
 
     def call(self, inputs: Any, labels: Any, training: bool = False) -> Any:
         outputs = self.norm(inputs, training=training)
-        gamma = tf.gather(tf.convert_to_tensor(self.gamma), labels)
-        beta = tf.gather(tf.convert_to_tensor(self.beta), labels)
-        return (
-            outputs * tf.cast(gamma, outputs.dtype)[:, None, None]
-            + tf.cast(beta, outputs.dtype)[:, None, None]
+        gamma, beta = (
+            tf.cast(tf.gather(tf.convert_to_tensor(table), labels), outputs.dtype)
+            for table in (self.gamma, self.beta)
         )
+        return outputs * gamma[:, None, None] + beta[:, None, None]
 
 
 # The norm of W [rows, columns] is tracked by one step of the power iteration per call,
@@ -218,19 +218,19 @@ class GeneratorBlock(keras.layers.Layer):
         num_inputs: int,
         num_outputs: int,
         *,
-        num_classes: int,
-        batch_norm: str,
+        config: SNGANConfig,
         seed: int,
         name: str,
     ) -> None:
         super().__init__(name=name)
-        self.norm_1 = ConditionalBatchNormalization(
-            num_classes, num_inputs, statistics=batch_norm, name="norm_1"
+        norm = functools.partial(
+            ConditionalBatchNormalization,
+            config.num_classes,
+            statistics=config.batch_norm,
         )
+        self.norm_1 = norm(num_inputs, name="norm_1")
         self.conv_1 = conv(num_inputs, num_outputs, 3, seed, "conv_1")
-        self.norm_2 = ConditionalBatchNormalization(
-            num_classes, num_outputs, statistics=batch_norm, name="norm_2"
-        )
+        self.norm_2 = norm(num_outputs, name="norm_2")
         self.conv_2 = conv(num_outputs, num_outputs, 3, seed + 1, "conv_2")
         self.shortcut = conv(num_inputs, num_outputs, 1, seed + 2, "shortcut")
         self.built = True
@@ -317,8 +317,7 @@ class Generator(keras.Model):
                 GeneratorBlock(
                     num_inputs,
                     num_outputs,
-                    num_classes=config.num_classes,
-                    batch_norm=config.batch_norm,
+                    config=config,
                     seed=seed + _SEEDS_PER_BLOCK * (index + 1),
                     name=f"block_{index}",
                 )
@@ -341,9 +340,8 @@ class Generator(keras.Model):
         self.built = True
 
     def call(self, latents: Any, labels: Any, training: bool = False) -> Any:
-        hidden = self.dense(latents)
         shape = [-1, FIRST_SIZE, FIRST_SIZE, self._first_channels]
-        hidden = tf.reshape(hidden, shape)
+        hidden = tf.reshape(self.dense(latents), shape)
         for block in self.blocks:
             hidden = block(hidden, labels, training=training)
         hidden = tf.nn.relu(self.last_norm(hidden, training=training))
@@ -493,9 +491,8 @@ class LinearDecay(training_lib.Schedule):
         return self.learning_rate * tf.clip_by_value(left, 0.0, 1.0)
 
 
-# Norms, activations, lookups of classes and updates are left out, as for ResNet-50
-# (``workloads/resnet50/model.py``), and so are spectral norms, whose cost does not
-# depend on the number of images.
+# Lookups of classes are left out of the operations, and so are spectral norms, whose
+# cost does not depend on the number of images.
 
 
 def training_flops(
@@ -508,28 +505,24 @@ def training_flops(
     ``num_discriminator_steps``-th step trains the generator, through a discriminator
     whose weights need no gradient.
     """
-    latents = _products(generator.dense)
+    latents = products_of(generator.dense)
     generating, size = latents, FIRST_SIZE
     for block in generator.blocks:
-        generating += _products(block.shortcut, size)  # before upsampling
+        generating += products_of(block.shortcut, size)  # before upsampling
         size *= 2
-        generating += _products(block.conv_1, size) + _products(block.conv_2, size)
-    generating += _products(generator.last_conv, size)
-    judging = _products(discriminator.dense)
-    pixels = _products(discriminator.first_block.conv_1, size)
-    for block in (discriminator.first_block, *discriminator.blocks):
-        judging += _products(block.conv_1, size) + _products(block.conv_2, size)
+        generating += products_of(block.conv_1, size) + products_of(block.conv_2, size)
+    generating += products_of(generator.last_conv, size)
+    judging = products_of(discriminator.dense)
+    first = discriminator.first_block
+    pixels = products_of(first.conv_1, size)
+    for block in (first, *discriminator.blocks):
+        judging += products_of(block.conv_1, size) + products_of(block.conv_2, size)
         size = size // 2 if block.downsamples else size
         if block.shortcut is not None:
-            judging += _products(block.shortcut, size)
-        if block is discriminator.first_block:
-            pixels += _products(block.shortcut, size)
+            judging += products_of(block.shortcut, size)
+        if block is first:
+            pixels += products_of(block.shortcut, size)
     of_discriminator = generating + 2 * (3 * judging - pixels)
     of_generator = 3 * generating - latents + 2 * judging
     share = config.generator_batch_factor / config.num_discriminator_steps
     return round(2 * (of_discriminator + share * of_generator))
-
-
-def _products(layer: Any, size: int = 1) -> int:
-    """Returns the multiply-adds of a layer on an image of ``size`` times ``size``."""
-    return math.prod(layer.kernel.shape) * size**2

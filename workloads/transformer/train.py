@@ -170,7 +170,7 @@ class Training(training.Training):
         if self.source is None:
             return ()
         name, read = "text_is_that_of_the_wheel", self.source.description
-        return (SanityCheck(name=name, is_passed=True, detail=read),)
+        return (SanityCheck(name, is_passed=True, detail=read),)
 
     def evaluate(self, metrics: Sequence[Metric]) -> tuple[QualityMetric, ...]:
         """Measures bits per byte of held-out sequences; n counts files."""

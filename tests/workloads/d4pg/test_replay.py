@@ -366,11 +366,6 @@ def preset_config(preset="smoke", **options):
     return catalog.make_config("d4pg", preset, options)
 
 
-def streams_of(config, environment):
-    whole = capacity_lib.share(config, 0, 1)
-    return capacity_lib.streams_spec(config, environment, whole)
-
-
 def test_workers_share_actors_and_replay():
     for num_actors, expected in ((5, [2, 3]), (2, [1, 1, 1, 1])):
         config = preset_config(num_actors=num_actors, replay_capacity=1200)
@@ -378,7 +373,9 @@ def test_workers_share_actors_and_replay():
         shares = [capacity_lib.share(config, index, count) for index in range(count)]
 
         assert expected == [share.num_actors for share in shares]
-        assert {1200 // count} == {share.capacity for share in shares}
+        assert [1200 // count // share.num_actors for share in shares] == [
+            share.steps_per_stream for share in shares
+        ]
         assert sum(share.min_size for share in shares) >= config.min_replay_size
 
 
@@ -446,7 +443,7 @@ def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, l
 def test_a_replay_takes_what_is_computed():
     pixels = EnvironmentSpec(**FRAMES, action_size=1)
     config = preset_config(replay_capacity=5000, num_actors=3)
-    with StepStreams(spec := streams_of(config, pixels)) as streams:
+    with StepStreams(spec := capacity_lib.streams_spec(config, pixels)) as streams:
         replay = replay_of(streams, replay="prioritized", num_frames=3)
         shared = sum(array.nbytes for array in streams._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
@@ -459,7 +456,7 @@ def test_a_replay_takes_what_is_computed():
     assert own == capacity_lib.replay_bytes(spec, is_prioritized=True) - records
     assert 1.0 < records / num_held / (84 * 84 * 3) <= 1.15
     steps, around = spec.steps_per_stream, 5 + 3 - 1
-    held = capacity_lib.num_transitions(steps, num_around=around)
+    held = steps - capacity_lib.margin(steps) - around
     assert num_held == spec.num_streams * held
     # What does not fit is refused by what is needed and what is there.
     config = preset_config("paper")
@@ -467,9 +464,13 @@ def test_a_replay_takes_what_is_computed():
         r"=1000000 needs 21\.2 GB .*='pixels', but 16 GB are .* replay_capacity=680000,"
     )
     with pytest.raises(ValueError, match=line):
-        capacity_lib.check_memory(config, streams_of(config, pixels), 16_000_000_000)
+        capacity_lib.check_memory(
+            config, capacity_lib.streams_spec(config, pixels), 16_000_000_000
+        )
     less = preset_config("paper", replay_capacity=680_000)
-    capacity_lib.check_memory(less, streams_of(less, pixels), 16_000_000_000)
+    capacity_lib.check_memory(
+        less, capacity_lib.streams_spec(less, pixels), 16_000_000_000
+    )
 
 
 @pytest.mark.parametrize("version", [1, 2])

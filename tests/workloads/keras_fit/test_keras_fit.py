@@ -19,7 +19,8 @@ from harness.cli.main import main as run_harness
 from harness.errors import PlanError
 from results.study import equivalence as verdict
 from workloads import catalog
-from workloads.keras_fit import models, study
+from workloads.common import training
+from workloads.keras_fit import study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.resnet50 import model as model_lib
 from workloads.resnet50.study import ResNet50Config
@@ -41,13 +42,14 @@ def made(repl, **options):
 
 def test_the_default_is_the_resnet_of_keras():
     """Its parameters are those that Keras' documentation states, less statistics."""
-    with replicator.create("single").scope():
-        model = models.make(catalog.make_config("keras_fit", "smoke", {}))
+    default = catalog.make_config("keras_fit", "smoke", {})
+    options = {"model": default.model, "num_classes": default.num_classes}
+    program = made(replicator.create("single"), data="synthetic", **options)
+    model = program.training.model
+    other = model_lib.ResNet50(ResNet50Config(version="v1"))
 
-    assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
-    assert models.training_flops(model) == model_lib.training_flops(
-        model_lib.ResNet50(ResNet50Config(version="v1")), 32
-    )
+    assert 25_583_592 == program.num_parameters
+    assert program.flops_per_example == training.flops_of(model_lib.products(other, 32))
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     # The list of applications needs no TensorFlow; this test does.
@@ -121,7 +123,7 @@ def test_fit_reads_one_pipeline_in_each_program(loop, num_programs, mode):
     """Those of workers that only serve cannot be merged: a dataset cannot be sent."""
     program = object.__new__(KerasProgram)
     program._repl = types.SimpleNamespace(num_programs=num_programs, num_workers=2)
-    program._is_fit = loop == "fit"
+    program.training = types.SimpleNamespace(is_fit=loop == "fit")
 
     assert replicator.InputReplicationMode[mode] is program._input_mode()
 
