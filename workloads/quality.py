@@ -37,24 +37,19 @@ def example_metrics(
     """Returns means of the values of examples; fractions have Wilson's interval."""
     from scipy import stats  # half a second
 
-    parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in metrics}
-    for batch in batches:
-        for metric in metrics:
-            assert metric.of is not None
-            parts[metric.name].append(np.asarray(metric.of(*batch)))
-    metrics_read = []
-    for metric in metrics:
-        values = np.concatenate(parts[metric.name])
+    functions = [metric.of for metric in metrics if metric.of is not None]
+    by_batch = [[of(*batch) for of in functions] for batch in batches]
+    figures = []
+    for metric, parts in zip(metrics, zip(*by_batch, strict=True), strict=True):
+        values = np.concatenate(parts)
         if values.dtype == bool:
             counted = stats.binomtest(int(values.sum()), len(values))
             low, high = counted.proportion_ci(CONFIDENCE, method="wilson")
             share, method = (values.mean(), low, high), "Wilson score interval"
-            metrics_read.append(
-                figure(metric.name, metric.unit, share, len(values), method)
-            )
+            figures.append(figure(metric.name, metric.unit, share, len(values), method))
         else:
-            metrics_read.append(mean(metric, values))
-    return tuple(metrics_read)
+            figures.append(mean(metric, values))
+    return tuple(figures)
 
 
 def mean(

@@ -65,16 +65,13 @@ def check_range(
     value: float,
     *,
     low: float,
-    below: float | None = None,
-    high: float | None = None,
+    below: float = math.inf,
+    high: float = math.inf,
 ) -> None:
     """Raises unless an option is within its limits."""
-    is_above = (below is not None and value >= below) or (
-        high is not None and value > high
-    )
-    if value < low or is_above:
-        limit = "" if below is None else f" and below {below}"
-        limit += "" if high is None else f" and at most {high}"
+    if not low <= value <= high or value >= below:
+        limit = "" if below == math.inf else f" and below {below}"
+        limit += "" if high == math.inf else f" and at most {high}"
         raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
 
 

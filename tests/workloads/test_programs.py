@@ -289,91 +289,54 @@ def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
     assert [2, 2] == [program.per_replica_batch_size for program in built]
 
 
-def per_example(function, make_args):
-    """Of one more example: what does not depend on their number cancels."""
-    counts = [multiply_adds(function, *make_args(count)) for count in (2, 3)]
-    return counts[1] - counts[0]
-
-
-def test_the_step_of_resnet50_does_what_is_counted():
-    program = build("resnet50", "single", 1)
-
-    def batch(count):
-        images = tf.TensorSpec([count, 32, 32, 3])
-        return ({"image": images, "label": tf.TensorSpec([count], tf.int32)},)
-
-    counted = per_example(program.training.loss_and_gradients, batch)
-    assert program.flops_per_example == 2 * counted
+# What computes the gradients of a step, and what it takes of a batch and of latents.
+GRADIENTS = {
+    "resnet50": {"loss_and_gradients": lambda batch, _: (batch,)},
+    "d4pg": {"loss_and_gradients": lambda batch, _: (batch, 1.0)},
+    "transformer": {"loss_and_gradients": lambda batch, _: (batch["token"],)},
+    "sngan": {
+        "discriminator_gradients": lambda batch, latents: (
+            *(batch["image"], batch["label"]),
+            *latents,
+        ),
+        "generator_gradients": lambda _, latents: latents,
+    },
+}
+SIZES = {"policy_sizes": "24,20", "critic_sizes": "28,24,16"}
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"layout": "cifar", "num_discriminator_steps": 4},
-        pytest.param({"layout": "imagenet"}, marks=pytest.mark.full),
+        ("resnet50", {}),
+        ("sngan", {"layout": "cifar", "num_discriminator_steps": 4}),
+        pytest.param("sngan", {"layout": "imagenet"}, marks=FULL),
+        ("d4pg", {**SIZES, "network": "mlp"}),
+        ("d4pg", {**SIZES, "observations": "pixels", "num_conv_filters": 4}),
+        ("transformer", {"per_replica_batch_size": 6, "sequence_length": 6}),
     ],
 )
-def test_the_steps_of_sngan_do_what_is_counted(options):
-    program = build("sngan", "single", 1, **options)
+def test_a_step_does_what_is_counted(name, options):
+    """Of one more example: what does not depend on their number cancels."""
+    program = build(name, "single", 1, **options)
     config = program.training.config
-    size, latent = config.image_size, config.latent_size
+    shares = {"loss_and_gradients": 1 / options.get("sequence_length", 1)}
+    if name == "sngan":
+        factor = config.generator_batch_factor / config.num_discriminator_steps
+        shares = {"discriminator_gradients": 1, "generator_gradients": factor}
 
-    def latents(count):
-        return tf.TensorSpec([count, latent]), tf.TensorSpec([count], tf.int64)
-
-    def images(count):
-        spec = tf.TensorSpec([count, size, size, 3])
-        return (spec, tf.TensorSpec([count], tf.int32), *latents(count))
-
-    discriminator = per_example(program.training.discriminator_gradients, images)
-    generator = per_example(program.training.generator_gradients, latents)
-    share = config.generator_batch_factor / config.num_discriminator_steps
-
-    assert program.flops_per_example == pytest.approx(
-        2 * (discriminator + share * generator), rel=1e-9
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"network": "mlp"}, {"observations": "pixels", "num_conv_filters": 4}],
-    ids=["state", "pixels"],
-)
-def test_the_learner_does_what_is_counted(options):
-    sizes = {"policy_sizes": "24,20", "critic_sizes": "28,24,16"}
-    program = build("d4pg", "single", 1, **sizes, **options)
-    spec = program.training.policy_spec
-    dtype = tf.uint8 if "observations" in options else tf.float32
-
-    def args(count):
-        seen = tf.TensorSpec([count, *spec.observation_shape], dtype)
-        number = tf.TensorSpec([count])
+    def count(function, num_examples):
         batch = {
-            "observation": seen,
-            "next_observation": seen,
-            "action": tf.TensorSpec([count, spec.action_size]),
-            "reward": number,
-            "discount": number,
+            name: tf.TensorSpec([num_examples, *spec.shape[1:]], spec.dtype)
+            for name, spec in program._inputs.element_spec.items()
         }
-        return batch, 1.0
+        latent = tf.TensorSpec([num_examples, getattr(config, "latent_size", 1)])
+        latents = (latent, tf.TensorSpec([num_examples], tf.int64))
+        args = GRADIENTS[name][function](batch, latents)
+        return multiply_adds(getattr(program.training, function), *args)
 
-    counted = per_example(program.training.loss_and_gradients, args)
-    assert program.flops_per_example == 2 * counted
-
-
-def test_the_step_of_the_language_model_does_what_is_counted():
-    length = 6
-    program = build(
-        "transformer",
-        "single",
-        1,
-        per_replica_batch_size=length,
-        sequence_length=length,
+    expected = sum(
+        2 * share * (count(function, 3) - count(function, 2))
+        for function, share in shares.items()
     )
-
-    def tokens(count):
-        return (tf.TensorSpec([count, length], tf.uint8),)
-
-    counted = per_example(program.training.loss_and_gradients, tokens)
-
-    assert length * program.flops_per_example == 2 * counted
+    assert program.flops_per_example == pytest.approx(expected, rel=1e-9)

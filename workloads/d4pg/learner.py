@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import compiled, copy_of
+from workloads.common.training import compiled, copy_of, products_of
 
 from . import actor
 
@@ -32,8 +32,7 @@ class _Builder:
     """Creates and builds layers with separate seeds, in the order of construction."""
 
     def __init__(self, kind: str, seed: int) -> None:
-        self._kind = kind
-        self._seed = seed
+        self._kind, self._seed = kind, seed
 
     def _initializer(self, *, is_last: bool = False) -> keras.initializers.Initializer:
         self._seed += 1
@@ -46,13 +45,16 @@ class _Builder:
         )
 
     def dense(
-        self, name: str, num_inputs: int, num_outputs: int, *, is_last: bool = False
+        self, name: str, *sizes: int, is_last: bool = False, use_bias: bool = True
     ) -> keras.layers.Dense:
-        initializer = self._initializer(is_last=is_last)
+        """Returns a layer of ``sizes``: inputs and outputs."""
         layer = keras.layers.Dense(
-            num_outputs, kernel_initializer=initializer, name=name
+            sizes[1],
+            use_bias=use_bias,
+            kernel_initializer=self._initializer(is_last=is_last),
+            name=name,
         )
-        layer.build((None, num_inputs))
+        layer.build((None, sizes[0]))
         return layer
 
     def conv(self, index: int, num_inputs: int, num_outputs: int, stride: int) -> Any:
@@ -91,9 +93,7 @@ class Torso(keras.Model):
         hidden = tf.cast(frames, tf.float32) * (1 / 255)
         for conv in self.convs:
             hidden = conv(hidden)
-        return tf.reshape(
-            hidden, [-1, hidden.shape[1] * hidden.shape[2] * hidden.shape[3]]
-        )
+        return tf.reshape(hidden, [-1, math.prod(hidden.shape[1:])])
 
 
 class _Head(keras.Model):
@@ -133,18 +133,10 @@ class _Head(keras.Model):
                 self.norm = make.norm("norm", size)
             width = size
         if self.is_mlp and num_actions:
-            self.joining = keras.layers.Dense(
-                sizes[1],
-                use_bias=False,
-                kernel_initializer=keras.initializers.VarianceScaling(
-                    1 / 3,
-                    mode="fan_in",
-                    distribution="uniform",
-                    seed=seed + len(sizes) + 10,
-                ),
-                name="joining",
+            make_joining = _Builder(spec.kind, seed + len(sizes) + 9)
+            self.joining = make_joining.dense(
+                "joining", num_actions, sizes[1], use_bias=False
             )
-            self.joining.build((None, num_actions))
         self.last = make.dense(last[0], width, last[1], is_last=True)
         self.built = True
 
@@ -153,15 +145,12 @@ class _Head(keras.Model):
         layers = [*self.hidden, self.last]
         if self.features is not None:
             layers.insert(0, self.features)
-        return [math.prod(layer.kernel.shape) for layer in layers]
-
-    def _see(self, inputs: Any) -> Any:
-        if self.features is None:
-            return inputs
-        return tf.nn.tanh(self.features_norm(self.features(inputs)))
+        return [products_of(layer) for layer in layers]
 
     def _outputs(self, inputs: Any, actions: Any = None) -> Any:
-        hidden = self._see(inputs)
+        hidden = inputs
+        if self.features is not None:
+            hidden = tf.nn.tanh(self.features_norm(self.features(inputs)))
         if actions is not None and not self.is_mlp:
             hidden = tf.concat([hidden, actions], axis=1)
         for index, dense in enumerate(self.hidden):
@@ -218,9 +207,9 @@ def training_flops(
         for conv, stride in zip(torso.convs, actor.STRIDES, strict=True):
             height = (height - actor.KERNEL_SIZE) // stride + 1
             width = (width - actor.KERNEL_SIZE) // stride + 1
-            seeing.append(height * width * math.prod(conv.kernel.shape))
+            seeing.append(height * width * products_of(conv))
     acting, judging = policy.multiply_adds(), critic.multiply_adds()
-    joining = math.prod(critic.joining.kernel.shape) if critic.is_mlp else 0
+    joining = products_of(critic.joining) if critic.is_mlp else 0
     # Layers of the critic that the gradient of an action does not reach.
     before = judging[: (torso is not None) + 2 * critic.is_mlp]
     of_critic = sum(judging) + joining
@@ -368,10 +357,12 @@ class Learner:
                 ]
                 for network in self._networks
             ]
-            self._of_policy = self._adam(config.policy_learning_rate)
-            self._of_policy.build(self.policy.trainable_variables)
-            self._of_critic = self._adam(config.critic_learning_rate)
-            self._of_critic.build(self._critic_variables)
+            self._of_policy = self._adam(
+                config.policy_learning_rate, self.policy.trainable_variables
+            )
+            self._of_critic = self._adam(
+                config.critic_learning_rate, self._critic_variables
+            )
         self.trackables: dict[str, Any] = {
             **{network.name: network for network in self._networks},
             "policy_optimizer": self._of_policy,
@@ -383,11 +374,13 @@ class Learner:
             },
         }
 
-    def _adam(self, learning_rate: float) -> replicator.ReplicatedOptimizer:
-        return self._repl.wrap_optimizer(
-            keras.optimizers.Adam(learning_rate, epsilon=1e-8),
+    def _adam(self, rate: float, variables: Any) -> replicator.ReplicatedOptimizer:
+        optimizer = self._repl.wrap_optimizer(
+            keras.optimizers.Adam(rate, epsilon=1e-8),
             global_clipnorm=self.config.global_clip_norm or None,
         )
+        optimizer.build(variables)
+        return optimizer
 
     def learn(self, inputs: Any) -> Any:
         """Runs one step; targets are copied before the first, as in Acme, and later."""

@@ -40,7 +40,9 @@ class ActorError(RuntimeError):
 
 
 class BasePool(contextlib.AbstractContextManager[Any]):
-    """The actors of one replay, managed by a thread, whose errors ``check`` raises."""
+    """The actors of one replay, each kept by a thread, whose error ``check`` raises."""
+
+    where = ""  # in messages
 
     def __init__(
         self,
@@ -48,16 +50,21 @@ class BasePool(contextlib.AbstractContextManager[Any]):
         streams: StepStreams,
         weights: SharedWeights | None = None,
     ) -> None:
-        """Starts the thread: the last statement of a constructor."""
+        """Starts the threads: the last statement of a constructor."""
         self._settings = settings
         self._streams = streams
         self._weights = weights
         self._num_restarts = 0
         self._error: Exception | None = None
         self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="actors", daemon=True)
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._keep, args=[k], name="actor", daemon=True)
+            for k in range(settings.num_actors)
+        ]
         atexit.register(self.close)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -84,40 +91,30 @@ class BasePool(contextlib.AbstractContextManager[Any]):
     def close(self) -> None:
         atexit.unregister(self.close)
         self._is_closing.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
+    def _keep(self, actor_id: int) -> None:
+        """Runs an actor, and those that replace it, until the pool closes."""
         try:
-            for actor_id in range(self._settings.num_actors):
-                self._start(actor_id)
-            while not self._is_closing.is_set():
-                self._watch()
+            while failure := self._run(actor_id):
+                self._count_restart(f"actor {actor_id}{self.where}", *failure)
         except Exception as error:  # noqa: BLE001 - raised by check()
-            self._error = error
-        finally:
-            self._end_all()
+            self._error = self._error or error
+            self._is_closing.set()  # nobody needs the others
 
-    def _replace(self, actor_id: int, where: str, why: str, advice: str = "") -> None:
-        """Starts an actor again, or raises after the last replacement."""
-        if self._num_restarts >= self._settings.max_restarts:
-            raise ActorError(
-                f"actor {actor_id}{where} ended ({why}) after {self._num_restarts} "
-                f"replacements of actors, the most allowed{advice}"
-            )
-        self._num_restarts += 1
-        self._start(actor_id)
+    def _count_restart(self, actor: str, why: str, advice: str) -> None:
+        with self._lock:
+            if self._num_restarts >= self._settings.max_restarts:
+                raise ActorError(
+                    f"{actor} ended ({why}) after {self._num_restarts} replacements "
+                    f"of actors, the most allowed{advice}"
+                )
+            self._num_restarts += 1
 
     @abc.abstractmethod
-    def _start(self, actor_id: int) -> None:
-        """Starts an actor, of which the one before has ended."""
-
-    @abc.abstractmethod
-    def _watch(self) -> None:
-        """Waits a moment, and replaces actors that have failed."""
-
-    @abc.abstractmethod
-    def _end_all(self) -> None:
-        """Terminates every started actor."""
+    def _run(self, actor_id: int) -> tuple[str, str] | None:
+        """Runs an actor until the pool closes, or says why it failed, and advice."""
 
 
 _POLL_SEC = 0.1
@@ -126,42 +123,18 @@ _LOG_BYTES = 4096
 _BAD_INPUT = 2
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Process:
-    popen: subprocess.Popen[bytes]
-    log: IO[bytes]
-    start: float
-
-    def end(self) -> str:
-        """Kills the process if necessary; returns the last line of its log."""
-        self.popen.kill()
-        self.popen.wait()
-        if self.popen.stdin is not None:
-            self.popen.stdin.close()
-        with self.log as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(size - _LOG_BYTES, 0))
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "(empty)"
-
-
 class ActorPool(BasePool):
     """Actors in separate processes of one thread, on the cores of this one."""
 
     def __init__(self, *args: Any) -> None:
-        self._processes: dict[int, _Process] = {}
-        # Guards the processes against being replaced while they are stopped.
-        self._lock = threading.Lock()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._is_running = threading.Event()
         self._is_running.set()
         self._paused_at = self._paused_sec = 0.0
-        self._last_watch, self._grace = time.monotonic(), 0.0
-        # The parent-death signal is sent when the *thread* that started a child exits:
-        # all are started by the one thread that lives as long as the pool.
         super().__init__(*args)
 
     def process_ids(self) -> list[int]:
-        return [process.popen.pid for _, process in sorted(self._processes.items())]
+        return [process.pid for _, process in sorted(self._processes.items())]
 
     def pause(self) -> None:
         """Stops the actors until ``resume``; harmless if they are stopped."""
@@ -182,8 +155,7 @@ class ActorPool(BasePool):
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes.values():
-            if process.popen.poll() is None:
-                process.popen.send_signal(number)
+            process.send_signal(number)
 
     def counters(self) -> dict[str, float]:
         counts = super().counters()
@@ -196,44 +168,28 @@ class ActorPool(BasePool):
         self._is_running.set()
         super().close()
 
-    def _end_all(self) -> None:
-        for process in self._processes.values():
-            process.end()
-
-    def _watch(self) -> None:
-        self._is_closing.wait(_POLL_SEC)
-        self._is_running.wait()  # without polling
-        now = time.monotonic()
-        # If this process itself was suspended, the actors may have been, too.
-        if now - self._last_watch > self._settings.stuck_sec / 2:
-            self._grace = now
-        self._last_watch = now
-        with self._lock:
-            if self._is_running.is_set() and not self._is_closing.is_set():
-                for actor_id in range(self._settings.num_actors):
-                    self._look_at(actor_id, now)
-
-    def _look_at(self, actor_id: int, now: float) -> None:
-        """Replaces an actor that has exited or hangs."""
-        process = self._processes[actor_id]
-        heartbeat = float(self._streams.heartbeat[actor_id])
-        sign = max(heartbeat, process.start, self._grace)
-        limit = self._settings.stuck_sec if heartbeat else self._settings.start_sec
-        code = process.popen.poll()
-        if code is None and now - sign <= limit:
-            return
-        if code is None:
-            why = f"no heartbeat for {limit:g} s"
-        elif code < 0:
-            why = f"killed by {signal.Signals(-code).name}"
-        else:
-            why = f"exit code {code}"
-        line = self._processes.pop(actor_id).end()
-        if code == _BAD_INPUT:
+    def _run(self, actor_id: int) -> tuple[str, str] | None:
+        # The parent-death signal is sent when the *thread* that started a child exits:
+        # this one waits until its actor has ended.
+        with tempfile.TemporaryFile() as log:
+            with self._lock:
+                process = self._processes[actor_id] = self._start(actor_id, log)
+                if not self._is_running.is_set():
+                    process.send_signal(signal.SIGSTOP)
+            try:
+                why = self._watch(actor_id, process)
+            finally:
+                process.kill()
+                process.communicate()
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(size - _LOG_BYTES, 0))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        line = lines[-1] if lines else "(empty)"
+        if why and process.returncode == _BAD_INPUT:
             raise ValueError(line)
-        self._replace(actor_id, "", why, f": fix what its last message says: {line}")
+        return (why, f": fix what its last message says: {line}") if why else None
 
-    def _start(self, actor_id: int) -> None:
+    def _start(self, actor_id: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         self._streams.heartbeat[actor_id] = 0
         descriptors, weights = [self._streams.descriptor], None
         if self._weights is not None:
@@ -241,8 +197,7 @@ class ActorPool(BasePool):
             weights = (self._weights.num_floats, self._weights.descriptor)
         ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
         message = (self._settings, self._streams.spec, descriptors[0], weights, ids)
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
-        popen = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             bufsize=0,
             stdin=subprocess.PIPE,
@@ -251,17 +206,39 @@ class ActorPool(BasePool):
             pass_fds=descriptors,
             env=child_environment(ONE_THREAD),
         )
-        start = time.monotonic()
-        self._processes[actor_id] = _Process(popen=popen, log=log, start=start)
-        assert popen.stdin is not None
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its exit is noticed like any other
-            popen.stdin.write(pickle.dumps(message))
+            process.stdin.write(pickle.dumps(message))
+        return process
+
+    def _watch(self, actor_id: int, process: subprocess.Popen[bytes]) -> str:
+        """Returns why an actor has failed; nothing when the pool closes."""
+        settings = self._settings
+        last_look = start = time.monotonic()
+        grace = 0.0
+        while not self._is_closing.wait(_POLL_SEC):
+            self._is_running.wait()  # without polling
+            now = time.monotonic()
+            # If this process itself was suspended, the actor may have been, too.
+            if now - last_look > settings.stuck_sec / 2:
+                grace = now
+            last_look = now
+            heartbeat = float(self._streams.heartbeat[actor_id])
+            limit = settings.stuck_sec if heartbeat else settings.start_sec
+            code = process.poll()
+            if code is not None and code < 0:
+                return f"killed by {signal.Signals(-code).name}"
+            if code is not None:
+                return f"exit code {code}"
+            if now - max(heartbeat or start, grace) > limit:
+                return f"no heartbeat for {limit:g} s"
+        return ""
 
 
 # Actors of a Ray cluster run wherever it has a core, some rounds at a time, on streams
 # of their own; their records are appended here. Every machine needs this package.
 
-_ASK_SEC = 0.02
+_ASK_SEC, _WAIT_SEC = 0.02, 0.5
 _ROUNDS_PER_CHUNK = 50
 _COUNTED = ("num_episodes", "num_refused")
 
@@ -322,16 +299,9 @@ class Collector:
         )
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Remote:
-    handle: Any
-    pending: Any = None
-    since: float = 0.0
-    has_answered: bool = False
-    version: int = NO_WEIGHTS
-
-
 class RayActorPool(BasePool):
+    where = " of the Ray cluster"
+
     def __init__(
         self,
         settings: ActorSettings,
@@ -340,7 +310,6 @@ class RayActorPool(BasePool):
     ) -> None:
         self._ray: Any = importlib.import_module("ray")
         self._latest: tuple[Any, int] = (None, NO_WEIGHTS)
-        self._remotes: dict[int, _Remote] = {}
         self._has_cluster = bool(self._ray.is_initialized())
         if not self._has_cluster:
             address = os.environ.get("RAY_ADDRESS", "")
@@ -369,68 +338,48 @@ class RayActorPool(BasePool):
         if not self._has_cluster and self._ray.is_initialized():
             self._ray.shutdown()
 
-    def _end_all(self) -> None:
-        for remote in self._remotes.values():
-            self._ray.kill(remote.handle)
-
-    def _start(self, actor_id: int) -> None:
-        self._streams.version[actor_id] = NO_WEIGHTS
+    def _run(self, actor_id: int) -> tuple[str, str] | None:
+        streams, limit = self._streams, self._settings.start_sec
         num_floats = self._weights.num_floats if self._weights is not None else 0
         ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
+        sent = streams.version[actor_id] = NO_WEIGHTS
         handle = self._ray.remote(num_cpus=1)(Collector).remote(
-            self._settings, self._streams.spec, num_floats, ids
+            self._settings, streams.spec, num_floats, ids
         )
-        self._remotes[actor_id] = _Remote(handle=handle)
-
-    def _watch(self) -> None:
-        for actor_id, remote in self._remotes.items():
-            if remote.pending is None:
-                self._ask(actor_id, remote)
-        pending = [r.pending for r in self._remotes.values() if r.pending is not None]
-        if pending:
-            self._ray.wait(pending, num_returns=1, timeout=_ASK_SEC)
-        else:
-            time.sleep(_ASK_SEC)
-        for actor_id, remote in [*self._remotes.items()]:
-            if remote.pending is not None:
-                self._look_at(actor_id, remote)
-
-    def _ask(self, actor_id: int, remote: _Remote) -> None:
-        """Requests the next chunk, unless the learner must sample first."""
-        if self._streams.must_wait():
-            self._streams.idle_sec[actor_id] += _ASK_SEC
-            self._streams.elapsed_sec[actor_id] += _ASK_SEC
-            return
-        if self._weights is not None:
-            newer = self._weights.read(newer_than=self._latest[1])
-            if newer is not None:
-                # Stored once, however many actors receive it.
-                self._latest = (self._ray.put(newer[0]), newer[1])
-        weights, version = self._latest
-        remote.pending = remote.handle.collect.remote(
-            weights if version > remote.version else None, version
-        )
-        remote.version, remote.since = version, time.monotonic()
-
-    def _look_at(self, actor_id: int, remote: _Remote) -> None:
-        """Takes the records of an actor that has answered, or replaces it."""
-        settings = self._settings
-        ready, _ = self._ray.wait([remote.pending], timeout=0)
         try:
-            if ready:
-                self._take_in(actor_id, self._ray.get(remote.pending))
-                remote.pending, remote.has_answered = None, True
-                return
-            limit = settings.stuck_sec if remote.has_answered else settings.start_sec
-            if time.monotonic() - remote.since <= limit:
-                return
-            why = f"no chunk of records for {limit:g} s"
+            while not self._is_closing.is_set():
+                if streams.must_wait():
+                    streams.idle_sec[actor_id] += _ASK_SEC
+                    streams.elapsed_sec[actor_id] += _ASK_SEC
+                    time.sleep(_ASK_SEC)
+                    continue
+                weights, version = self._newest_weights()
+                is_newer = version > sent
+                answer = handle.collect.remote(weights if is_newer else None, version)
+                sent, since = version, time.monotonic()
+                while not self._ray.wait([answer], timeout=_WAIT_SEC)[0]:
+                    if self._is_closing.is_set():
+                        return None
+                    if time.monotonic() - since > limit:
+                        return f"no chunk of records for {limit:g} s", ""
+                self._take_in(actor_id, self._ray.get(answer))
+                limit = self._settings.stuck_sec
         except ValueError as error:
             raise ValueError(str(getattr(error, "cause", error))) from error
         except self._ray.exceptions.RayError as error:
-            why = str(error).strip().splitlines()[-1]
-        self._ray.kill(remote.handle)
-        self._replace(actor_id, " of the Ray cluster", why)
+            return str(error).strip().splitlines()[-1], ""
+        finally:
+            self._ray.kill(handle)
+        return None
+
+    def _newest_weights(self) -> tuple[Any, int]:
+        """Returns weights and their version, stored once for all actors."""
+        with self._lock:
+            if self._weights is not None:
+                newer = self._weights.read(newer_than=self._latest[1])
+                if newer is not None:
+                    self._latest = (self._ray.put(newer[0]), newer[1])
+            return self._latest
 
     def _take_in(self, actor_id: int, chunk: Chunk) -> None:
         streams, own = self._streams, self._settings.streams_of(actor_id)

@@ -22,13 +22,6 @@ _IMAGES_RANK = 4
 _CHANNELS = (1, 3)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Features:
-    # [num_examples, num_features], float32; for ``fid`` and ``kid``.
-    features: np.ndarray
-    logits: np.ndarray  # [num_examples, num_classes], float32; for ``inception_score``.
-
-
 class FeatureExtractor(abc.ABC):
     """A network with fixed weights."""
 
@@ -43,14 +36,15 @@ class FeatureExtractor(abc.ABC):
     def preparation(self, image_shape: tuple[int, ...]) -> str:
         """Describes the preparation of images of [height, width, channels]."""
 
-    def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
+    def extract(
+        self, images: np.ndarray, *, num_images_at_once: int = 100
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns features and logits, [examples, ...] float32."""
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
         batches = [self._forward(images[i : i + num_images_at_once]) for i in starts]
         features, logits = (np.concatenate(part) for part in zip(*batches, strict=True))
-        return Features(
-            features=features.astype(np.float32), logits=logits.astype(np.float32)
-        )
+        return features.astype(np.float32), logits.astype(np.float32)
 
 
 def check_images(images: np.ndarray) -> None:
@@ -112,7 +106,7 @@ class Evaluator:
     ) -> None:
         self.extractor = extractor
         self._shape = reference.shape[1:]
-        features = extractor.extract(reference).features
+        features, _ = extractor.extract(reference)
         self._reference = features[_order(len(features))]
         self._moments = Moments.of(features)
         digest = digest_arrays({"images": reference})
@@ -129,13 +123,13 @@ class Evaluator:
                 "the same size first, with the same code"
             )
         order = _order(len(images))
-        extracted = self.extractor.extract(images)
-        features, logits = extracted.features[order], extracted.logits[order]
-        return (
-            self._with_protocol(scores.fid(features, self._moments)),
-            self._with_protocol(scores.kid(features, self._reference)),
-            self._with_protocol(scores.inception_score(logits)),
+        features, logits = (part[order] for part in self.extractor.extract(images))
+        figures = (
+            scores.fid(features, self._moments),
+            scores.kid(features, self._reference),
+            scores.inception_score(logits),
         )
+        return tuple(map(self._with_protocol, figures))
 
     def _with_protocol(self, figure: QualityMetric) -> QualityMetric:
         """Returns a figure with all that changes it while the generator stays."""

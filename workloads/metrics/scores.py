@@ -35,7 +35,7 @@ def _estimate(
     return quality.figure(name, "1", (value, *ends), num_examples, method)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
     """The sufficient statistics of a Gaussian: count, mean and scatter.
 
@@ -91,6 +91,20 @@ class Moments:
             )
         return self.scatter / (self.num_examples - 1)
 
+    @functools.cached_property
+    def root(self) -> np.ndarray:
+        """A matrix A with A A^T = covariance; what takes most of the time."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        # Rounding error of a zero eigenvalue; its root would be 1e8 times that.
+        noise = len(values) * np.finfo(np.float64).eps * abs(values[-1])
+        if values[0] < -max(noise, np.finfo(np.float64).tiny) * len(values):
+            raise ValueError(
+                f"covariance has the eigenvalue {float(values[0])}: those of a "
+                "covariance are at least 0; was it made from features?"
+            )
+        roots: np.ndarray = np.sqrt(np.where(values > noise, values, 0.0))
+        return vectors * roots
+
 
 def _check_features(features: Any) -> np.ndarray:
     """Returns ``features`` as an array, in its own type."""
@@ -112,32 +126,7 @@ def _check_features(features: Any) -> np.ndarray:
 FID_INTERVAL = "delta method, given the reference; excludes the bias at this n"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Gaussian:
-    """Moments with the square root of their covariance, the most expensive part."""
-
-    mean: np.ndarray  # [num_features].
-    # A matrix A with A A^T = covariance, [num_features, num_features].
-    root: np.ndarray
-    trace: float  # Trace of the covariance.
-
-    @classmethod
-    def of(cls, moments: Moments) -> Gaussian:
-        covariance = moments.covariance
-        values, vectors = np.linalg.eigh(covariance)
-        # Rounding error of a zero eigenvalue; its root would be 1e8 times that.
-        noise = len(values) * np.finfo(np.float64).eps * abs(values[-1])
-        if values[0] < -max(noise, np.finfo(np.float64).tiny) * len(values):
-            raise ValueError(
-                f"covariance has the eigenvalue {float(values[0])}: those of a "
-                "covariance are at least 0; was it made from features?"
-            )
-        roots = np.sqrt(np.where(values > noise, values, 0.0))
-        trace = float(np.trace(covariance))
-        return cls(mean=moments.mean, root=vectors * roots, trace=trace)
-
-
-def distance(first: Gaussian, second: Gaussian) -> float:
+def distance(first: Moments, second: Moments) -> float:
     """Returns the squared Fréchet distance of two Gaussians (Dowson & Landau 1982).
 
         |m1 - m2|^2 + tr S1 + tr S2 - 2 tr (S1^1/2 S2 S1^1/2)^1/2
@@ -154,7 +143,8 @@ def distance(first: Gaussian, second: Gaussian) -> float:
         )
     overlap = np.linalg.svd(first.root.T @ second.root, compute_uv=False).sum()
     shift = first.mean - second.mean
-    value = shift @ shift + first.trace + second.trace - 2.0 * overlap
+    value = shift @ shift + np.trace(first.covariance) + np.trace(second.covariance)
+    value -= 2.0 * overlap
     # Equal Gaussians leave the rounding error of the traces, of either sign.
     return max(float(value), 0.0)
 
@@ -173,11 +163,11 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     number of features, because the covariance is then singular for any generator.
     """
     features = _check_features(features)
-    generated, real = _gaussian_of(features), Gaussian.of(reference)
-    value = distance(generated, real)
+    generated = Moments.of(features)
+    value = distance(generated, reference)
     num_examples, num_features = features.shape
     if num_examples > num_features:
-        error, method = standard_error(features, generated, real), FID_INTERVAL
+        error, method = standard_error(features, generated, reference), FID_INTERVAL
     else:
         error = math.nan
         method = (
@@ -189,7 +179,7 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
 
 
 def standard_error(
-    features: np.ndarray, generated: Gaussian, reference: Gaussian
+    features: np.ndarray, generated: Moments, reference: Moments
 ) -> float:
     """Returns sd(g) / sqrt(n) of the derivatives g defined in ``fid``."""
     _, values, vectors = np.linalg.svd(generated.root.T @ reference.root)
@@ -208,10 +198,6 @@ def standard_error(
         - np.square(centred @ transport).sum(axis=1)
     )
     return float(derivatives.std(ddof=1)) / math.sqrt(len(features))
-
-
-def _gaussian_of(features: np.ndarray) -> Gaussian:
-    return Gaussian.of(Moments.of(features))
 
 
 MOST_PER_BLOCK = 10_000

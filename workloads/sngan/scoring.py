@@ -71,7 +71,7 @@ class Scorer:
             scores.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
             # The extractor was trained only on real digits, and knows their classes.
-            logits = self._extractor.extract(images).logits
+            _, logits = self._extractor.extract(images)
             scores += quality.example_metrics(CLASSIFIED, [(logits, labels)])
         return tuple(scores)
 

@@ -151,7 +151,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
         stop(first[1], pool)
         # As if it had been stopped for twice as long as is allowed.
         long_ago = time.monotonic() - 2 * settings.stuck_sec
-        pool._processes[1].start = streams.heartbeat[1] = long_ago
+        streams.heartbeat[1] = long_ago
         wait_until(lambda: not psutil.pid_exists(first[1]), pool)
         replay.sample(16)
         wait_until(lambda: pool.counters()["num_restarts"] >= 2, pool)

@@ -26,12 +26,12 @@ def evaluator(extractor):
 def test_the_classifier_knows_held_out_digits(extractor):
     images, labels = load_digits("test")
 
-    found = extractor.extract(images)
+    features, logits = extractor.extract(images)
 
-    assert found.features.shape == (359, extractor.num_features)
-    assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
+    assert features.shape == (359, extractor.num_features)
+    assert 0.98 <= (logits.argmax(axis=1) == labels).mean()
     # So the scale of the kernel distance does not depend on the training.
-    features = extractor.extract(load_digits("train")[0]).features
+    features, _ = extractor.extract(load_digits("train")[0])
     assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
 
 
@@ -82,9 +82,9 @@ def test_resized_digits_are_another_protocol(extractor):
     images, _ = load_digits("test")
     enlarged = images.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3)
 
-    small, large = extractor.extract(images), extractor.extract(enlarged)
+    (small, _), (large, _) = map(extractor.extract, (images, enlarged))
 
-    np.testing.assert_allclose(small.features, large.features, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(small, large, rtol=1e-4, atol=1e-4)
     assert "8 x 8 as stored" in extractor.preparation(images.shape[1:])
     assert "32 x 32 x 3, mean of channels, 8 x 8 resized by area" in (
         extractor.preparation(enlarged.shape[1:])
@@ -196,11 +196,10 @@ def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels):
         extractor = open_inception(path)
         found = extractor.extract(images, num_images_at_once=2)
 
-        features, logits = expected(images, kernels)
-        np.testing.assert_allclose(
-            found.features, features, rtol=RTOL_FLOAT32, atol=1e-4
-        )
-        np.testing.assert_allclose(found.logits, logits, rtol=RTOL_FLOAT32, atol=1e-2)
+        for values, right, atol in zip(
+            found, expected(images, kernels), (1e-4, 1e-2), strict=True
+        ):
+            np.testing.assert_allclose(values, right, rtol=RTOL_FLOAT32, atol=atol)
         assert hashlib.sha256(path.read_bytes()).hexdigest() == extractor.digest
 
 
