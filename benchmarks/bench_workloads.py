@@ -130,8 +130,8 @@ def precision(compute_dtype: str) -> dict[str, float]:
 
 def distance(num_examples: int) -> dict[str, float]:
     """Seconds of the metric, and the most memory that the process has had."""
-    from workloads.metrics import scores
-    from workloads.metrics.scores import Moments
+    from workloads import quality
+    from workloads.quality import Moments
 
     spent = 0.0
     gaussians = []
@@ -147,7 +147,7 @@ def distance(num_examples: int) -> dict[str, float]:
         start = time.perf_counter()
         _ = total.root  # kept
         spent += time.perf_counter() - start
-    spent += runner.seconds(lambda: scores.distance(*gaussians))
+    spent += runner.seconds(lambda: quality.distance(*gaussians))
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"sec": spent, "peak_bytes": peak_kilobytes * 1024.0}
 

@@ -48,7 +48,7 @@ def absolute_data(name: str) -> str:
     """Returns the name of a data set with absolute paths."""
     from workloads.data import names
 
-    return names.absolute_folder(name) if names.is_folder(name) else name
+    return names.absolute(name)
 
 
 def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:

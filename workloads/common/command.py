@@ -93,12 +93,12 @@ def _boolean(text: str) -> bool:
 def train(repl: replicator.Replicator, made: Any, args: argparse.Namespace) -> None:
     """Runs steps of a ``Training``, shows losses and rates, then what was learned."""
     inputs = repl.make_input_iterator(made.input_fn)
-    cycle = getattr(made, "cycle", None) or (made.step_fn,)
     progress = Progress(made, args)
     for step in range(args.steps):
-        outputs = repl.run(cycle[step % len(cycle)], inputs)
+        outputs = made.train(repl, inputs, step)
         progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
     evaluate(made, args)
+    made.close()
 
 
 def evaluate(made: Any, args: argparse.Namespace) -> None:

@@ -341,6 +341,14 @@ class Training:
         self.config, self.data, self.seed = config, data, seed
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
 
+    def train(self, repl: replicator.Replicator, inputs: Any, step: int) -> Any:
+        """Runs a step on all replicas; returns its outputs."""
+        cycle = getattr(self, "cycle", None) or (self.step_fn,)
+        return repl.run(cycle[step % len(cycle)], inputs)
+
+    def close(self) -> None:
+        """Ends what runs beside the steps."""
+
     @staticmethod
     def prepare(data: str) -> None:
         """Prepares what a machine keeps; runs no op, so that devices can be made."""

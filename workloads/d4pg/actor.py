@@ -69,7 +69,8 @@ class PolicySpec:
             for index in range(len(STRIDES)):
                 shape = (KERNEL_SIZE, KERNEL_SIZE, width, self.num_conv_filters)
                 width = dense(f"conv_{index}", *shape)
-            width = dense("features", conv_size(self), self.num_features)
+            size = map_sizes(self)[-1] * width
+            width = dense("features", size, self.num_features)
             norm("features_norm", width)
         for index, size in enumerate(self.hidden_sizes):
             width = dense(f"dense_{index}", width, size)
@@ -83,13 +84,14 @@ class PolicySpec:
         return sum(math.prod(shape) for _, shape in self.variables)
 
 
-def conv_size(spec: PolicySpec) -> int:
-    """Returns the size of the last convolution's output for one observation."""
-    height, width = spec.observation_shape[:2]
+def map_sizes(spec: PolicySpec) -> list[int]:
+    """Returns the pixels of each convolution's output for one observation."""
+    (height, width, _), sizes = spec.observation_shape, []
     for stride in STRIDES:
         height = (height - KERNEL_SIZE) // stride + 1
         width = (width - KERNEL_SIZE) // stride + 1
-    return height * width * spec.num_conv_filters
+        sizes.append(height * width)
+    return sizes
 
 
 def make_policy_spec(

@@ -207,6 +207,8 @@ class Environment:
     spec: EnvironmentSpec  # Shapes of observations and actions.
     # What a policy sees now: the state, or the last frames, always in the same array.
     seen: np.ndarray
+    is_over: bool = True  # Whether ``reset`` has to begin the next episode.
+    episode_return: float = 0.0  # Rewards of the episode so far.
 
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int = 0, can_render: bool = False
@@ -221,7 +223,6 @@ class Environment:
         self._action_repeat = config.action_repeat
         self._stack = FrameStack(config.num_stacked_frames)
         self._num_control_steps = 0
-        self._must_reset = True
         self._camera = None
         self._film: tuple[tuple[int, int], Any] | None = None
         actions = self._env.action_spec()
@@ -248,16 +249,16 @@ class Environment:
         )
 
     def reset(self) -> np.ndarray:
-        self._num_control_steps = 0
+        self._num_control_steps, self.episode_return = 0, 0.0
         observation = self._observe(self._call(self._env.reset))
         self.seen = self._stack.add(observation, is_first=True)
-        self._must_reset = False
+        self.is_over = False
         return observation
 
     def step(self, action: np.ndarray) -> Step:
-        if self._must_reset:
+        if self.is_over:
             raise RuntimeError("no episode is running: call reset() first")
-        self._must_reset = True
+        self.is_over = True
         if not self._is_canonical:
             action = self._low + (action + 1) * self._half_range
         reward, discount = 0.0, 1.0
@@ -273,8 +274,9 @@ class Environment:
             raise BrokenEpisodeError(f"the reward is {reward}")
         observation = self._observe(timestep)
         self.seen = self._stack.add(observation, is_first=False)
-        self._must_reset = is_last
-        return Step(observation, float(reward), float(discount), is_last)
+        self.is_over, reward = is_last, float(reward)
+        self.episode_return += reward
+        return Step(observation, reward, float(discount), is_last)
 
     def render(self, height: int = 240, width: int = 320) -> np.ndarray:
         """Returns the current state as a picture, uint8 [height, width, 3]."""

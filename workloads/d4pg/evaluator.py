@@ -10,9 +10,11 @@ not outlive its parent.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import io
+import itertools
 import multiprocessing
 import subprocess
 import sys
@@ -125,7 +127,8 @@ class Evaluator:
         self._make = functools.partial(Environment, name, config, can_render=can_render)
         self._num_actions = MAX_CONTROL_STEPS // config.action_repeat
         self._seed = seed + _SEED_OFFSET
-        self._players: list[_Player] = []
+        self._environments: list[Environment] = []
+        self._num_broken: collections.Counter[Environment] = collections.Counter()
         environment = self._make()
         environment.close()
         self.spec = environment.spec
@@ -133,65 +136,50 @@ class Evaluator:
     def play(self, policy: Policy, num_episodes: int) -> list[float]:
         """Returns the undiscounted return of each episode."""
         count = min(num_episodes, _MOST_ENVIRONMENTS)
-        while len(self._players) < count:
-            environment = self._make(seed=self._seed + len(self._players))
-            self._players.append(_Player(environment))
+        while len(self._environments) < count:
+            self._environments.append(self._begun(len(self._environments)))
         returns: list[float] = []
         for start in range(0, num_episodes, count):
-            players = self._players[: num_episodes - start]
-            for player in players:
-                player.reset()
-            while playing := [player for player in players if not player.is_over]:
-                actions = policy(
-                    np.stack([player.environment.seen for player in playing])
-                )
-                for player, action in zip(playing, actions, strict=True):
-                    player.act(action)
-            returns += [player.episode_return for player in players]
+            environments = self._environments[: num_episodes - start]
+            for environment in environments:
+                environment.reset()
+            while playing := [each for each in environments if not each.is_over]:
+                actions = policy(np.stack([each.seen for each in playing]))
+                for environment, action in zip(playing, actions, strict=True):
+                    self._act(environment, action)
+            returns += [each.episode_return for each in environments]
         return returns
 
     def film(self, policy: Policy) -> bytes:
         num_skipped = max(self._num_actions // _MOST_FRAMES, 1)
-        environment = self._make(seed=self._seed + _MOST_ENVIRONMENTS)
-        with contextlib.closing(environment):
-            player = _Player(environment)
-            player.reset()
+        with contextlib.closing(self._begun(_MOST_ENVIRONMENTS)) as environment:
+            environment.reset()
             frames = [environment.render(*_FILM_SIZE)]
-            while not player.is_over:
-                player.act(policy(environment.seen[None])[0])
-                if player.num_actions % num_skipped == 0:
+            for number in itertools.count(1):
+                self._act(environment, policy(environment.seen[None])[0])
+                if number % num_skipped == 0:
                     frames.append(environment.render(*_FILM_SIZE))
+                if environment.is_over:
+                    break
         return encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
 
+    def _begun(self, index: int) -> Environment:
+        environment = self._make(seed=self._seed + index)
+        environment.reset()
+        return environment
 
-class _Player:
-    """One environment, and its episode so far."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self._num_broken = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self.environment.reset()
-        self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
-
-    def act(self, action: np.ndarray) -> None:
+    def _act(self, environment: Environment, action: np.ndarray) -> None:
         """Takes an environment step; an episode with failed physics is restarted."""
         try:
-            step = self.environment.step(action)
+            environment.step(action)
         except BrokenEpisodeError as error:
-            self._num_broken += 1
-            if self._num_broken > _MOST_BROKEN:
+            self._num_broken[environment] += 1
+            if (count := self._num_broken[environment]) > _MOST_BROKEN:
                 raise RuntimeError(
-                    f"{self._num_broken} episodes of an evaluation failed, the last "
-                    f"because {error}: check the actions of the policy"
+                    f"{count} episodes of an evaluation failed, the last because "
+                    f"{error}: check the actions of the policy"
                 ) from error
-            self.reset()
-            return
-        self.episode_return += step.reward
-        self.num_actions += 1
-        self.is_over = step.is_last
+            environment.reset()
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:

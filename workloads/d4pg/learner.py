@@ -89,7 +89,7 @@ class Torso(keras.Model):
         self.built = True
 
     def call(self, frames: Any) -> Any:
-        """Returns [examples, conv_size] float32 of stacked uint8 frames."""
+        """Returns [examples, outputs] float32 of stacked uint8 frames."""
         hidden = tf.cast(frames, tf.float32) * (1 / 255)
         for conv in self.convs:
             hidden = conv(hidden)
@@ -121,8 +121,9 @@ class _Head(keras.Model):
         self.is_mlp = spec.kind == "mlp"
         width = spec.observation_shape[0]
         if spec.uses_pixels:
+            size = actor.map_sizes(spec)[-1] * spec.num_conv_filters
             width = spec.num_features
-            self.features = make.dense("features", actor.conv_size(spec), width)
+            self.features = make.dense("features", size, width)
             self.features_norm = make.norm("features_norm", width)
         if not self.is_mlp:
             width += num_actions
@@ -201,13 +202,12 @@ def training_flops(
     through a critic whose weights need no gradient, back to the action. Inputs need no
     gradient.
     """
-    seeing = []
-    if torso is not None:
-        height, width, _ = spec.observation_shape
-        for conv, stride in zip(torso.convs, actor.STRIDES, strict=True):
-            height = (height - actor.KERNEL_SIZE) // stride + 1
-            width = (width - actor.KERNEL_SIZE) // stride + 1
-            seeing.append(height * width * products_of(conv))
+    convs = (
+        zip(actor.map_sizes(spec), torso.convs, strict=True)
+        if torso is not None
+        else ()
+    )
+    seeing = [size * products_of(conv) for size, conv in convs]
     acting, judging = policy.multiply_adds(), critic.multiply_adds()
     joining = products_of(critic.joining) if critic.is_mlp else 0
     # Layers of the critic that the gradient of an action does not reach.

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .control import EnvironmentSpec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,12 +93,9 @@ def _make_memory(size: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StreamsSpec:
+class StreamsSpec(EnvironmentSpec):
     num_streams: int  # Rings, one per environment.
     steps_per_stream: int  # Records that one ring holds.
-    observation_shape: tuple[int, ...]  # Shape of one record: a state or one frame.
-    observation_dtype: str  # ``float32`` or ``uint8``.
-    action_size: int  # Length of an action.
     num_actors: int = 1  # Processes that write.
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import replicator
 from workloads.common import command, training
 from workloads.spec import SYNTHETIC
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    import replicator
     from workloads.spec import Metric, QualityMetric
 
 
@@ -54,6 +54,12 @@ class Training(Learner, training.Training):
         self.experiences.append(made)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
         return made.dataset(size, num_prefetched=max(batches_per_step, 1))
+
+    def train(self, repl: replicator.Replicator, inputs: Any, step: int) -> Any:
+        del repl, step  # the learner has them
+        outputs = self.learn(inputs)
+        self.pass_on(outputs)
+        return outputs
 
     def pass_on(self, outputs: Any) -> None:
         """Gives priorities to replay, and every few steps finite weights to actors."""
@@ -99,19 +105,5 @@ class Training(Learner, training.Training):
             self._evaluator.close()
 
 
-def main() -> None:
-    args = command.parse(__doc__, study.WORKLOAD)
-    repl = replicator.create(args.backend, num_replicas=args.replicas)
-    made = Training(repl, args.config, **args.batches)
-    inputs = repl.make_input_iterator(made.input_fn)
-    progress = command.Progress(made, args)
-    for step in range(args.steps):
-        outputs = made.learn(inputs)
-        made.pass_on(outputs)
-        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
-    command.evaluate(made, args)
-    made.close()
-
-
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, study.WORKLOAD, Training)

@@ -28,12 +28,10 @@ _LAYOUT = (
 _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
-def is_folder(name: str) -> bool:
-    return name.startswith(PREFIX)
-
-
-def absolute_folder(name: str) -> str:
-    """Returns the name with an absolute path, valid in any working directory."""
+def absolute(name: str) -> str:
+    """Returns the name, that of a folder with an absolute path."""
+    if not name.startswith(PREFIX):
+        return name
     return f"{PREFIX}{_folder_path(name).absolute()}"
 
 
@@ -45,12 +43,12 @@ def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None
             f"data {name!r}: {str(path)!r} is not a folder; give one that is laid out "
             f"as {_LAYOUT}"
         )
-    splits = [path / TRAIN_SPLIT, *(path / split for split in EVALUATION_SPLITS)]
+    splits = [path / split for split in (TRAIN_SPLIT, *EVALUATION_SPLITS)]
     splits = [split for split in splits if split.is_dir()]
     if len(splits) < 2 or splits[0].name != TRAIN_SPLIT:  # noqa: PLR2004 - one of each
         raise ValueError(_wrong_layout(name, path))
     classes, encodings = _folders(splits[0]), set()
-    paths: dict[str, list[tuple[str, str]]] = {split.name: [] for split in splits}
+    paths: dict[str, list[tuple[str, str]]] = {}
     for split in splits:
         labels = _folders(split)
         if not labels:
@@ -64,6 +62,7 @@ def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None
                 f"which is not among the {len(classes)} classes of 'train': add images "
                 "of it there, or remove it"
             )
+        paths[split.name] = []
         for label in labels:
             images = sorted(filter(_is_image, (split / label).iterdir()))
             if not images:
@@ -141,7 +140,7 @@ def cache_dir() -> pathlib.Path:
 
 def check(name: str) -> None:
     """Raises unless ``name`` is a data set that can be read on this machine."""
-    if is_folder(name):
+    if name.startswith(PREFIX):
         read_folder(name)
     elif name not in BUILTIN:
         find_prepared(name)

@@ -30,12 +30,19 @@ _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """A data set whose examples are in memory."""
+    """A data set whose examples are in memory: encoded images, or pieces of text."""
 
     name: str  # The name it was opened by.
     evaluation_split: str = "test"  # Name of the held-out split.
-    # Arrays of each split by feature, all as long as the split has examples.
+    # Arrays of each split by feature, all as long as the split has examples: of images
+    # ``image``, as it is stored, and ``label``.
     splits: Mapping[str, Mapping[str, np.ndarray]]
+    num_classes: int = 0  # Distinct labels.
+    # How images are stored: ``png``, ``jpeg``; None if it varies.
+    encoding: str | None = None
+    # Stored height, width and channels; None where images differ.
+    image_shape: tuple[int | None, ...] = (None, None, 3)
+    description: str = ""  # How much text it is, of which release, and its digest.
 
     def num_examples(self, split: str) -> int:
         return len(next(iter(self.splits[split].values())))
@@ -56,32 +63,20 @@ class Examples:
         ``seed`` is of the order in which files are opened; None for the stored order.
         """
         del seed, threads  # all is in memory
-        values_of_part = {
-            name: values[part] for name, values in self.splits[split].items()
-        }
-        ids = np.arange(self.num_examples(split))[part]
-        return tf.data.Dataset.from_tensor_slices({**values_of_part, "example_id": ids})
+        features = {**self.splits[split], "example_id": self._numbers(split)}
+        return tf.data.Dataset.from_tensor_slices(
+            {name: values[part] for name, values in features.items()}
+        )
 
     def ids(self, part: slice = _WHOLE) -> tf.data.Dataset:
         """Returns the ids of training examples; nothing is decoded."""
-        ids = np.arange(self.num_train_examples)[part]
-        return tf.data.Dataset.from_tensor_slices(ids)
+        return tf.data.Dataset.from_tensor_slices(self._numbers(TRAIN_SPLIT)[part])
 
-    def explain(self, error: Exception) -> str | None:  # noqa: ARG002 - of subclasses
-        """Describes how the data made a step fail, in one line; None otherwise."""
-        return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Source(Examples):
-    """Labelled images; features are ``image``, as it is stored, and ``label``."""
-
-    num_classes: int  # Distinct labels.
-    encoding: str | None  # How images are stored: ``png``, ``jpeg``; None if it varies.
-    # Stored height, width and channels; None where images differ.
-    image_shape: tuple[int | None, ...] = (None, None, 3)
+    def _numbers(self, split: str) -> np.ndarray:
+        return np.arange(self.num_examples(split))
 
     def explain(self, error: Exception) -> str | None:
+        """Describes how the data made a step fail, in one line; None otherwise."""
         outside = _OUTSIDE.search(str(error))
         if outside is None:
             return None
@@ -93,7 +88,7 @@ class Source(Examples):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FolderSource(Source):
+class FolderSource(Examples):
     """A folder of images, in the order of TFDS' ``ImageFolder``.
 
     TFDS reads a whole split in an order that no seed determines; here a pipeline opens
@@ -103,7 +98,7 @@ class FolderSource(Source):
     def read(
         self, split: str, part: slice = _WHOLE, *, seed: Seed = None, threads: int = 1
     ) -> tf.data.Dataset:
-        dataset = Source.read(self, split, part)
+        dataset = Examples.read(self, split, part)
         if seed is not None:
             order = fold(seed, SHUFFLE_STREAM, 0)
             dataset = dataset.shuffle(len(dataset), seed=order)
@@ -114,7 +109,7 @@ class FolderSource(Source):
         )
 
     def explain(self, error: Exception) -> str | None:
-        if reason := Source.explain(self, error):
+        if reason := Examples.explain(self, error):
             return reason
         paths = (path for split in self.splits.values() for path in split["image"])
         path = next((path for path in paths if not _is_readable(path)), None)
@@ -135,7 +130,7 @@ def _is_readable(path: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedSource(Source):
+class PreparedSource(Examples):
     builder: Any  # The TFDS builder.
 
     def num_examples(self, split: str) -> int:
@@ -183,10 +178,10 @@ class PreparedSource(Source):
         return dataset.map(lambda example: example["example_id"])
 
 
-def open_source(name: str) -> Source:
+def open_source(name: str) -> Examples:
     if name == names.DIGITS:
         return _open_digits()
-    if names.is_folder(name):
+    if name.startswith(names.PREFIX):
         return _open_folder(name)
     return _open_prepared(name)
 
@@ -195,7 +190,7 @@ NUM_TEST_DIGITS = 359
 _MOST_INK = 16  # scikit-learn's pixels count ink from 0 to 16
 
 
-def _open_digits() -> Source:
+def _open_digits() -> Examples:
     """Opens scikit-learn's 1,797 digits of 8 x 8 pixels (Alpaydin & Kaynak 1998).
 
     scikit-learn is not imported, as that takes seconds.
@@ -225,7 +220,7 @@ def _open_digits() -> Source:
         order = in_stored_order(split, indices.tolist())
         images = np.array([encoded(index) for index in order], object)
         splits[split] = {"image": images, "label": labels[order]}
-    return Source(
+    return Examples(
         name=names.DIGITS,
         splits=splits,
         num_classes=10,
@@ -289,15 +284,11 @@ def _open_prepared(name: str) -> PreparedSource:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TextSource(Examples):
-    """Pieces of files: ``text`` [pieces, 1024] uint8, and ``file``, a number."""
+def open_text(name: str) -> Examples:
+    """Opens the Python files of TensorFlow, some held out, in pieces of 1,024 bytes.
 
-    description: str  # How much text it is, of which release, and its digest.
-
-
-def open_text(name: str) -> TextSource:
-    """Opens the Python files of TensorFlow, some held out, in pieces of 1,024 bytes."""
+    Features are ``text`` [pieces, 1024] uint8, and ``file``, a number.
+    """
     if name != text_files.NAME:
         text_files.check(name)
     version, read = text_files.version(), text_files.read()
@@ -316,7 +307,7 @@ def open_text(name: str) -> TextSource:
             "file": np.array(files),
         }
     num_bytes = sum(len(file.content) for file in read)
-    return TextSource(
+    return Examples(
         name=name,
         splits=splits,
         description=f"{len(read)} files, {num_bytes} bytes of tensorflow {version}, "

@@ -114,7 +114,7 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{path}.{variable.name}", variable.numpy()
 
 
-def _examples(source: sources.Source) -> dict[str, np.ndarray]:
+def _examples(source: sources.Examples) -> dict[str, np.ndarray]:
     examples = list(source.read(sources.TRAIN_SPLIT))
     pixels = [
         images.decoded(example["image"], source.encoding, source.image_shape)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from workloads import quality
 from workloads.data.sources import TRAIN_SPLIT
 from workloads.metrics.digits import open_digits
-from workloads.metrics.evaluator import Evaluator, to_uint8
+from workloads.metrics.evaluator import Evaluator, open_inception, to_uint8
 
 from .study import CLASSIFIED, SCORES
 
@@ -39,13 +39,11 @@ class Scorer:
         source = images.source
         assert source is not None  # random images have no quality
         self._config = config
-        self._extractor: FeatureExtractor
-        if config.extractor == "digits":
-            self._extractor = open_digits()
-        else:
-            from workloads.metrics.inception import open_inception
-
-            self._extractor = open_inception(config.extractor_weights)
+        self._extractor: FeatureExtractor = (
+            open_digits()
+            if config.extractor == "digits"
+            else open_inception(config.extractor_weights)
+        )
         self._evaluator = Evaluator(
             self._extractor,
             _read_images(images, TRAIN_SPLIT, _MOST_REFERENCES),

@@ -8,8 +8,12 @@ import tensorflow as tf
 
 from workloads.metrics import digits
 from workloads.metrics.digits import load_digits
-from workloads.metrics.evaluator import Evaluator, to_uint8
-from workloads.metrics.inception import open_inception, prepare
+from workloads.metrics.evaluator import (
+    Evaluator,
+    open_inception,
+    prepare,
+    to_uint8,
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load
 
-from workloads.metrics import scores as scores_lib
-from workloads.metrics.scores import Moments, inception_score, kid
+from workloads import quality
+from workloads.quality import Moments, inception_score, kid
 
 FOLDER = pathlib.Path(__file__).parent
 goldens = load(FOLDER / "write_goldens.py")
@@ -80,8 +80,8 @@ def test_rotated_diagonal_gaussians_have_their_closed_form(rng):
 
         one = exact_moments(means[0], (axes * first) @ axes.T)
         other = exact_moments(means[1], (axes * second) @ axes.T)
-        assert pytest.approx(expected, rel=rel) == scores_lib.distance(one, other)
-        assert pytest.approx(0.0, abs=1e-10) == scores_lib.distance(one, one)
+        assert pytest.approx(expected, rel=rel) == quality.distance(one, other)
+        assert pytest.approx(0.0, abs=1e-10) == quality.distance(one, one)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_scores_are_the_published_ones(source, rel):
     golden = GOLDENS[source]
     for case in ("gaussian", "rectified", "fewer_examples_than_features"):
         first, second = goldens.features(case)
-        value = scores_lib.fid(first, Moments.of(second)).value
+        value = quality.fid(first, Moments.of(second)).value
         assert pytest.approx(golden["fid"][case], rel=rel) == value
         if case != "fewer_examples_than_features":
             value = kid(first, second).value
@@ -125,7 +125,7 @@ def test_intervals_of_the_fid_cover():
     axes = rotation(num_features, random)
     mixing = axes * np.sqrt(np.linspace(0.4, 1.5, num_features))
     mean = np.full(num_features, 0.1)
-    truth = scores_lib.distance(
+    truth = quality.distance(
         exact_moments(mean, mixing @ mixing.T),
         exact_moments(np.zeros(num_features), real),
     )
@@ -135,7 +135,7 @@ def test_intervals_of_the_fid_cover():
         random.normal(size=(200, num_features)) @ mixing.T + mean
         for _ in range(num_draws)
     ]
-    scores = [scores_lib.fid(draw, reference) for draw in draws]
+    scores = [quality.fid(draw, reference) for draw in draws]
     values = np.array([score.value for score in scores])
 
     centre, spread = values.mean(), values.std()
@@ -147,10 +147,10 @@ def test_intervals_of_the_fid_cover():
 
 
 def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng):
-    score = scores_lib.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
+    score = quality.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
     # Equal images have covariance zero: |m - m_r|^2 + tr S_r.
     real = exact_moments(np.zeros(3), np.eye(3))
-    collapsed = scores_lib.fid(np.ones((10, 3)), real)
+    collapsed = quality.fid(np.ones((10, 3)), real)
 
     assert math.isnan(score.low)
     assert math.isnan(score.high)
@@ -213,7 +213,7 @@ Moments.of(np.zeros((0, 2))) -> at least one of each
 Moments.of([[1.0], [np.nan], [np.inf]]) -> 2 of 3 examples are not fin
 Moments.of([[1.0, 2.0]]).covariance -> at least 2 examples, but Moments
 Moments.of(x).merge(Moments.of(y)) -> of 4 and of 3 features cannot be merged
-scores_lib.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
+quality.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
 exact_moments(np.zeros(2), np.diag([-1.0, 1.0])).root -> eigenvalue -1\.0: .*was it made
 kid(x, y) -> length 4 and 3 cannot be compared
 kid(x[:2], x) -> 2 generated and 23 real .* at least 3
