@@ -98,7 +98,14 @@ class NotUpdatingReplicator(Delegating):
         return NotUpdatingOptimizer(self.original.wrap_optimizer(*args, **options))
 
 
-class NotUpdatingOptimizer(Delegating):
+class _OtherUpdates(Delegating):
+    """An optimizer that does in ``apply`` what its ``apply_gradients`` does."""
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any]) -> Any:
+        return self.apply_gradients(zip(grads, trainable_variables, strict=True))
+
+
+class NotUpdatingOptimizer(_OtherUpdates):
     """An optimizer that updates nothing but its counter of iterations."""
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
@@ -167,7 +174,7 @@ class MatchingReplicator(Delegating):
         return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
 
 
-class _DenseGradients(Delegating):
+class _DenseGradients(_OtherUpdates):
     """An optimizer that gets dense gradients; otherwise the one it was made of."""
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:

@@ -404,12 +404,8 @@ class Learner:
             {name: batch[name] for name in used}, self._weights(batch)
         )
         # Both use the same weights, so neither is applied before both are computed.
-        self._of_critic.apply_gradients(
-            zip(critic_gradients, self._critic_variables, strict=True)
-        )
-        self._of_policy.apply_gradients(
-            zip(policy_gradients, self.policy.trainable_variables, strict=True)
-        )
+        self._of_critic.apply(critic_gradients, self._critic_variables)
+        self._of_policy.apply(policy_gradients, self.policy.trainable_variables)
         return {**outputs, "index": batch["index"]}
 
     def _weights(self, batch: dict[str, tf.Tensor]) -> tf.Tensor | float:

@@ -102,8 +102,13 @@ class D4PGConfig(spec.TrainingConfig):
 
     def __post_init__(self) -> None:
         spec.TrainingConfig.__post_init__(self)
-        if self.actors == "ray":
-            check_ray()
+        ray = importlib.util.find_spec("ray") if self.actors == "ray" else None
+        # A directory of that name would be found too, such as Ray's own below /tmp.
+        if self.actors == "ray" and (ray is None or ray.origin is None):
+            raise ValueError(
+                "actors='ray' needs Ray, which is not installed here: run pip install "
+                "'replicator-harness[distributed]', or use actors='processes'"
+            )
         for name in ("policy_sizes", "critic_sizes"):
             _sizes(name, getattr(self, name))
         if self.network == "mlp" and len(self.critic_layers) < 2:  # noqa: PLR2004
@@ -188,16 +193,6 @@ _LAPTOP_PIXELS = dataclasses.replace(
     samples_per_insert=16.0,
     num_evaluation_episodes=10,
 )
-
-
-def check_ray() -> None:
-    spec = importlib.util.find_spec("ray")
-    # A directory of that name would be found too, such as Ray's own below /tmp.
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            "actors='ray' needs Ray, which is not installed here: run pip install "
-            "'replicator-harness[distributed]', or use actors='processes'"
-        )
 
 
 # Those that there are without actors.

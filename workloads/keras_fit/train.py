@@ -94,7 +94,7 @@ class KerasTraining(training.Training):
             loss *= tf.distribute.get_strategy().num_replicas_in_sync
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, self._variables)
-        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        self.optimizer.apply(gradients, self._variables)
         return {"loss": loss}
 
 

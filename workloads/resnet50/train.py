@@ -115,7 +115,7 @@ class Training(training.ImageTraining):
         gradients = model_lib.add_weight_decay(
             gradients, self._variables, weight_decay=self._weight_decay()
         )
-        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        self.optimizer.apply(gradients, self._variables)
         return {"loss": loss, "example_id": batch["example_id"]}
 
     def loss_and_gradients(

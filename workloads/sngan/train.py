@@ -103,9 +103,7 @@ class Training(training.ImageTraining):
         loss, gradients = self.differentiate_generator(
             *self._draw(count, model_lib.GENERATOR)
         )
-        self.generator_optimizer.apply_gradients(
-            zip(gradients, self.generator.trainable_variables, strict=True)
-        )
+        self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         for average, variable in zip(self.averages, self._averaged(), strict=True):
             share = 1.0 - self.config.ema_decay
             average.assign(average + share * (variable - average))
@@ -119,9 +117,8 @@ class Training(training.ImageTraining):
         loss, gradients = self.differentiate_discriminator(
             real, batch["label"], *self._draw(count, model_lib.DISCRIMINATOR)
         )
-        self.discriminator_optimizer.apply_gradients(
-            zip(gradients, self.discriminator.trainable_variables, strict=True)
-        )
+        weights = self.discriminator.trainable_variables
+        self.discriminator_optimizer.apply(gradients, weights)
         return {"loss": loss, "example_id": batch["example_id"]}
 
     def generator_gradients(

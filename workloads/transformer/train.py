@@ -120,7 +120,7 @@ class Training(training.Training):
             # Drawn once: what a compiled or a repeated pass drops depends on it alone.
             seed = (_draw_seed(),)
         loss, gradients = self.differentiate(batch["token"], *seed)
-        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        self.optimizer.apply(gradients, self._variables)
         return {"loss": loss, "example_id": batch["example_id"]}
 
     def loss_and_gradients(
