@@ -12,48 +12,40 @@ from workloads.peers import inputs
 from workloads.peers.torch_ddp.process import Process
 
 _NUM_BLOCKS = (3, 4, 6, 3)
-_WIDTHS = (64, 128, 256, 512)
-_EXPANSION = 4
 _MOMENTUM, _EPSILON = 0.1, 1e-5
 """Of batch normalization: the weight of the batch, which TensorFlow calls 1 - 0.9."""
 
 
 class ConvNorm(nn.Module):
-    def __init__(
-        self, num_inputs: int, num_outputs: int, size: int, stride: int
-    ) -> None:
+    def __init__(self, process: Process, path: str, stride: int) -> None:
         super().__init__()
+        kernel = process.weight(f"{path}.kernel")
+        num_outputs, num_inputs, size, _ = kernel.shape
         self.conv = nn.Conv2d(
             num_inputs, num_outputs, size, stride, (size - 1) // 2, bias=False
         )
+        self.conv.weight.data = kernel
         self.norm = nn.BatchNorm2d(num_outputs, eps=_EPSILON, momentum=_MOMENTUM)
+        self.norm.weight.data = process.weight(f"{path}.norm.gamma")
+        self.norm.bias.data = process.weight(f"{path}.norm.beta")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.norm(self.conv(images))
-
-    def load(self, process: Process, path: str) -> None:
-        self.conv.weight.data = process.weight(f"{path}.kernel")
-        self.norm.weight.data = process.weight(f"{path}.norm.gamma")
-        self.norm.bias.data = process.weight(f"{path}.norm.beta")
 
 
 class Bottleneck(nn.Module):
     """Residual block: 1x1, 3x3, 1x1 convolutions beside a shortcut."""
 
-    def __init__(self, num_inputs: int, width: int, stride: int, version: str) -> None:
+    def __init__(self, process: Process, path: str, stride: int, version: str) -> None:
         super().__init__()
         first, second = (stride, 1) if version == "v1" else (1, stride)
-        num_outputs = _EXPANSION * width
         self.convs = nn.ModuleList(
-            [
-                ConvNorm(num_inputs, width, 1, first),
-                ConvNorm(width, width, 3, second),
-                ConvNorm(width, num_outputs, 1, 1),
-            ]
+            ConvNorm(process, f"{path}.convs.{number}", each)
+            for number, each in enumerate((first, second, 1))
         )
         self.projection = None
-        if num_inputs != num_outputs:
-            self.projection = ConvNorm(num_inputs, num_outputs, 1, stride)
+        if process.has_weight(f"{path}.projection.kernel"):
+            self.projection = ConvNorm(process, f"{path}.projection", stride)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         shortcut = images if self.projection is None else self.projection(images)
@@ -65,35 +57,30 @@ class Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """The 50-layer residual network of He et al. 2015."""
 
-    def __init__(self, num_classes: int, version: str) -> None:
+    def __init__(self, process: Process, version: str) -> None:
         super().__init__()
-        self.stem = ConvNorm(3, _WIDTHS[0], 7, 2)
+        self.stem = ConvNorm(process, "model.stem", 2)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
-        blocks, num_channels = [], _WIDTHS[0]
-        for group, (width, count) in enumerate(zip(_WIDTHS, _NUM_BLOCKS, strict=True)):
-            for index in range(count):
-                stride = 2 if group and not index else 1
-                blocks.append(Bottleneck(num_channels, width, stride, version))
-                num_channels = _EXPANSION * width
-        self.blocks = nn.ModuleList(blocks)
-        self.classifier = nn.Linear(num_channels, num_classes)
+        first_of_group = [sum(_NUM_BLOCKS[:group]) for group in range(1, 4)]
+        self.blocks = nn.Sequential(
+            *(
+                Bottleneck(
+                    process,
+                    f"model.blocks.{index}",
+                    2 if index in first_of_group else 1,
+                    version,
+                )
+                for index in range(sum(_NUM_BLOCKS))
+            )
+        )
+        kernel = process.weight("model.classifier.kernel")
+        self.classifier = nn.Linear(kernel.shape[1], len(kernel))
+        self.classifier.weight.data = kernel
+        self.classifier.bias.data = process.weight("model.classifier.bias")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.pool(torch.relu(self.stem(images)))
-        for block in self.blocks:
-            features = block(features)
+        features = self.blocks(self.pool(torch.relu(self.stem(images))))
         return self.classifier(features.mean(dim=(2, 3)))
-
-    def load(self, process: Process) -> None:
-        self.stem.load(process, "model.stem")
-        for index, block in enumerate(self.blocks):
-            path = f"model.blocks.{index}"
-            for number, conv in enumerate(block.convs):
-                conv.load(process, f"{path}.convs.{number}")
-            if block.projection is not None:
-                block.projection.load(process, f"{path}.projection")
-        self.classifier.weight.data = process.weight("model.classifier.kernel")
-        self.classifier.bias.data = process.weight("model.classifier.bias")
 
 
 def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
@@ -114,9 +101,7 @@ def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
 def main() -> None:
     process = Process()
     config = process.export.settings["config"]
-    network = ResNet50(config["num_classes"], config["version"])
-    network.load(process)
-    model = process.replicated(network)
+    model = process.replicated(ResNet50(process, config["version"]))
     optimizer = make_optimizer(model, process)
     loss_of = nn.CrossEntropyLoss()
     batches = process.batches()
