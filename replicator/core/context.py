@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core.validation import (
-    format_value,
-    held,
-    holding,
-    is_integer,
-    is_one_of,
-)
+from replicator.core import validation
+from replicator.core.validation import format_value, held, holding, is_integer
 from replicator.errors import (
     CollectiveContextError,
     CreateVariableInStepError,
@@ -75,48 +70,26 @@ class ReplicaContext(abc.ABC):
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Carries out a collective, without its gradient.
-
-        Args:
-          kind: What to do: a ``collectives.kinds.CollectiveKind``, which says how.
-          tensors: Operands, dense.
-          needed_if: A scalar bool, identical on every replica, or None for true. Where
-            it is false, results are not used, and a backend need not communicate.
-
-        Returns:
-          One result per operand.
-        """
+        """Carries out a collective on dense operands; returns a result for each."""
+        # ``kind`` is a ``collectives.kinds.CollectiveKind``. ``needed_if`` is a scalar
+        # bool, identical on every replica, or None for true: where it is false, results
+        # are not used, and a backend need not communicate.
 
     def require_same(self, tensor: tf.Tensor, error: str) -> None:
-        """Refuses the step, with an error, unless all replicas have the same tensor.
-
-        Only ``in_graph`` and what builds on it can tell.
-        """
+        """Refuses the step unless all replicas have the same tensor, if it can tell."""
         del tensor, error
 
     def owned(self, tensor: tf.Tensor, variable: Any) -> tf.Tensor:
-        """Returns a tensor that the owner of a variable keeps, and nobody else.
-
-        With ``sharded_update="gradients"`` that is an averaged gradient, the same on
-        every replica. Where nothing has an owner, it is the tensor as it is.
-        """
+        """An averaged gradient that only the owner of a variable keeps, if any."""
         del variable
         return tensor
 
     def note(self, text: str, activations: Sequence[int] = ()) -> None:
-        """Adds lines to what ``explain()`` of ``in_graph`` says of the step.
-
-        For ``summary()``, ``activations`` are the most bytes that a replica keeps
-        between parts of the step, by logical device.
-        """
+        """Adds lines to ``explain()``, and bytes by logical device to ``summary()``."""
         del text, activations
 
     def collective_of(self, marker: str) -> Any:
-        """The ``Collective`` that a node in a vectorized loop stands for, or None.
-
-        Raises:
-          CollectiveControlFlowError: The collective cannot be vectorized.
-        """
+        """The ``Collective`` that a node in a vectorized loop stands for, or None."""
         del marker
 
     def logical_device(self, index: int) -> Scope:
@@ -197,7 +170,7 @@ def check_reads_outside() -> None:
 
 
 def check_reduce_op(op: Any) -> str:
-    if not is_one_of(op, REDUCE_OPS):
+    if not validation.is_one_of(op, REDUCE_OPS):
         raise ValueError(
             f"unknown reduction {format_value(op)}; use one of "
             f"{', '.join(map(repr, REDUCE_OPS))}"
@@ -290,13 +263,13 @@ def task_name(stage: int, task: object) -> str:
 _Traced = TypeVar("_Traced")
 
 
-class _Creation(NamedTuple):
-    place: Callable[[], Scope]
-    made: Callable[[Any], None]
-
-
 def _ignore(_variable: Any) -> None:
     """Nobody has to know."""
+
+
+class _Creation(NamedTuple):
+    place: Callable[[], Scope] = contextlib.nullcontext
+    made: Callable[[Any], None] = _ignore
 
 
 def allowed() -> Scope:
@@ -311,7 +284,7 @@ def created_in(
 
 
 def _creation() -> _Creation:
-    return held("creation") or _Creation(contextlib.nullcontext, _ignore)
+    return held("creation") or _Creation()
 
 
 def own_variable(value: Any, **how: Any) -> tf.Variable:

@@ -49,13 +49,8 @@ def resolve_logical(
 ) -> list[list[str]]:
     """Returns the full names of the devices of each replica, by logical device."""
     count = check_num_logical(num_logical_devices)
-    flat: Any = devices
-    if isinstance(devices, (list, tuple)):
-        flat = [
-            name
-            for names in devices
-            for name in (names if isinstance(names, (list, tuple)) else [names])
-        ]
+    is_list = isinstance(devices, (list, tuple))
+    flat: Any = tf.nest.flatten(devices) if is_list else devices
     if count == 1:
         names = resolve(num_replicas, flat, distinct=False)
         return [[name] for name in names]
@@ -135,8 +130,6 @@ def have_virtual_gpus(devices: Sequence[str]) -> bool:
     """Whether two different GPUs of this process are parts of one physical GPU."""
     names = filter(is_gpu, devices)
     logical = {int(tf.DeviceSpec.from_string(name).device_index or 0) for name in names}
-    if not logical:
-        return False
     physical = [
         position
         for position, gpu in enumerate(tf.config.get_visible_devices("GPU"))
