@@ -6,8 +6,8 @@ from .backends.asynchronous import (
     ParameterServerReplicator as ParameterServerReplicator,
 )
 from .backends.base import Replicator as Replicator
-from .backends.dimensions import named as named
 from .backends.dtensor import DTensorReplicator as DTensorReplicator
+from .backends.dtensor import named as named
 from .backends.in_graph import InGraphReplicator as InGraphReplicator
 from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
 from .backends.multi_worker import (

@@ -29,6 +29,7 @@ from replicator.async_training.dispatch import (
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
 from replicator.backends import base, programs
+from replicator.backends.programs import Call
 from replicator.backends.strategy import StrategyReplicator
 from replicator.core import context as context_lib
 from replicator.core.step import PerReplica, per_replica_nest, traced_once
@@ -37,14 +38,13 @@ from replicator.core.validation import holding
 from replicator.errors import DeviceError, ReplicatorError, ServerLostError
 from replicator.inputs.batches import values_of
 from replicator.inputs.context import InputContext, InputReplicationMode
-from replicator.inputs.iterator import InputIterator, counted, refuse
+from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer.other_libraries import StrategyOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.async_training.connection import Connection
-    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.inputs.context import InputFn
     from replicator.optimizer.options import OptimizerOptions
@@ -62,6 +62,7 @@ class ScheduledBackend(base.Replicator):
     _wraps_alike = _divides_last_step = False
     num_programs = 1  # The chief's; workers and parameter servers serve.
     feeds_gpus = False  # Workers that may restart run the pipelines.
+    _no_prefetch_because = "whose workers create pipelines again"
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -89,9 +90,7 @@ class ScheduledBackend(base.Replicator):
         Raises:
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
         """
-        call = programs.check_call(
-            self, "schedule", step_fn, inputs, num_steps, more, others
-        )
+        call = Call(step_fn, inputs, num_steps).checked(self, "schedule", more, others)
         with holding("maker", self.replicator_id), counted(inputs, num_steps):
             self._schedule(call, keeps_results=False)
 
@@ -149,24 +148,20 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         self._share = per_worker(count if num_replicas is None else num_replicas, count)
         self.num_replicas = self._share * count
         devices = [
-            connection_lib.worker_devices(worker, self._share)
+            [[device] for device in connection_lib.worker_devices(worker, self._share)]
             for worker in range(count)
         ]
         self._topologies = [
-            make_topology(
-                [[device] for device in names],
-                num_replicas=self._share,
-                first_replica_id=worker * self._share,
-            )
+            make_topology(names, first_replica_id=worker * self._share)
             for worker, names in enumerate(devices)
         ]
-        every = make_topology([[device] for names in devices for device in names])
         num_servers = len(self.connection.cluster.addresses["ps"])
         self._placement = Placement(connection_lib.server_devices(num_servers))
         name = f"replicator_{next(_COUNTER)}"
         states = [
             CommitState(device, count, name) for device in self._placement.devices
         ]
+        every = make_topology(list(itertools.chain(*devices)))
         self._table = ServerTable(every, count, self._placement, states)
         self._programs = programs.ProgramCache(WorkerSteps.is_stale)
         self._dispatcher = Dispatcher(self.connection, states, recovery_timeout_sec)
@@ -177,12 +172,11 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         with super().context(), self._placement.scope():
             yield self
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> ServerInputIterator:
+    def _make_input_iterator(self, asked: base.InputRequest) -> ServerInputIterator:
         """Makes pipelines on the workers, whose global batch is that of one update."""
-        refuse(num_prefetched, type(self).__name__)
-        return ServerInputIterator(input_fn, mode, self.connection, self._share)
+        return ServerInputIterator(
+            asked.input_fn, asked.mode, self.connection, self._share
+        )
 
     def join(self) -> None:
         """Waits until all updates of all scheduled steps are applied.
@@ -229,7 +223,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         ]
         return tf.nest.map_structure(
             lambda *parts: PerReplica(
-                [value for part in parts for value in part], owner=self.replicator_id
+                list(itertools.chain(*parts)), owner=self.replicator_id
             ),
             *of_workers,
         )
@@ -244,15 +238,15 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
                     table=self._table,
                 )
 
-        step = self._programs.get(call.step_fn, call.signature, build)
+        step = self._programs.get(call, build)
         if self._dispatcher.is_idle:
             with self.connection.watch.guard():
                 self._table.refresh()
         self._table.is_published = False
-        inputs, given = call.inputs, []
+        given = []
         for worker in range(self.num_workers):
-            if isinstance(inputs, ServerInputIterator):
-                source, spec = inputs.iterators[worker], inputs.source_spec
+            if isinstance(call.inputs, ServerInputIterator):
+                source, spec = call.inputs.iterators[worker], call.inputs.source_spec
             else:
                 first = worker * self._share
                 source = call.source(range(first, first + self._share))
@@ -332,7 +326,9 @@ class CoordinatorInputIterator(RemoteInputIterator):
         self._replicator = replicator
         own = InputContext(num_replicas_in_sync=replicator.num_replicas_in_sync)
         super().__init__(
-            lambda ctx: traced_dataset(input_fn, ctx), [own], replicator.num_replicas
+            lambda ctx: traced_dataset(input_fn, ctx),
+            [own],
+            replicator.num_replicas,
         )
 
     def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
@@ -383,13 +379,11 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
             )
 
     def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
+        self, asked: base.InputRequest
     ) -> CoordinatorInputIterator:
-        refuse(num_prefetched, type(self).__name__)
-        return CoordinatorInputIterator(input_fn, mode, self)
+        return CoordinatorInputIterator(asked.input_fn, asked.mode, self)
 
     def join(self) -> None:
-        """Waits until everything that was scheduled has run."""
         self.connection.coordinator.join()
 
     def _run(self, call: Call) -> Any:
@@ -404,9 +398,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         """Schedules as many dispatches as there are workers, on any free worker."""
         del keeps_results  # the coordinator always does
         function, structure = self._programs.get(
-            call.step_fn,
-            (call.signature, call.num_steps),
-            lambda: self._build(call.step_fn, call.num_steps),
+            call, lambda: self._build(call), call.num_steps
         )
         schedule, values = self.connection.coordinator.schedule, []
         with context_lib.forbidden_in_steps():
@@ -414,21 +406,19 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
                 source: tuple[Any, ...] = ()
                 if isinstance(call.inputs, InputIterator):
                     source = (call.inputs.iterators[0],)
+                elif call.inputs is not None and self._share == 1:
+                    source = tuple(values_of(call.inputs, [worker]))
                 elif call.inputs is not None:
-                    source = (self._values(call.inputs, worker),)
+                    raise ReplicatorError(
+                        "fixed values cannot be distributed to several replicas of a "
+                        "worker with the stock strategy; pass an iterator from "
+                        "make_input_iterator()"
+                    )
                 values.append(schedule(function, args=source))
         return structure, values
 
-    def _values(self, inputs: Any, worker: int) -> Any:
-        if self._share != 1:
-            raise ReplicatorError(
-                "fixed values cannot be distributed to several replicas of a worker "
-                "with the stock strategy; pass an iterator from make_input_iterator()"
-            )
-        return values_of(inputs, [worker])[0]
-
-    def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
-        run_steps, structure = self._flat_steps(step_fn, num_steps)
+    def _build(self, call: Call) -> tuple[Any, list[Any]]:
+        run_steps, structure = self._flat_steps(call)
 
         def function(*source: Any) -> list[tf.Tensor]:
             return run_steps(*source or [None])

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
 from replicator.backends import programs, sharding, summary
+from replicator.backends.programs import Call
 from replicator.checkpoint.position import Job
 from replicator.core import context as context_lib
 from replicator.core import devices, validation
-from replicator.core.validation import INT32_MAX, format_value, holding, is_integer
-from replicator.errors import MeasuringControlError, StrategyError
-from replicator.inputs.context import (
-    InputReplicationMode,
-    check_mode,
-    own_contexts,
-    pipeline_contexts,
-)
+from replicator.core.validation import format_value, holding, is_integer
+from replicator.errors import InputModeError, MeasuringControlError, StrategyError
+from replicator.inputs import context as inputs_lib
+from replicator.inputs.context import InputReplicationMode
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
@@ -31,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from replicator.backends.programs import Call
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.inputs.audit import InputAudit
-    from replicator.inputs.context import InputFn
+    from replicator.inputs.context import InputContext, InputFn
     from replicator.strategy.verify import FitCheck
 
 
@@ -55,6 +51,14 @@ def refuse(replicator: Job, what: str) -> None:
             "this measuring control do not communicate, so they diverge; create the "
             "replicator without this option to train"
         )
+
+
+class InputRequest(NamedTuple):
+    """The checked arguments of ``make_input_iterator``."""
+
+    input_fn: InputFn
+    mode: InputReplicationMode
+    num_prefetched: int
 
 
 class Replicator(Job, abc.ABC):
@@ -79,6 +83,7 @@ class Replicator(Job, abc.ABC):
     num_steps_run: int = 0
     _strategy: tf.distribute.Strategy | None = None
     _divides_last_step = True
+    _no_prefetch_because = ""  # Why it cannot prefetch to devices, or empty.
     # Of a replica, by logical device, where variables are placed; empty for anywhere.
     _places: Sequence[str | None] = ()
 
@@ -126,9 +131,7 @@ class Replicator(Job, abc.ABC):
           TypeError: A step that cannot be called with one batch, or other arguments.
           tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
-        call = programs.check_call(
-            self, "run", step_fn, inputs, num_steps, more, others
-        )
+        call = Call(step_fn, inputs, num_steps).checked(self, "run", more, others)
         begun = getattr(inputs, "num_steps", 0)
         # A profile shows the range "replicator/run" as a step of this number.
         try:
@@ -186,30 +189,36 @@ class Replicator(Job, abc.ABC):
             ``prefetch_to_device`` is not a number of batches.
         """
         validation.check_input_fn(input_fn, "make_input_iterator")
-        check_mode(mode)
-        if not is_integer(prefetch_to_device, least=0, most=INT32_MAX):
+        inputs_lib.check_mode(mode)
+        if not is_integer(prefetch_to_device, least=0, most=validation.INT32_MAX):
             raise ValueError(
                 f"prefetch_to_device {format_value(prefetch_to_device)} must be an "
                 "integer of at least 0 (batches to prefetch to the device of each "
                 "replica); use 1 or 2, or 0 for none"
             )
-        inputs = self._make_input_iterator(input_fn, mode, prefetch_to_device)
+        if prefetch_to_device and self._no_prefetch_because:
+            raise InputModeError(
+                f"prefetch_to_device={prefetch_to_device!r} does not work with "
+                f"{type(self).__name__}, {self._no_prefetch_because}; end the dataset "
+                f"of input_fn with .prefetch({prefetch_to_device}) instead"
+            )
+        asked = InputRequest(input_fn, mode, prefetch_to_device)
+        inputs = self._make_input_iterator(asked)
         inputs.owner = self.replicator_id
         return inputs
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
-        """Makes the pipelines of this process from checked arguments."""
-        contexts = own_contexts(
-            mode, self.num_replicas, self.num_programs, self.worker_id
-        )
+    def _make_input_iterator(self, asked: InputRequest) -> InputIterator:
         return InputIterator(
-            input_fn,
-            contexts,
+            asked.input_fn,
+            self._own_contexts(asked.mode),
             self.num_local_replicas,
-            num_prefetched=num_prefetched,
-            targets=self._input_devices() if num_prefetched else (),
+            num_prefetched=asked.num_prefetched,
+            targets=self._input_devices() if asked.num_prefetched else (),
+        )
+
+    def _own_contexts(self, mode: InputReplicationMode) -> Sequence[InputContext]:
+        return inputs_lib.own_contexts(
+            mode, self.num_replicas, self.num_programs, self.worker_id
         )
 
     def _input_devices(self) -> Sequence[str]:
@@ -245,12 +254,12 @@ class Replicator(Job, abc.ABC):
           ValueError: ``num_examples`` is not an integer.
         """
         validation.check_input_fn(input_fn, "audit_inputs")
-        check_mode(mode)
+        inputs_lib.check_mode(mode)
         from replicator.inputs import audit  # of tests and notebooks alone
 
         return audit.audit(
             input_fn,
-            pipeline_contexts(mode, self.num_replicas, self.num_workers),
+            inputs_lib.pipeline_contexts(mode, self.num_replicas, self.num_workers),
             self.num_replicas,
             key_fn=key_fn,
             num_examples=num_examples,
@@ -426,15 +435,19 @@ class Replicator(Job, abc.ABC):
         Raises:
           ValueError: ``device_memory`` is not a positive integer.
         """
-        sharding.check_memory(device_memory)
-        described = summary.describe(self, *self._placed())
-        return "\n".join([described, *self._levels(device_memory)])
+        most = validation.INT64_MAX
+        if not (device_memory is None or is_integer(device_memory, least=1, most=most)):
+            raise ValueError(
+                f"device_memory={format_value(device_memory)} must be a positive "
+                "integer, the bytes of a device that weights, gradients and optimizer "
+                "state may take"
+            )
+        return "\n".join([*summary.head(self), *self._described(device_memory)])
 
-    def _placed(self) -> tuple[Any, ...]:
-        return [], None  # what ``summary.describe`` takes: devices and variables
-
-    def _levels(self, device_memory: int | None) -> list[str]:
-        return sharding.unmarked(device_memory)
+    def _described(self, device_memory: int | None) -> list[str]:
+        """The lines of ``summary`` about this process's replicas and variables."""
+        where = "variables: on the devices where they were created"
+        return [where, *sharding.table([], device_memory)]
 
     def timeline(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Records what this process computes meanwhile, into a trace of Chrome.
@@ -453,7 +466,7 @@ class Replicator(Job, abc.ABC):
           ValueError: A folder, or a file in none.
           RuntimeError: Another profile of this process is running.
         """
-        return summary.recorded(summary.check_timeline_path(path))
+        return summary.timeline(path)
 
     @abc.abstractmethod
     def explain(self) -> str:

@@ -1,12 +1,17 @@
 """One step over a mesh of devices, laid out by the names of dimensions (``dtensor``).
 
 TensorFlow's DTensor splits the operations of a traced step: the step is that of one
-device and sees the whole batch.
+device and sees the whole batch. A mesh has axes, such as ``{"batch": 2, "model": 2}``.
+Dimensions of variables have names, by rules on paths or by ``named``; a layout says
+which axis splits dimensions of which name (Shazeer et al. 2018, "Mesh-TensorFlow",
+section 3; rules on paths as in T5X and MaxText). Dimensions without a name, or whose
+name has no axis, are whole on every device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -14,23 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator._tf import mesh as _tf_mesh
-from replicator._tf.compat import reachable
 from replicator._tf.mesh import MeshVariable
 from replicator.backends import base, programs
-from replicator.backends.dimensions import BATCH, LayoutRules, check_mesh
-from replicator.backends.single import SingleReplicaContext
-from replicator.core import context as context_lib
+from replicator.backends.single import SingleProgram
 from replicator.core import devices as devices_lib
-from replicator.core.context import StepGenerator
-from replicator.core.step import PerReplica, check_outputs, per_replica_nest
+from replicator.core.step import PerReplica, per_replica_nest, tensors_of
+from replicator.core.validation import format_value, is_integer
 from replicator.errors import DeviceError, LayoutError
-from replicator.inputs import iterator
 from replicator.inputs.batches import as_value
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import stages
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.strategy import replica_context
 from replicator.variables.coherence import report_out_of_sync
 
 if TYPE_CHECKING:
@@ -38,13 +39,166 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.backends.programs import Call
-    from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
 
 dtensor = tf.experimental.dtensor
 
-# How DTensor says it: with an operation in quotes, or behind the sentence.
-_REFUSED = re.compile(r"error: .*?\btf\.(\w+)")
+BATCH = "batch"
+"""The axis of a mesh over which the examples of a batch are divided."""
+
+Names = tuple[str | None, ...]
+
+
+def check_mesh(mesh: Any) -> dict[str, int]:
+    """Returns the axes of a mesh and their sizes, in their order."""
+    prefix = (
+        f"mesh={format_value(mesh)} must be a dictionary of axes and their sizes, such "
+        "as {'batch': 2, 'model': 2}"
+    )
+    if not isinstance(mesh, dict) or not mesh:
+        raise LayoutError(prefix)
+    for axis, size in mesh.items():
+        if not (isinstance(axis, str) and axis.isidentifier()):
+            raise LayoutError(f"{prefix}; the axis {format_value(axis)} is not a name")
+        if not is_integer(size, least=1):
+            raise LayoutError(f"{prefix}; {axis!r} has the size {format_value(size)}")
+    return dict(mesh)
+
+
+def _check_names(names: Sequence[Any]) -> Names:
+    for name in names:
+        if not (name is None or (isinstance(name, str) and name.isidentifier())):
+            raise LayoutError(
+                f"{format_value(name)} is not the name of a dimension; use a word, or "
+                "None for a dimension that is never split"
+            )
+    return tuple(names)
+
+
+def _check_rank(names: Names, path: str, rank: int) -> None:
+    if len(names) != rank:
+        raise LayoutError(
+            f"{path!r} has {rank} dimensions, but got {len(names)} names {names}; give "
+            "one for each, or None for a dimension that is never split"
+        )
+
+
+def named(variable: Any, *names: str | None) -> Any:
+    """Names the dimensions of a variable, for the backend ``dtensor``.
+
+    Call it in ``repl.context()``, right after the variable was made and before the
+    first step; its layout follows. Other backends split no dimensions, and ignore it.
+
+    Args:
+      variable: A ``tf.Variable`` or a Keras variable.
+      *names: One for each dimension; None for one that is never split.
+
+    Returns:
+      The variable.
+
+    Raises:
+      LayoutError: Not as many names as dimensions, or a dimension that the axis of its
+        name cannot split evenly.
+      TypeError: Not a variable.
+    """
+    if not _tf_compat.is_variable(variable):
+        raise TypeError(
+            f"named() takes a variable, but got {format_value(variable)}; name the "
+            "variables of a layer: named(layer.kernel, 'inputs', 'hidden')"
+        )
+    inner = _tf_compat.unwrap(variable)
+    checked = _check_names(names)
+    _check_rank(checked, variable.name, inner.shape.rank)
+    if isinstance(inner, MeshVariable):
+        inner.place(inner, checked)
+    return variable
+
+
+class LayoutRules:
+    """Layouts of variables over a mesh.
+
+    Attributes:
+      mesh: The mesh of devices.
+      sizes: Its axes and their sizes.
+      replicas: By device, in the order of the mesh, its place on the batch axis.
+    """
+
+    def __init__(
+        self, sizes: dict[str, int], devices: Sequence[str], layout: Any, names: Any
+    ) -> None:
+        self.sizes = sizes
+        self.mesh = dtensor.create_mesh(list(sizes.items()), devices=list(devices))
+        places = dict(zip(sizes, np.indices([*sizes.values()]), strict=True))
+        batch = places.get(BATCH, np.zeros(len(devices), int))
+        self.replicas: list[int] = batch.ravel().tolist()
+        if not isinstance(layout, dict):
+            raise LayoutError(
+                f"layout={format_value(layout)} must be a dictionary from names of "
+                "dimensions to axes of the mesh, such as {'hidden': 'model'}"
+            )
+        _check_names(list(layout))
+        for name, axis in layout.items():
+            if not isinstance(axis, str) or axis not in sizes:
+                raise LayoutError(
+                    f"layout splits {name!r} over {format_value(axis)}, which is no "
+                    f"axis of the mesh; use one of {', '.join(sizes)}"
+                )
+        self._axes = dict(layout)
+        self._names = _check_rules(names)
+
+    def names_of(self, path: str, rank: int) -> Names:
+        """Names of the dimensions of a variable, by the first rule for its path."""
+        for pattern, names in self._names:
+            if pattern.search(path):
+                _check_rank(names, path, rank)
+                return names
+        return (None,) * rank
+
+    def layout(self, names: Names, path: str, shape: Sequence[int]) -> Any:
+        """The layout of a variable whose dimensions have names."""
+        axes = [None if name is None else self._axes.get(name) for name in names]
+        taken = [axis for axis in axes if axis is not None]
+        if len(set(taken)) < len(taken):
+            raise LayoutError(
+                f"{path!r} has the dimensions {names}, of which the layout splits two "
+                f"over the axis {max(taken, key=taken.count)!r}; give one of them "
+                "another name, or None"
+            )
+        for axis, name, size in zip(axes, names, shape, strict=True):
+            if axis is not None and size % self.sizes[axis]:
+                raise LayoutError(
+                    f"{path!r} has {size} in its dimension {name!r}, which the "
+                    f"{self.sizes[axis]} devices of the axis {axis!r} cannot divide; "
+                    "choose a size that is a multiple, or give the dimension None"
+                )
+        return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], self.mesh)
+
+    def place(self, variable: MeshVariable, names: Names) -> None:
+        """Gives a variable names, and the layout that follows from them."""
+        layout = self.layout(names, variable.path, variable.shape)
+        variable.dimensions = names
+        if layout != variable.layout:
+            variable.move(layout)
+
+
+def _check_rules(names: Any) -> list[tuple[re.Pattern[str], Names]]:
+    prefix = (
+        "names must be a dictionary from regular expressions on paths of variables to "
+        "names of their dimensions, such as {'expand/kernel': ('width', 'hidden')}"
+    )
+    if not isinstance(names, dict):
+        raise LayoutError(f"{prefix}; got {format_value(names)}")
+    compiled = []
+    for pattern, of_path in names.items():
+        if isinstance(of_path, str) or not isinstance(of_path, (tuple, list)):
+            raise LayoutError(f"{prefix}; got {format_value(of_path)} for {pattern!r}")
+        try:
+            compiled.append((re.compile(pattern), _check_names(of_path)))
+        except (TypeError, re.error) as error:
+            raise LayoutError(
+                f"{prefix}; {format_value(pattern)} is not one: {error}"
+            ) from error
+    return compiled
 
 
 class MeshOptimizer(ReplicatedOptimizer):
@@ -70,36 +224,38 @@ class MeshOptimizer(ReplicatedOptimizer):
         """None: fused kernels end the process on a mesh of two axes."""
 
 
-class MeshProgram:
+# How DTensor says it: with an operation in quotes, or behind the sentence.
+_REFUSED = re.compile(r"error: .*?\btf\.(\w+)")
+
+
+class MeshProgram(SingleProgram):
     """A step that was traced once, for the batch of all replicas.
 
     Attributes:
-      structure: Of its outputs.
       collectives: How many nodes of each kind it has on all devices; None before it
         has run.
     """
 
+    collectives: collections.Counter[str] | None = None
+
     def __init__(
         self,
-        traced: Any,
-        structure: Any,
-        generator: StepGenerator,
+        step_fn: Callable[..., Any],
+        specs: Sequence[Any],
         variables: Sequence[MeshVariable],
     ) -> None:
-        self._traced = traced
         self._variables = variables
-        self._generator = generator  # a function does not keep its variables
-        self.structure = structure
-        self.collectives: collections.Counter[str] | None = None
+        with _tf_mesh.in_step():
+            super().__init__(step_fn, specs)
 
-    def run(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Runs the step once; returns its outputs."""
+    def run_once(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Runs the step; returns its outputs."""
         if self.collectives is not None:
-            return list(self._traced(*batch))
+            return tensors_of(self._traced(*batch))
         # DTensor places collectives when a program first runs, or says why it cannot.
         try:
             with _tf_mesh.collectives_counted() as counted:
-                outputs = list(self._traced(*batch))
+                outputs = tensors_of(self._traced(*batch))
         except tf.errors.OpError as error:
             if refused := _REFUSED.search(error.message):
                 raise self._explained(refused[1]) from error
@@ -112,7 +268,9 @@ class MeshProgram:
         operations = [each for each in graph.get_operations() if each.type == kind]
         layers = {each.name.rpartition("/")[0] or "in no layer" for each in operations}
         reaching = {
-            *reachable(operations, lambda each: [tensor.op for tensor in each.inputs])
+            *_tf_compat.reachable(
+                operations, lambda each: [tensor.op for tensor in each.inputs]
+            )
         }
         inner = {id(outer): within.op for outer, within in graph.captures}
         split = [
@@ -138,6 +296,8 @@ class DTensorReplicator(base.Replicator):
     Attributes:
       rules: The mesh, and the layouts of variables over it.
     """
+
+    _no_prefetch_because = "which packs the batches of a step"
 
     def __init__(
         self,
@@ -191,37 +351,30 @@ class DTensorReplicator(base.Replicator):
     def context(self) -> Iterator[DTensorReplicator]:
         """Splits variables that are made inside it over the mesh."""
 
-        def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             del next_creator
-            variable = self._made(**kwargs)
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            path, reference = _tf_mesh.path_of(kwargs.get("name")), self._reference
+            if reference is not None and reference.shape == value.shape:
+                names = reference.dimensions
+            else:
+                names = self.rules.names_of(path, value.shape.rank)
+            layout = self.rules.layout(names, path, value.shape)
+            known = ("name", "dtype", "trainable", "aggregation", "synchronization")
+            variable = MeshVariable(
+                _tf_mesh.laid_out(value, layout),
+                **{key: kwargs[key] for key in known if key in kwargs},
+            )
+            variable.path, variable.dimensions = path, names
+            variable.place = self.rules.place
             self._variables.append(variable)
             return variable
 
-        with (
-            super().context(),
-            _tf_mesh.paths_known(),
-            tf.variable_creator_scope(creator),
-        ):
+        scope = tf.variable_creator_scope(create)
+        with super().context(), _tf_mesh.paths_known(), scope:
             yield self
-
-    def _made(self, initial_value: Any, **kwargs: Any) -> MeshVariable:
-        value = initial_value() if callable(initial_value) else initial_value
-        value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-        path = _tf_mesh.path_of(kwargs.get("name"))
-        reference = self._reference
-        if reference is not None and reference.shape == value.shape:
-            names = reference.dimensions
-        else:
-            names = self.rules.names_of(path, value.shape.rank)
-        layout = self.rules.layout(names, path, value.shape)
-        known = ("name", "dtype", "trainable", "aggregation", "synchronization")
-        variable = MeshVariable(
-            _tf_mesh.laid_out(value, layout),
-            **{key: kwargs[key] for key in known if key in kwargs},
-        )
-        variable.path, variable.dimensions = path, names
-        variable.place = self.rules.place
-        return variable
 
     @contextlib.contextmanager
     def laid_out_as(self, variable: Any) -> Iterator[None]:
@@ -238,13 +391,8 @@ class DTensorReplicator(base.Replicator):
         options.refuse("dtensor", type(self).__name__)
         return MeshOptimizer(optimizer, options, self)
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
-        iterator.refuse(
-            num_prefetched, type(self).__name__, "which packs the batches of a step"
-        )
-        inputs = super()._make_input_iterator(input_fn, mode, 0)
+    def _make_input_iterator(self, asked: base.InputRequest) -> InputIterator:
+        inputs = super()._make_input_iterator(asked)
         inputs.pads_last_step = False  # a mesh divides examples evenly
         return inputs
 
@@ -252,22 +400,22 @@ class DTensorReplicator(base.Replicator):
         for _ in range(call.num_steps):
             batch = call.inputs
             if isinstance(batch, InputIterator):
-                batch = _read(batch)
-            outputs = self._step(call, batch)
-        return outputs
-
-    def _step(self, call: Call, batch: Any) -> Any:
-        flat = [] if batch is None else tf.nest.flatten(batch)
-        leaves = [self._packed(leaf) for leaf in flat]
-        shapes = tuple((str(leaf.shape), leaf.dtype) for leaf in leaves)
-        program = self._programs.get(
-            call.step_fn,
-            (call.signature, shapes),
-            lambda: self._build(call.step_fn, batch, leaves),
-        )
-        with dtensor.default_mesh(self.rules.mesh):
-            outputs = program.run(leaves)
-        return self._per_replica(program.structure, outputs)
+                try:
+                    batch = batch._get_next()  # noqa: SLF001 (``run`` counts them)
+                except StopIteration:
+                    message = "End of sequence"
+                    raise tf.errors.OutOfRangeError(None, None, message) from None
+            flat = [] if batch is None else tf.nest.flatten(batch)
+            leaves = [self._packed(leaf) for leaf in flat]
+            specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+            nest = [tf.nest.pack_sequence_as(batch, specs)] if specs else []
+            build = functools.partial(MeshProgram, call.step_fn, nest, self._variables)
+            program = self._programs.get(call, build, *specs)
+            with dtensor.default_mesh(self.rules.mesh):
+                outputs = program.run_once(leaves)
+        parts = zip(*map(self._parts, outputs), strict=True)
+        values = [value for replica in parts for value in replica]
+        return per_replica_nest(program.structure, values, self.num_replicas)
 
     def _packed(self, leaf: PerReplica[Any]) -> tf.Tensor:
         """The batch of all replicas, divided over the mesh."""
@@ -284,45 +432,16 @@ class DTensorReplicator(base.Replicator):
                 f"a batch has a {type(first).__name__!r}, but a mesh divides tensors "
                 "only; convert it, for example by its to_tensor()"
             )
-        if first.shape.rank == 0 and self.num_replicas > 1:
+        rank, mesh = first.shape.rank, self.rules.mesh
+        if rank == 0 and self.num_replicas > 1:
             raise LayoutError(
                 "a batch has a number per replica, which a step that sees the batch of "
                 "all replicas cannot take; give it a dimension of examples"
             )
-        count = self.rules.num_devices()
-        parts = [values[self.rules.replica_of(device)] for device in range(count)]
-        return dtensor.pack(parts, self.rules.batch_layout(first.shape.rank))
-
-    def _build(
-        self, step_fn: Callable[..., Any], batch: Any, leaves: Sequence[tf.Tensor]
-    ) -> MeshProgram:
-        structure: list[Any] = []
-
-        def step(*flat: tf.Tensor) -> list[tf.Tensor]:
-            args = () if batch is None else (tf.nest.pack_sequence_as(batch, flat),)
-            with (
-                context_lib.enter(SingleReplicaContext()),
-                replica_context.entered(),
-                _tf_mesh.in_step(),
-            ):
-                outputs = check_outputs(step_fn(*args), step_fn)
-            structure[:] = [
-                tf.nest.map_structure(lambda x: None if x is None else 0, outputs)
-            ]
-            return [x for x in tf.nest.flatten(outputs) if x is not None]
-
-        specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
-        generator = StepGenerator()
-        with generator.installed():
-            traced = context_lib.in_first_trace(
-                lambda: tf.function(step).get_concrete_function(*specs)
-            )
-        return MeshProgram(traced, structure[0], generator, self._variables)
-
-    def _per_replica(self, structure: Any, outputs: Sequence[tf.Tensor]) -> Any:
-        by_output = [self._parts(output) for output in outputs]
-        flat = [parts[r] for r in range(self.num_replicas) for parts in by_output]
-        return per_replica_nest(structure, flat, self.num_replicas)
+        layout = dtensor.Layout.replicated(mesh, rank)
+        if rank and BATCH in self.rules.sizes:
+            layout = dtensor.Layout.batch_sharded(mesh, BATCH, rank)
+        return dtensor.pack([values[r] for r in self.rules.replicas], layout)
 
     def _parts(self, output: tf.Tensor) -> list[tf.Tensor]:
         """What each replica has of an output: its examples, or the whole."""
@@ -335,33 +454,34 @@ class DTensorReplicator(base.Replicator):
         ]
         if kept != split:
             output = _tf_mesh.laid_out(output, dtensor.Layout(kept, self.rules.mesh))
-        parts: dict[int, tf.Tensor] = {}
-        for device, part in enumerate(dtensor.unpack(output)):
-            parts.setdefault(self.rules.replica_of(device), part)
-        return [parts[replica] for replica in range(self.num_replicas)]
+        parts = dtensor.unpack(output)
+        first = map(self.rules.replicas.index, range(self.num_replicas))
+        return [parts[device] for device in first]
 
-    def summary(self, device_memory: int | None = None) -> str:
-        """Describes the mesh, and how each variable is split over it."""
+    def _described(self, device_memory: int | None) -> list[str]:
+        """The mesh, and how each variable is split over it."""
+        del device_memory  # no variable has an owner
         axes = " x ".join(f"{axis} {size}" for axis, size in self.rules.sizes.items())
-        lines = [super().summary(device_memory).partition("\nvariables")[0]]
-        lines += [f"mesh: {axes}, devices {', '.join(self.devices)}", "variables:"]
-        total = 0
+        lines = [f"mesh: {axes}, devices {', '.join(self.devices)}", "variables:"]
         for variable in self._variables:
             names = ", ".join(name or "-" for name in variable.dimensions)
             axes = ", ".join(variable.layout.sharding_specs)
-            total += variable.num_bytes_each
             lines.append(
                 f"  {variable.path} {tuple(variable.shape)} ({names}) split ({axes}): "
                 f"{variable.num_bytes_each} bytes on each device"
             )
-        return "\n".join([*lines, f"  all: {total} bytes on each device"])
+        return [*lines, f"  all: {self._num_bytes()} bytes on each device"]
 
-    def _collectives(self) -> Iterator[tuple[str, dict[str, int]]]:
+    def _num_bytes(self) -> int:
+        return sum(variable.num_bytes_each for variable in self._variables)
+
+    def _collectives(self) -> list[tuple[str, dict[str, int]]]:
         """Each step, and how many collectives of each kind it has."""
-        count = self.rules.num_devices()  # each has a node of every collective
-        for name, program in self._programs.items():
-            counts = program.collectives or {}
-            yield name, {kind: n // count for kind, n in sorted(counts.items())}
+        count = len(self.devices)  # each has a node of every collective
+        return [
+            (name, {k: n // count for k, n in sorted((made.collectives or {}).items())})
+            for name, made in self._programs.items()
+        ]
 
     def explain(self) -> str:
         """Counts the collectives of each step that has run."""
@@ -373,32 +493,20 @@ class DTensorReplicator(base.Replicator):
 
     def counts(self) -> dict[str, int]:
         """Collectives of a step, and the bytes of variables on all devices."""
-        bytes_each = sum(variable.num_bytes_each for variable in self._variables)
         return {
-            "collectives": sum(
-                sum(by_kind.values()) for _, by_kind in self._collectives()
-            ),
-            "variable_bytes": self.rules.num_devices() * bytes_each,
+            "collectives": sum(sum(kinds.values()) for _, kinds in self._collectives()),
+            "variable_bytes": len(self.devices) * self._num_bytes(),
         }
 
-    def assert_in_sync(self) -> None:
-        """Compares the parts that devices have alike; see ``Replicator``."""
-        differing = []
+    def _compare_copies(self) -> None:
+        """Compares the parts that devices have alike."""
+        differing = {}
         for variable in self._variables:
-            places = variable.layout.offset_to_shard()
+            places = map(tuple, variable.layout.offset_to_shard())
             first: dict[Any, np.ndarray] = {}
-            for index, part in zip(
-                map(tuple, places), dtensor.unpack(variable.in_parts()), strict=True
-            ):
+            parts = dtensor.unpack(variable.in_parts())
+            for place, part in zip(places, parts, strict=True):
                 value = part.numpy()
-                if not np.array_equal(first.setdefault(index, value), value):
-                    differing.append(variable.path)
-        report_out_of_sync(list(dict.fromkeys(differing)))
-
-
-def _read(inputs: InputIterator) -> Any:
-    """The batches of a step; ``run`` counts them."""
-    try:
-        return inputs._get_next()  # noqa: SLF001
-    except StopIteration:
-        raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
+                if not np.array_equal(first.setdefault(place, value), value):
+                    differing[variable.path] = True
+        report_out_of_sync(list(differing))

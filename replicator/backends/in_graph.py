@@ -14,29 +14,24 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.backends import base, programs, sharding, summary
-from replicator.backends.single import SingleDeviceReplicator
+from replicator.backends.single import ProgramReplicator, SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.step import traced_once
 from replicator.core.topology import make_topology
-from replicator.core.validation import format_value, is_one_of, name_of
+from replicator.core.validation import format_value, is_one_of
 from replicator.engine import plan
 from replicator.engine.program import Program, TimeLimit
 from replicator.errors import DeviceError
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
-from replicator.variables.coherence import (
-    Coherence,
-    are_detected,
-    check_in_sync,
-    check_promise,
-    consolidate,
-)
+from replicator.variables import coherence
 from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from replicator.backends.programs import Call
     from replicator.core.topology import Group
@@ -47,7 +42,7 @@ DEFAULT_TIMEOUT_SEC = 600.0
 _PLACEMENTS = ("auto", "shared", "mirrored")
 
 
-class InGraphReplicator(base.Replicator):
+class InGraphReplicator(ProgramReplicator):
     """Replicas on local devices of one process, linked into one graph.
 
     Variables are ordinary ones. If all devices share host memory (CPUs), mirrored
@@ -61,6 +56,7 @@ class InGraphReplicator(base.Replicator):
       variable_placement: ``shared`` or ``mirrored``.
     """
 
+    _one_replica = SingleDeviceReplicator
     _group: Group | None = None  # Of the workers that run a program each.
 
     def __init__(
@@ -112,7 +108,7 @@ class InGraphReplicator(base.Replicator):
         without_communication: bool,
     ) -> None:
         self.without_communication = without_communication
-        self._detects_writes = are_detected(external_writes)
+        self._detects_writes = coherence.are_detected(external_writes)
         if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
                 f"variable_placement {format_value(variable_placement)} is not one of "
@@ -160,21 +156,7 @@ class InGraphReplicator(base.Replicator):
         with super().context(), scope, tf.device(self.devices[0]):
             yield self
 
-    def _run(self, call: Call) -> Any:
-        program = self._programs.get(
-            call.step_fn,
-            call.signature,
-            lambda: self.build_step(call.step_fn, call.specs, call.num_steps),
-        )
-        source = call.source(range(self.num_local_replicas))
-        name = name_of(call.step_fn)
-        return self._dispatch(program, name, source, call.num_steps, call.inputs)
-
-    def build_step(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int = 1
-    ) -> Program:
-        """Builds a step; also for the strategy, see ``strategy/strategy.py``."""
-        del num_steps  # one program runs any number of steps
+    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Program:
         with context_lib.created_in(self.context, self._table.watch):
             program = Program(
                 step_fn,
@@ -187,46 +169,28 @@ class InGraphReplicator(base.Replicator):
         _tf_compat.wait_for_remote_ops()  # copies of variables may be new
         return program
 
-    def _dispatch(
-        self,
-        program: Program,
-        name: str,
-        source: Any,
-        num_steps: int = 1,
-        inputs: Any = None,
-    ) -> Any:
-        del inputs  # they matter where workers read data of their own
-        # One step more than there are: the first run also compiles.
-        with self._limit.guard(program, f"step {name!r}", num_steps + 1):
-            return self._transact(program, source, num_steps)
-
-    def _transact(
-        self, program: Program, source: Any, num_steps: int, *, may_end: bool = False
-    ) -> Any:
+    def _dispatch(self, program: Program, call: Call, source: Any) -> Any:
         """Runs steps; where they fail, variables are coherent again."""
-        try:
-            return program.run(source, num_steps, may_end=may_end)
-        except BaseException as error:
-            if self._is_repairable(error):
-                program.repair(error, num_steps, may_end=may_end)
-            raise
+        limit, may_end = self._limits(program, call)
+        with limit:
+            try:
+                return program.run(source, call.num_steps, may_end=may_end)
+            except BaseException as error:
+                if self._is_repairable(error):
+                    program.repair(error, call.num_steps, may_end=may_end)
+                raise
+
+    def _limits(
+        self, program: Program, call: Call
+    ) -> tuple[AbstractContextManager[None], bool]:
+        """What limits the time of steps; whether data of another process may end."""
+        # One step more than there are: the first run also compiles.
+        what, num_steps = f"step {call.name!r}", call.num_steps + 1
+        return self._limit.guard(program, what, num_steps), False
 
     def _is_repairable(self, _error: BaseException) -> bool:
         """Whether the devices of all copies still respond after an error."""
         return not self._limit.is_over
-
-    def _make_strategy(self) -> tf.distribute.Strategy:
-        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
-
-        return ReplicatorStrategy(self, one_replica=SingleDeviceReplicator)
-
-    def run_step(
-        self, program: Program, name: str, batches: Sequence[Any]
-    ) -> list[list[Any]]:
-        """Runs a step of the strategy once, on the inputs of each replica."""
-        source = list(map(list, batches)) if any(batches) else None
-        outputs = self._dispatch(program, name, source)
-        return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
 
     def _input_devices(self) -> Sequence[str]:
         return self.devices
@@ -240,11 +204,16 @@ class InGraphReplicator(base.Replicator):
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
         with self._guard():
-            check_promise(self._table, variables)
-            consolidate(self._table.entries_of(variables), self.topology)
-            yield
+            coherence.check_promise(self._table, variables)
+            self._consolidate(variables)
+            try:
+                yield
+            finally:
+                self._table.ownership.release(variables)
+
+    def _consolidate(self, variables: Sequence[Any]) -> None:
+        coherence.consolidate(self._table.entries_of(variables), self.topology)
 
     def refresh_variables(self) -> None:
         """Gives all replicas what was written to variables outside ``run``.
@@ -252,14 +221,14 @@ class InGraphReplicator(base.Replicator):
         Needed with ``external_writes="never"``, after writes that no method of a
         variable makes; otherwise every run begins with it.
         """
-        coherence = Coherence(self._table.entries(), self.topology, self._table.resets)
-        traced_once(coherence.reset)()
+        table = self._table
+        copies = coherence.Coherence(table.entries(), self.topology, table.resets)
+        traced_once(copies.reset)()
         _tf_compat.wait_for_remote_ops()
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Refreshes the copies; see ``Replicator.restored``."""
-        super().restored(variables)
         self.refresh_variables()
+        self._table.ownership.release(variables)
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         """Wraps; with a sharded update over workers, every call must update."""
@@ -267,7 +236,7 @@ class InGraphReplicator(base.Replicator):
         if other is not None:
             return other
         options.check(optimizer)
-        label, reason = type(self).__name__, sharding.why_not_parameters(self)
+        label, reason = type(self).__name__, self._why_not_parameters()
         if options.level == PARAMETERS and reason:
             options.refuse_option("sharded_update", reason, label, GRADIENTS)
         options.refuse(entry_of(type(self)).name, label)
@@ -283,26 +252,28 @@ class InGraphReplicator(base.Replicator):
             ),
         )
 
-    def _placed(self) -> tuple[Any, ...]:
-        entries = self._entries_here()
-        return (
-            summary.places_of(self.topology),
-            summary.sizes_of(summary.copies_of(entries)),
-            summary.local_variables(entries),
-        )
+    def _why_not_parameters(self) -> str:
+        """Why no owner can have a variable alone, or nothing."""
+        if self.topology.num_logical_devices > 1:
+            return sharding.OF_SPLIT_REPLICAS
+        return entry_of(type(self)).lacks.get("sharded_parameters", "")
 
-    def _levels(self, device_memory: int | None) -> list[str]:
+    def _described(self, device_memory: int | None) -> list[str]:
+        local = summary.local_variables(self._entries_here())
         held = [sharding.Held(*each) for each in self._table.ownership.held()]
-        reason = sharding.why_not_parameters(self)
-        return sharding.table(held, device_memory, self._activations(), reason)
+        reason = self._why_not_parameters()
+        return [
+            *summary.replicas_of(self.topology),
+            *summary.by_device(self._sizes()),
+            *([local] if local else []),
+            *sharding.table(held, device_memory, self._activations(), reason),
+        ]
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""
         steps = self._traced_steps()
         if not steps:
             return "no step has been traced yet; call run() first"
-        owners = self._table.ownership.explain()
-        note = f"{base.EXPLANATION}\n" if self.without_communication else ""
         where = f"{self.num_replicas} replicas, {self.variable_placement} variables"
         parts = [
             [
@@ -313,7 +284,9 @@ class InGraphReplicator(base.Replicator):
             ]
             for name, program in steps
         ]
-        described = ["\n".join(filter(None, part)) for part in [*parts, [owners]]]
+        parts.append([self._table.ownership.explain()])
+        described = ["\n".join(filter(None, part)) for part in parts]
+        note = f"{base.EXPLANATION}\n" if self.without_communication else ""
         return note + "\n\n".join(filter(None, described))
 
     def counts(self) -> dict[str, int]:
@@ -321,12 +294,11 @@ class InGraphReplicator(base.Replicator):
         plans = [each for _, program in self._traced_steps() for each in program.plans]
         planned = [each for each in plans if each.collective.num_replicas > 1]
         buckets = [bucket for each in planned for bucket in each.buckets]
-        sizes = summary.sizes_of(summary.copies_of(self._entries_here()))
         kept = sum(self._activations())
         return {
             "collectives": len(buckets),
             "collective_bytes": sum(bucket.num_bytes for bucket in buckets),
-            "variable_bytes": sizes.total(),
+            "variable_bytes": self._sizes().total(),
             **({"activation_bytes": kept} if kept else {}),
         }
 
@@ -346,8 +318,11 @@ class InGraphReplicator(base.Replicator):
         owners = self._table.ownership
         return [e for e in self._table.entries() if not owners.is_elsewhere(e.variable)]
 
+    def _sizes(self) -> summary.Sizes:
+        return summary.sizes_of_entries(self._entries_here())
+
     def _compare_copies(self) -> None:
-        check_in_sync(self._table)
+        coherence.check_in_sync(self._table)
 
 
 class MultiGpuReplicator(InGraphReplicator):

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
 
@@ -33,17 +33,17 @@ from replicator.errors import (
 from replicator.inputs.context import pipeline_contexts
 from replicator.inputs.iterator import InputIterator, to_pipeline
 from replicator.variables import ownership, values
-from replicator.variables.coherence import check_promise, consolidate
+from replicator.variables.coherence import consolidate
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
     from replicator.engine.program import Program
-    from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
+    from replicator.inputs.context import InputContext
 
 
 class MultiWorkerReplicator(InGraphReplicator):
@@ -66,13 +66,11 @@ class MultiWorkerReplicator(InGraphReplicator):
     def __new__(cls, *, pattern: str | None = None, **options: Any) -> Any:
         """Picks the class of a pattern of replication."""
         del options  # the constructor's
-        if cls.pattern:
-            if pattern not in (None, cls.pattern):
-                raise ValueError(
-                    f"pattern {pattern!r} is not that of {cls.__name__}, which is "
-                    f"{cls.pattern!r}; use MultiWorkerReplicator(pattern={pattern!r})"
-                )
-            return super().__new__(cls)
+        if cls.pattern and pattern not in (None, cls.pattern):
+            raise ValueError(
+                f"pattern {pattern!r} is not that of {cls.__name__}, which is "
+                f"{cls.pattern!r}; use MultiWorkerReplicator(pattern={pattern!r})"
+            )
         kinds = MultiWorkerBetweenGraphReplicator, MultiWorkerInGraphReplicator
         known = {kind.pattern: kind for kind in kinds}
         name = "between_graph" if pattern is None else pattern
@@ -80,7 +78,7 @@ class MultiWorkerReplicator(InGraphReplicator):
             raise ValueError(
                 f"pattern {pattern!r} is not one of {', '.join(map(repr, known))}"
             )
-        return super().__new__(known[name])
+        return super().__new__(cls if cls.pattern else known[name])
 
 
 class BetweenGraphReplicator(base.Replicator):
@@ -97,18 +95,15 @@ class BetweenGraphReplicator(base.Replicator):
 
     @property
     def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
         return self.num_replicas // self.num_workers
 
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
         """Mirrored variables, each with a number that is the same on all workers."""
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
+    def _make_input_iterator(self, asked: base.InputRequest) -> InputIterator:
         """Makes this worker's pipelines; ``next`` ends on all workers together."""
-        inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
+        inputs = super()._make_input_iterator(asked)
         inputs.uneven_inputs = self._is_over
         return inputs
 
@@ -242,9 +237,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         # Variables that are equal on all workers, by the order in which they became it.
         self._equal: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = itertools.count()
-        # By program, the numbers of steps per dispatch on which all workers agree.
+        # By program that ran, the numbers of steps on which all workers have agreed.
         self._agreed: WeakKeyDictionary[Program, set[int]] = WeakKeyDictionary()
-        self._started: WeakSet[Program] = WeakSet()
         self._runtime.agree(
             "the creation of the replicator",
             {
@@ -253,12 +247,10 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             },
         )
 
-    def build_step(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int = 1
-    ) -> Program:
+    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Program:
         """Builds a program; all workers compare theirs before any runs."""
         if self._group is None:
-            return super().build_step(step_fn, specs, num_steps)
+            return super().build_step(step_fn, specs)
         # Collectives of different workers meet by keys that each draws for itself, so a
         # program that one of them did not get must give its keys back, or all later
         # ones would sum tensors that do not belong together.
@@ -276,61 +268,46 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                     self._runtime.agree(what, {"failure": failure})
                 raise
             plan = program.analysis.description()
-            self._runtime.agree(what, {"failure": None, "num_steps": num_steps, **plan})
+            self._runtime.agree(what, {"failure": None, **plan})
         except Exception:
             self._group.keys.value = before
             raise
-        self._agreed.setdefault(program, set()).add(num_steps)
-        self._broadcast_initial_values(program)
-        return program
-
-    def _broadcast_initial_values(self, program: Program) -> None:
         equal = {id(variable) for variable in self._equal.values()}
         is_slot = self._table.ownership.is_slot
         used = [entry.variable for entry in program.analysis.entries.values()]
         fresh = [v for v in used if id(v) not in equal and not is_slot(v)]
-        if fresh and self._group is not None:
+        if fresh:
             with self._runtime.guard("the first exchange of variables"):
                 workers = values.Workers(self.topology, self._group)
                 workers.broadcast_initial_values(fresh)
             for variable in fresh:
                 self._equal[next(self._numbers)] = variable
+        return program
 
-    def _dispatch(
-        self,
-        program: Program,
-        name: str,
-        source: Any,
-        num_steps: int = 1,
-        inputs: Any = None,
-    ) -> Any:
+    def _limits(
+        self, program: Program, call: Call
+    ) -> tuple[contextlib.AbstractContextManager[None], bool]:
         if self._group is None:
-            return super()._dispatch(program, name, source, num_steps)
+            return super()._limits(program, call)
+        agreed, what = self._agreed.setdefault(program, set()), f"step {call.name!r}"
         # The first run also compiles, so it gets additional time.
-        is_first = program not in self._started
-        self._started.add(program)
+        num_steps = call.num_steps + (not agreed)
         # Not in every run: what could differ is compared once, before a collective
         # could hang, and a step then costs no message.
-        if num_steps not in self._agreed[program]:
-            what = f"a run of step {name!r}"
-            self._runtime.agree(what, {"num_steps": num_steps})
-            self._agreed[program].add(num_steps)
-        is_finite = (
-            isinstance(inputs, InputIterator)
+        if call.num_steps not in agreed:
+            self._runtime.agree(f"a run of {what}", {"num_steps": call.num_steps})
+            agreed.add(call.num_steps)
+        may_end = (
+            isinstance(call.inputs, InputIterator)
             and not self.without_communication
-            and self._may_end(inputs, "the first run over an input iterator")
+            and self._may_end(call.inputs, "the first run over an input iterator")
         )
-        with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return self._transact(program, source, num_steps, may_end=is_finite)
+        return self._runtime.guard(what, num_steps), may_end
 
-    @contextlib.contextmanager
-    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Gathers state that workers own; see ``Replicator.consolidated_state``."""
+    def _consolidate(self, variables: Sequence[Any]) -> None:
         if self._group is None:
-            with super().consolidated_state(variables):
-                yield
+            super()._consolidate(variables)
             return
-        check_promise(self._table, variables)
         owned = self._table.ownership
         workers = values.Workers(self.topology, self._group)
         with self._runtime.guard("the gathering of optimizer state"):
@@ -344,20 +321,10 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             for slot in filter(owned.is_slot, variables):
                 owner = owned.owner(slot)
                 assert owner is not None
-                source = owner.program_id
-                value = workers.move(slot, source)
+                value = workers.move(slot, owner.program_id)
                 writes = self.is_chief or self.also_writes
                 if writes and owned.is_elsewhere(slot):
                     ownership.fill(slot, value)
-        try:
-            yield
-        finally:
-            owned.release(variables)
-
-    def restored(self, variables: Sequence[Any]) -> None:
-        """Frees state that other workers own; see ``Replicator.restored``."""
-        super().restored(variables)
-        self._table.ownership.release(variables)
 
     def _numbered_mirrored(self) -> list[tuple[int, Any]]:
         entries = self._table.entries()
@@ -443,17 +410,15 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         self._cluster = config
         self._place(names)
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
+    def _make_input_iterator(self, asked: base.InputRequest) -> InputIterator:
         """Makes pipelines on the workers that they feed, a SINGLE one on worker 0."""
         fed = {self.worker_of(r) for r in range(self.num_replicas)}
-        contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
+        contexts = pipeline_contexts(asked.mode, self.num_replicas, len(fed))
         share = self.num_replicas // len(contexts)
         workers = [self.worker_of(share * index) for index in range(len(contexts))]
 
         def checked_fn(context: InputContext) -> tf.data.Dataset:
-            dataset = to_pipeline(input_fn(context))
+            dataset = to_pipeline(asked.input_fn(context))
             worker_id = workers[context.input_pipeline_id]
             calls = _tf_data.python_ops(dataset) if worker_id else ()
             if calls:
@@ -474,8 +439,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 contexts,
                 self.num_replicas,
                 devices=sources,
-                num_prefetched=num_prefetched,
-                targets=self._input_devices() if num_prefetched else (),
+                num_prefetched=asked.num_prefetched,
+                targets=self._input_devices() if asked.num_prefetched else (),
             )
             # Asks the workers, here where a lost one is named.
             _ = inputs.pads_last_step

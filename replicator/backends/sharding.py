@@ -8,10 +8,10 @@ TensorFlow: planners use it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import collections
+from typing import TYPE_CHECKING, NamedTuple
 
 from replicator import catalog
-from replicator.core.validation import INT64_MAX, format_value, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,43 +43,24 @@ class Row(NamedTuple):
     together: int
 
 
-def check_memory(device_memory: Any) -> None:
-    """Rejects what cannot be the memory of a device."""
-    if device_memory is None or is_integer(device_memory, least=1, most=INT64_MAX):
-        return
-    raise ValueError(
-        f"device_memory={format_value(device_memory)} must be a positive integer, the "
-        "bytes of a device that weights, gradients and optimizer state may take"
-    )
-
-
-def why_not_parameters(repl: Any) -> str:
-    """Why no owner can have a variable of a replicator alone, or nothing."""
-    if repl.topology.num_logical_devices > 1:
-        return OF_SPLIT_REPLICAS
-    return catalog.entry_of(type(repl)).lacks.get("sharded_parameters", "")
-
-
 def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
     """What the fullest device keeps, by level."""
-    whole: dict[int, Held] = {}  # by place, of all owners
-    for own in held:
-        before = whole.get(own.place, Held(0, 0))
-        whole[own.place] = Held(before.weights + own.weights, before.state + own.state)
+    weights, state = collections.Counter[int](), collections.Counter[int]()
+    for own in held:  # by place, of all owners
+        weights[own.place] += own.weights
+        state[own.place] += own.state
     kept = dict(enumerate(activations))
-
-    def bytes_of(own: Held, index: int) -> tuple[int, int, int, int]:
-        every = whole[own.place]
-        return (
-            (own if index >= _PARAMETERS else every).weights,
-            (own if index >= _GRADIENTS else every).weights,
-            (own if index >= _STATE else every).state,
-            kept.get(own.place, 0),
-        )
-
     levels = []
     for index, level in enumerate(LEVELS):
-        devices = [bytes_of(own, index) for own in held]
+        devices = [
+            (
+                own.weights if index >= _PARAMETERS else weights[own.place],
+                own.weights if index >= _GRADIENTS else weights[own.place],
+                own.state if index >= _STATE else state[own.place],
+                kept.get(own.place, 0),
+            )
+            for own in held
+        ]
         fullest = max(devices, key=sum)
         levels.append(Row(level, *fullest, sum(fullest)))
     return levels
@@ -93,46 +74,33 @@ def table(
 ) -> list[str]:
     """The rows as text; where nothing has an owner, only why no level is marked."""
     if not any(own.weights for own in held):
-        return unmarked(device_memory)
-    rows_of_levels = rows(held, activations)
-    if refused:
-        rows_of_levels = [
-            row for row in rows_of_levels if row.level != catalog.PARAMETERS
-        ]
-    head = [name for name in Row._fields if activations or name != "activations"]
-    numbers = [
-        [f"{getattr(row, name):,}" for name in head[1:]] for row in rows_of_levels
+        said = (
+            f"no level of sharded_update is marked for {device_memory or 0:,} bytes: no"
+            " variable has an owner; wrap_optimizer(..., sharded_update=...) gives them"
+            " one where replicas have copies, once the optimizer is built"
+        )
+        return [] if device_memory is None else [said]
+    shown = [
+        row
+        for row in rows(held, activations)
+        if not (refused and row.level == catalog.PARAMETERS)
     ]
-    cells = [
-        head,
-        *(
-            [row.level, *each]
-            for row, each in zip(rows_of_levels, numbers, strict=True)
-        ),
-    ]
+    first, *names = [n for n in Row._fields if activations or n != "activations"]
+    cells = [[first, *names]]
+    cells += [[r.level, *(f"{getattr(r, n):,}" for n in names)] for r in shown]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    form = "  ".join(f"{{:>{width}}}" for width in widths).replace(">", "<", 1)
-    lines = [form.format(*line) for line in cells]
+    lines = [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in cells
+    ]
     if device_memory is not None:
-        for index, row in enumerate(rows_of_levels, start=1):
+        for index, row in enumerate(shown, start=1):
             does = "fits" if row.together <= device_memory else "does not fit"
             lines[index] += f"  {does} {device_memory:,}"
+    if refused:
+        lines.append(f"{catalog.PARAMETERS}: not here, {refused}")
     title = (
         f"bytes on the fullest of {len(held)} devices by level of sharded_update, "
         f"without {'' if activations else 'activations and '}what is being sent:"
     )
-    if refused:
-        lines.append(f"{catalog.PARAMETERS}: not here, {refused}")
     return [title, *(f"  {line}" for line in lines)]
-
-
-def unmarked(device_memory: int | None) -> list[str]:
-    """The line that says why no level is marked, if that was asked."""
-    if device_memory is None:
-        return []
-    line = (
-        f"no level of sharded_update is marked for {device_memory:,} bytes: no variable"
-        " has an owner; wrap_optimizer(..., sharded_update=...) gives them one where"
-        " replicas have copies, once the optimizer is built"
-    )
-    return [line]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.backends import base, programs
+from replicator.backends.programs import Call
 from replicator.collectives.kinds import TENSORS
 from replicator.core import context
 from replicator.core import devices as devices_lib
-from replicator.core.context import StepGenerator
-from replicator.core.step import check_outputs, per_replica_nest, repeat
+from replicator.core import step as step_lib
 from replicator.errors import DeviceError
 from replicator.inputs.iterator import all_read, next_batches
 from replicator.strategy import replica_context
@@ -21,7 +22,6 @@ from replicator.variables.kinds import check_foreign, foreign_explained
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.backends.programs import Call
     from replicator.collectives.kinds import CollectiveKind
 
 
@@ -31,9 +31,9 @@ class SingleReplicaContext(context.ReplicaContext):
     num_replicas = 1
     num_replicas_in_sync = 1
 
-    def __init__(self, places: Sequence[str | None] = ()) -> None:
-        self.places = places or (None,)
-        self.num_logical_devices = len(self.places)
+    def __init__(self, places: Sequence[str | None]) -> None:
+        self.places = places
+        self.num_logical_devices = len(places)
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -50,16 +50,30 @@ class SingleReplicaContext(context.ReplicaContext):
 
 
 class SingleProgram:
-    """A step function that was traced once, for any number of steps per dispatch."""
+    """A step function that is traced once, for any number of steps per dispatch."""
 
-    def __init__(self, traced: Any, generator: StepGenerator) -> None:
-        self._traced = traced
-        self._generator = generator  # a function does not keep its variables
-        self._specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
-        # Without the tensors, which a nest of outputs would be searched for.
-        self._structure = tf.nest.map_structure(
-            lambda leaf: None if leaf is None else 0, traced.structured_outputs
-        )
+    def __init__(
+        self,
+        step_fn: Callable[..., Any],
+        specs: Sequence[Any],
+        places: Sequence[str | None] = (None,),
+    ) -> None:
+        def step(*batch: Any) -> Any:
+            with (
+                context.enter(SingleReplicaContext(places)),
+                tf.device(places[0]),
+                replica_context.entered(),
+            ):
+                return step_lib.check_outputs(step_fn(*batch), step_fn)
+
+        self._generator = context.StepGenerator()  # its variables, which are not kept
+        with foreign_explained(), self._generator.installed():
+            self._traced = context.in_first_trace(
+                lambda: tf.function(step).get_concrete_function(*specs)
+            )
+        for variable in self._traced.variables:
+            check_foreign(variable)
+        self.structure = step_lib.outline(self._traced.structured_outputs)
         self._programs: dict[int, Dispatch] = {}
 
     def run(self, source: Any, num_steps: int) -> Any:
@@ -67,29 +81,64 @@ class SingleProgram:
         if num_steps not in self._programs:
             self._programs[num_steps] = self._make_program(num_steps)
         flat = self._programs[num_steps](source)
-        return per_replica_nest(self._structure, flat, 1)
+        return step_lib.per_replica_nest(self.structure, flat, 1)
 
     def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
         """Emits a step that returns a list of tensors in the current graph."""
-        leaves = self._traced(*tf.nest.flatten(batches, expand_composites=True))
-        return [[leaf for leaf in tf.nest.flatten(leaves) if leaf is not None]]
+        leaves = tf.nest.flatten(batches, expand_composites=True)
+        return [step_lib.tensors_of(self._traced(*leaves))]
 
     def is_stale(self) -> bool:
         return False  # variables have one kind
 
     def _make_program(self, num_steps: int) -> Dispatch:
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._traced.outputs]
+
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = [] if source is None else next_batches(source, 1)
                 with tf.control_dependencies([all_read(batch)]):
                     return self.emit(batch)[0]
 
-            return repeat(one_step, num_steps, self._specs)
+            return step_lib.repeat(one_step, num_steps, specs)
 
         return Dispatch(program)
 
 
-class SingleDeviceReplicator(base.Replicator):
+class ProgramReplicator(base.Replicator):
+    """A base class: its steps are programs, which a strategy runs and emits too."""
+
+    _programs: programs.ProgramCache
+    _one_replica: type[base.Replicator] | None = None  # What ``fit`` is verified by.
+
+    @abc.abstractmethod
+    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Any:
+        """Builds a step, for any number of steps per dispatch."""
+
+    @abc.abstractmethod
+    def _dispatch(self, program: Any, call: Call, source: Any) -> Any:
+        """Runs the steps of a call, which read a source."""
+
+    def _run(self, call: Call) -> Any:
+        program = self._programs.get(
+            call, lambda: self.build_step(call.step_fn, call.specs)
+        )
+        source = call.source(range(self.num_local_replicas))
+        return self._dispatch(program, call, source)
+
+    def run_step(self, program: Any, name: str, batches: Sequence[Any]) -> list[Any]:
+        """Runs a step of the strategy once, on the inputs of each replica."""
+        source = list(map(list, batches)) if any(batches) else None
+        outputs = self._dispatch(program, Call(name=name), source)
+        return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
+
+        return ReplicatorStrategy(self, self._one_replica)
+
+
+class SingleDeviceReplicator(ProgramReplicator):
     """Runs the step on one device; the baseline for all comparisons.
 
     With ``logical_devices_per_replica`` it is the baseline of model parallelism: one
@@ -122,49 +171,11 @@ class SingleDeviceReplicator(base.Replicator):
         self.device = self._places[0]
         self._programs = programs.ProgramCache()
 
-    def _run(self, call: Call) -> Any:
-        step = self._programs.get(
-            call.step_fn,
-            call.signature,
-            lambda: self.build_step(call.step_fn, call.specs),
-        )
-        return step.run(call.source([0]), call.num_steps)
+    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Any:
+        return SingleProgram(step_fn, specs, self._places)
 
-    def build_step(
-        self, step_fn: Callable[..., Any], specs: list[Any]
-    ) -> SingleProgram:
-        """Traces a step; also for the strategy, see ``strategy/strategy.py``."""
-
-        def step(*batch: Any) -> Any:
-            replica = SingleReplicaContext(self._places)
-            with (
-                context.enter(replica),
-                tf.device(self.device),
-                replica_context.entered(),
-            ):
-                return check_outputs(step_fn(*batch), step_fn)
-
-        generator = StepGenerator()
-        with foreign_explained(), generator.installed():
-            traced = context.in_first_trace(
-                lambda: tf.function(step).get_concrete_function(*specs)
-            )
-        for variable in traced.variables:
-            check_foreign(variable)
-        return SingleProgram(traced, generator)
-
-    def _make_strategy(self) -> tf.distribute.Strategy:
-        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
-
-        return ReplicatorStrategy(self)
-
-    def run_step(
-        self, program: SingleProgram, name: str, batches: Sequence[Any]
-    ) -> list[list[Any]]:
-        """Runs a step of the strategy once, on the inputs of the replica."""
-        del name
-        source = list(batches[0]) or None
-        return [[leaf[0] for leaf in program.run(source, 1)]]
+    def _dispatch(self, program: SingleProgram, call: Call, source: Any) -> Any:
+        return program.run(source, call.num_steps)
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()

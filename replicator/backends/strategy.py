@@ -19,7 +19,7 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import workers
 from replicator._tf.dispatch import Dispatch
-from replicator.backends import base, programs, summary
+from replicator.backends import base, programs, sharding, summary
 from replicator.backends.multi_worker import BetweenGraphReplicator
 from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
@@ -29,12 +29,11 @@ from replicator.collectives.kinds import TENSORS, Sums
 from replicator.collectives.transport import positions_by_dtype
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
+from replicator.core import step as step_lib
 from replicator.core.context import StepGenerator
-from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
 from replicator.core.validation import format_value, holding
 from replicator.errors import CollectiveControlFlowError, DeviceError
 from replicator.inputs.batches import as_value, can_fill
-from replicator.inputs.context import own_contexts
 from replicator.inputs.iterator import InputIterator, Source
 from replicator.optimizer.other_libraries import StrategyOptimizer
 from replicator.variables.coherence import report_out_of_sync
@@ -47,11 +46,8 @@ if TYPE_CHECKING:
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.collectives.kinds import CollectiveKind
-    from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
 
-
-_TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
 
 # Names a node by which a vectorized loop finds a collective in its body.
 _FENCE = "replicator_stock_collective"
@@ -61,6 +57,9 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
     """Collectives by the replica context of ``tf.distribute``."""
 
     has_static_shapes = False  # Whether a step is traced for known shapes only.
+    # A stock reduction has no group for int32, which TensorFlow keeps on the host, and
+    # none for narrower integers; sums wrap the same after the cast.
+    wire_integer = tf.int64
 
     def __init__(self, num_replicas: int, *, is_local: bool = False) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
@@ -88,15 +87,13 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         sums = Sums(
             num_replicas=count,
             replica_id=self.replica_id,
-            reduce=lambda values, op: self._reduce_by_type(values, _TF_REDUCE[op]),
+            reduce=self._reduce,
             has_static_shapes=self.has_static_shapes,
         )
         fenced = [_tf_distribute.marker(t, t.shape, name=_FENCE) for t in tensors]
         return kind.by_sums(sums, fenced)
 
-    def _reduce_by_type(
-        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
-    ) -> list[tf.Tensor]:
+    def _reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
         """Reduces one type at a time: a stock reduction does not mix types."""
         results: dict[int, tf.Tensor] = {}
         for places in positions_by_dtype(tensors).values():
@@ -105,21 +102,19 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         return [results[index] for index in range(len(tensors))]
 
     def _reduce_one_type(
-        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+        self, tensors: Sequence[tf.Tensor], op: str
     ) -> list[tf.Tensor]:
-        replica = tf.distribute.get_replica_context()
         dtype = tensors[0].dtype
         if dtype.is_complex:  # which a stock reduction does not know
             parts = [part(t) for part in (tf.math.real, tf.math.imag) for t in tensors]
             reduced = self._reduce_one_type(parts, op)
             count = len(tensors)
             return list(map(tf.complex, reduced[:count], reduced[count:]))
-        # A stock reduction has no group for int32, which TensorFlow keeps on the
-        # host, and none for narrower integers; sums wrap the same after the cast.
-        wide = tf.int64 if dtype.is_integer else dtype
+        wide = self.wire_integer if dtype.is_integer else dtype
         # An identity has a device, by which the strategy finds its destination.
         sent = [tf.identity(tf.cast(tensor, wide)) for tensor in tensors]
-        reduced = replica.all_reduce(op, sent)
+        replica = tf.distribute.get_replica_context()
+        reduced = replica.all_reduce(tf.distribute.ReduceOp(op.upper()), sent)
         return [tf.cast(value, dtype) for value in reduced]
 
     def collective_of(self, marker: str) -> Any:
@@ -166,9 +161,9 @@ class StrategyInputIterator(InputIterator):
         local = self._strategy.experimental_local_results
         has_any_size = can_fill(self.element_spec)
 
-        def group(spec: Any, leaf: Any) -> PerReplica[Any]:
+        def group(spec: Any, leaf: Any) -> step_lib.PerReplica[Any]:
             common = spec if has_any_size else None
-            return PerReplica(local(leaf), owner=self.owner, spec=common)
+            return step_lib.PerReplica(local(leaf), owner=self.owner, spec=common)
 
         batch = self._read(0)
         return tf.nest.map_structure(group, self.element_spec, batch)
@@ -213,28 +208,24 @@ class StrategyReplicator(base.Replicator):
             yield self
 
     def _make_strategy(self) -> tf.distribute.Strategy:
-        """The stock strategy itself."""
         _tf_distribute.builds_from_specs(self.strategy)
         return self.strategy
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
+    def _make_input_iterator(self, asked: base.InputRequest) -> InputIterator:
         """Distributes the pipelines; a stock strategy prefetches in its own way."""
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=True,
-            experimental_per_replica_buffer_size=num_prefetched,
+            experimental_per_replica_buffer_size=asked.num_prefetched,
         )
         return StrategyInputIterator(
             self.strategy,
-            options if num_prefetched else None,
-            input_fn,
-            own_contexts(mode, self.num_replicas, self.num_workers, self.worker_id),
+            options if asked.num_prefetched else None,
+            asked.input_fn,
+            self._own_contexts(asked.mode),
             self.num_local_replicas,
         )
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
-        """Leaves reduction to Keras; see ``StrategyOptimizer``."""
         options.check(optimizer)
         options.refuse("tf_mirrored", type(self.strategy).__name__)
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
@@ -248,20 +239,21 @@ class StrategyReplicator(base.Replicator):
         return StrategyOptimizer(optimizer, options=options)
 
     def _run(self, call: Call) -> Any:
-        step_fn, inputs, num_steps, signature, _ = call
+        inputs = call.inputs
+        shapes: tuple[str, ...] = ()
         if inputs is None or isinstance(inputs, InputIterator):
             source = call.source(())
         else:
             source = tf.nest.map_structure(self._distribute, inputs)
             # The strategy traces for shapes, and those of a last step are smaller.
             read = [leaf for leaf in tf.nest.flatten(inputs) if leaf.spec is not None]
-            signature = signature, tuple(str(v.shape) for leaf in read for v in leaf)
-        program = self._programs.get(
-            step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
+            shapes = tuple(str(value.shape) for leaf in read for value in leaf)
+        program, structure = self._programs.get(
+            call, lambda: self._build(call), call.num_steps, shapes
         )
         with context_lib.forbidden_in_steps():
             try:
-                return program(source)
+                flat = program(source)
             except tf.errors.OpError as error:
                 is_finite = isinstance(inputs, InputIterator) and inputs.may_end
                 if is_finite and isinstance(error, tf.errors.CancelledError):
@@ -273,6 +265,7 @@ class StrategyReplicator(base.Replicator):
                 if not isinstance(error, tf.errors.OutOfRangeError):
                     self._repair()
                 raise
+        return step_lib.per_replica_nest(structure[0], flat, self.num_local_replicas)
 
     def _repair(self) -> None:
         """Makes mirrored copies equal again, of which a step that failed wrote some."""
@@ -282,27 +275,20 @@ class StrategyReplicator(base.Replicator):
                 for component in others:
                     component.assign(first)
 
-    def _distribute(self, leaf: PerReplica[Any]) -> Any:
+    def _distribute(self, leaf: step_lib.PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(
             lambda value_context: as_value(
                 leaf[value_context.replica_id_in_sync_group % self.num_local_replicas]
             )
         )
 
-    def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
-        run_steps, structure = self._flat_steps(step_fn, num_steps)
-        dispatch = Dispatch(run_steps, autograph=True)
+    def _build(self, call: Call) -> tuple[Any, list[Any]]:
+        run_steps, structure = self._flat_steps(call)
+        return Dispatch(run_steps, autograph=True), structure
 
-        def program(source: Any) -> Any:
-            flat = dispatch(source)
-            return per_replica_nest(structure[0], flat, self.num_local_replicas)
-
-        return program
-
-    def _flat_steps(
-        self, step_fn: Callable[..., Any], num_steps: int
-    ) -> tuple[Callable[[Any], list[tf.Tensor]], list[Any]]:
-        """What is traced to run steps under the strategy."""
+    def _flat_steps(self, call: Call) -> tuple[Callable[[Any], Any], list[Any]]:
+        """What is traced to run steps under the strategy, and their structure then."""
+        step_fn, num_steps = call.step_fn, call.num_steps
         replica_context = self.replica_context_class(
             self.strategy.num_replicas_in_sync, is_local=self.without_communication
         )
@@ -317,7 +303,7 @@ class StrategyReplicator(base.Replicator):
                 context_lib.enter(replica_context),
                 generator.installed(),
             ):
-                return check_outputs(step_fn(*batch), step_fn)
+                return step_lib.check_outputs(step_fn(*batch), step_fn)
 
         def run_steps(source: Any) -> list[tf.Tensor]:
             def flat_step() -> list[tf.Tensor]:
@@ -326,10 +312,8 @@ class StrategyReplicator(base.Replicator):
                     batch = source.read(0, next)
                 args = () if source is None else (batch,)
                 outputs = self.strategy.run(step, args=args)
-                structure[0] = tf.nest.map_structure(
-                    lambda leaf: None if leaf is None else 0, outputs
-                )
-                leaves = [local(x) for x in tf.nest.flatten(outputs) if x is not None]
+                structure[0] = step_lib.outline(outputs)
+                leaves = [local(leaf) for leaf in step_lib.tensors_of(outputs)]
                 return [value for replica in zip(*leaves) for value in replica]  # noqa: B905 (AutoGraph knows no strict zip)
 
             if num_steps == 1:
@@ -337,7 +321,7 @@ class StrategyReplicator(base.Replicator):
             # Traced once more, for the shapes that the loop will carry.
             traced = tf.function(flat_step).get_concrete_function()
             specs = [tf.TensorSpec(v.shape, v.dtype) for v in traced.outputs]
-            return repeat(lambda _: flat_step(), num_steps, specs)
+            return step_lib.repeat(lambda _: flat_step(), num_steps, specs)
 
         return run_steps, structure
 
@@ -366,15 +350,18 @@ class StrategyReplicator(base.Replicator):
     def _components(self, variable: Any) -> tuple[Any, ...]:
         return tuple(self.strategy.experimental_local_results(variable))
 
-    def _placed(self) -> tuple[Any, ...]:
+    def _described(self, device_memory: int | None) -> list[str]:
         devices = self.strategy.extended.worker_devices
         copies = [
             (copy, Kind.LOCAL if self._is_local(variable) else Kind.MIRRORED)
             for variable in self._mirrored.values()
             for copy in self._components(variable)
         ]
-        sizes = summary.sizes_of(copies)
-        return [f"replica {i}: {device}" for i, device in enumerate(devices)], sizes
+        return [
+            *(f"  replica {i}: {device}" for i, device in enumerate(devices)),
+            *summary.by_device(summary.sizes_of(copies)),
+            *sharding.table([], device_memory),
+        ]
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""

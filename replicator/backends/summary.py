@@ -1,4 +1,4 @@
-"""Summary: workers, replicas and devices, and the bytes of variables on each device."""
+"""Summary: workers, replicas and devices, bytes of variables by device; timelines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from replicator.checkpoint.position import Job
     from replicator.core.topology import Topology
@@ -27,21 +27,16 @@ if TYPE_CHECKING:
 
 # Names that one line lists; of batch norm, every layer has two.
 _MAX_NAMES = 6
+_NOT_YET = "variables: none yet; the first run() places them"
 
 
 Sizes = collections.Counter[tuple[str, str]]
 """Bytes of variables, by the full name of their device and their kind."""
 
 
-def describe(
-    repl: Job,
-    places: Sequence[str],
-    sizes: Sizes | None,
-    local: str = "",
-) -> str:
-    """Writes the summary of a replicator."""
+def head(repl: Job) -> list[str]:
+    """The lines about the whole job, and about this process."""
     workers = f"{repl.num_workers} worker" + "s" * (repl.num_workers != 1)
-    chief = " (chief)" if repl.is_chief else ""
     last = repl.first_replica_id + repl.num_local_replicas - 1
     whole = (
         f"{type(repl).__name__}: {repl.num_replicas} replicas on {workers}, "
@@ -49,67 +44,36 @@ def describe(
         f"{repl.logical_devices_per_replica} logical devices each"
     )
     here = (
-        f"this process: worker {repl.worker_id}{chief}, replicas "
+        f"this process: worker {repl.worker_id}{' (chief)' * repl.is_chief}, replicas "
         f"{repl.first_replica_id} to {last}"
     )
-    lines = [whole, here, *(f"  {copy}" for copy in places)]
-    if sizes is None:
-        return "\n".join([*lines, "variables: on the devices where they were created"])
-    if not sizes:
-        return "\n".join([*lines, "variables: none yet; the first run() places them"])
-    text = [*lines, "variables:", *_by_device(sizes), *filter(None, [local])]
-    return "\n".join(text)
+    return [whole, here]
 
 
-def places_of(topology: Topology) -> list[str]:
-    """One line per replica: its devices and its copy of the mirrored variables."""
-    lines = []
-    for replica, (first, *others) in enumerate(topology.devices):
-        more = enumerate(map(_short_name, others), start=1)
-        parts = [f"{name} (logical device {index})" for index, name in more]
-        primary = topology.primaries[replica]
-        copy = (
-            "its own copy"
-            if primary == replica
-            else f"the copy of replica {topology.replica_id(primary)}"
-        )
-        lines.append(
-            f"replica {topology.replica_id(replica)}: "
-            f"{', '.join([_short_name(first), *parts])}; mirrored variables: {copy}"
-        )
-    return lines
-
-
-def copies_of(entries: Iterable[Entry]) -> list[tuple[Any, Kind]]:
-    """The variables of an engine's table and all their copies, each once."""
-    by_id = {id(c): (c, e.kind) for e in entries for c in (e.variable, *e.copies)}
-    return list(by_id.values())
-
-
-def sizes_of(copies: Iterable[tuple[Any, Kind]]) -> Sizes:
-    sizes: Sizes = collections.Counter()
-    for variable, kind in copies:
-        name = "replica-local" if kind is Kind.LOCAL else kind.value
-        sizes[variable.device, name] += num_bytes(variable)
-    return sizes
-
-
-def local_variables(entries: Iterable[Entry]) -> str:
-    """One line that names the replica-local variables; empty without any."""
-    local = [e.variable.name for e in entries if e.kind is Kind.LOCAL]
-    names = [name.partition(":")[0] for name in local]
-    more = len(names) - _MAX_NAMES
-    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"replica-local, each replica has its own: {shown}" if names else ""
-
-
-def _by_device(sizes: Sizes) -> list[str]:
-    lines = []
+def by_device(sizes: Sizes) -> list[str]:
+    """The lines about variables."""
+    lines = ["variables:" if sizes else _NOT_YET]
     for device in sorted({device for device, _ in sizes}):
         own = {kind: n for (index, kind), n in sizes.items() if index == device}
         kinds = ", ".join(f"{kind} {size:,}" for kind, size in sorted(own.items()))
         total = sum(own.values())
         lines.append(f"  {_short_name(device)}: {total:,} bytes ({kinds})")
+    return lines
+
+
+def replicas_of(topology: Topology) -> list[str]:
+    """One line per replica: its devices and its copy of the mirrored variables."""
+    lines = []
+    for replica, (first, *others) in enumerate(topology.devices):
+        more = enumerate(map(_short_name, others), start=1)
+        parts = [f", {name} (logical device {index})" for index, name in more]
+        primary = topology.primaries[replica]
+        copy = f"the copy of replica {topology.replica_id(primary)}"
+        lines.append(
+            f"  replica {topology.replica_id(replica)}: {_short_name(first)}"
+            f"{''.join(parts)}; mirrored variables: "
+            f"{'its own copy' if primary == replica else copy}"
+        )
     return lines
 
 
@@ -120,7 +84,31 @@ def _short_name(device: str) -> str:
     return name if is_here else f"{spec.job} {spec.task}, {name}"
 
 
-_PLACES = {
+def sizes_of(copies: Iterable[tuple[Any, Kind]]) -> Sizes:
+    sizes: Sizes = collections.Counter()
+    for variable, kind in copies:
+        name = "replica-local" if kind is Kind.LOCAL else kind.value
+        sizes[variable.device, name] += num_bytes(variable)
+    return sizes
+
+
+def sizes_of_entries(entries: Iterable[Entry]) -> Sizes:
+    """Those of the variables of an engine's table and all their copies, each once."""
+    by_id = {id(c): (c, e.kind) for e in entries for c in (e.variable, *e.copies)}
+    return sizes_of(by_id.values())
+
+
+def local_variables(entries: Iterable[Entry]) -> str:
+    """One line that names the replica-local variables; empty without any."""
+    local = [e.variable.name for e in entries if e.kind is Kind.LOCAL]
+    names = ", ".join(name.partition(":")[0] for name in local[:_MAX_NAMES])
+    more = len(local) - _MAX_NAMES
+    line = f"replica-local, each replica has its own: {names}"
+    return f"{line} and {more} more" if more > 0 else line * bool(local)
+
+
+# What names of operations say of where an event of a timeline belongs.
+_PARTS = {
     "replica": re.compile(r"(?:^|/)(?:\w*_)?replica_(\d+)/"),
     "bucket": re.compile(r"/(collective_\d+_\d+)(?:/|_|:|$)"),
     "stage": re.compile(r"/stage_(\d+)_[FB]\d+/"),
@@ -128,8 +116,8 @@ _PLACES = {
 }
 
 
-def check_timeline_path(path: Any) -> pathlib.Path:
-    """Returns where a timeline is written to."""
+def timeline(path: Any) -> contextlib.AbstractContextManager[None]:
+    """Records what this process computes meanwhile; see ``Replicator.timeline``."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(
             f"timeline({format_value(path)}) must be the path of a file to write"
@@ -153,12 +141,11 @@ def check_timeline_path(path: Any) -> pathlib.Path:
             f"timeline() cannot write {format_value(str(path))}: {reason}; use a file "
             "in a folder that exists, such as 'trace.json'"
         )
-    return trace_path
+    return _recorded(trace_path)
 
 
 @contextlib.contextmanager
-def recorded(trace_path: pathlib.Path) -> Iterator[None]:
-    """Records what this process computes meanwhile; see ``Replicator.timeline``."""
+def _recorded(trace_path: pathlib.Path) -> Iterator[None]:
     events: list[dict[str, Any]] = []
     try:
         with dispatch.recorded_events() as events:
@@ -174,8 +161,7 @@ def recorded(trace_path: pathlib.Path) -> Iterator[None]:
 def _arguments(name: str) -> dict[str, Any]:
     op, _, kind = name.rpartition(":")
     arguments: dict[str, Any] = {"op": kind} if op else {}
-    for key, pattern in _PLACES.items():
-        match = pattern.search(name)
-        if match:
+    for key, pattern in _PARTS.items():
+        if match := pattern.search(name):
             arguments[key] = int(match[1]) if match[1].isdigit() else match[1]
     return arguments

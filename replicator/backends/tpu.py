@@ -23,7 +23,7 @@ from replicator.errors import DeviceError, StaticShapeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from replicator.inputs.context import InputFn, InputReplicationMode
+    from replicator.backends.base import InputRequest
     from replicator.inputs.iterator import InputIterator
 
 # Variables that may have the name, in this order: set by Cloud TPU, GKE and Colab.
@@ -116,19 +116,13 @@ def computation_shape(mesh_shape: Sequence[int], num_logical_devices: int) -> li
 
 
 def _name_from_environment(environ: Mapping[str, str]) -> str | None:
-    for variable in ENVIRONMENT:
-        value = environ.get(variable)
-        if value and variable == "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS":
-            return value.partition(",")[0]
-        if value and variable == "COLAB_TPU_ADDR" and "://" not in value:
-            return f"grpc://{value}"
-        if value:
-            return value
-    return None
-
-
-_CHUNK_BITS = 16
-_INT64_BITS = 64
+    name = next(filter(environ.get, ENVIRONMENT), "")
+    value = environ.get(name)
+    if value and name == "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS":
+        return value.partition(",")[0]
+    if value and name == "COLAB_TPU_ADDR" and "://" not in value:
+        return f"grpc://{value}"
+    return value
 
 
 class TpuReplicaContext(StrategyReplicaContext):
@@ -138,22 +132,13 @@ class TpuReplicaContext(StrategyReplicaContext):
     has_static_shapes = True
 
     def _reduce_one_type(
-        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+        self, tensors: Sequence[tf.Tensor], op: str
     ) -> list[tf.Tensor]:
-        """Integers are sent as int32; TPUs cannot sum wider ones, which go in parts."""
+        reduce = super()._reduce_one_type
         dtype = tensors[0].dtype
-        if not dtype.is_integer:
-            return super()._reduce_one_type(tensors, op)
-
-        def reduce(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            replica = tf.distribute.get_replica_context()
-            wide = [tf.cast(value, self.wire_integer) for value in values]
-            sums = replica.all_reduce(op, wide)
-            return [tf.cast(total, values[0].dtype) for total in sums]
-
-        if dtype.size <= tf.int32.size:
-            return reduce(tensors)
-        return sum_in_parts(tensors, reduce)
+        if dtype.is_integer and dtype.size > tf.int32.size:
+            return sum_in_parts(tensors, lambda parts: reduce(parts, op))
+        return reduce(tensors, op)
 
     def logical_device(self, index: int) -> Any:
         device_index = context.check_logical_index(index, self.num_logical_devices)
@@ -188,17 +173,13 @@ class TpuReplicator(StrategyReplicator):
         self.logical_devices_per_replica = count
 
     def logical_device(self, index: int) -> Any:
-        """Places variables on a core of each replica; see ``logical_device``."""
         device_index = context.check_logical_index(
             index, self.logical_devices_per_replica
         )
         return self.strategy.extended.experimental_logical_device(device_index)
 
-    def _make_input_iterator(
-        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
-    ) -> InputIterator:
-        """Distributes pipelines of static shapes."""
-        inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
+    def _make_input_iterator(self, asked: InputRequest) -> InputIterator:
+        inputs = super()._make_input_iterator(asked)
         check_static(inputs.element_spec)
         return inputs
 
@@ -215,6 +196,10 @@ def check_static(element_spec: Any) -> None:
             "dataset.batch(size, drop_remainder=True), padded_batch with padded_shapes "
             "instead of ragged tensors, or dense instead of sparse ones"
         )
+
+
+_CHUNK_BITS = 16
+_INT64_BITS = 64
 
 
 def sum_in_parts(
@@ -235,11 +220,6 @@ def sum_in_parts(
             tf.bitwise.bitwise_and(tf.bitwise.right_shift(t, shift), mask) for t in wide
         ]
         sums = reduce([tf.cast(part, tf.int32) for part in parts])
-        totals = [
-            total + tf.bitwise.left_shift(tf.cast(part, tf.int64), shift)
-            for total, part in zip(totals, sums, strict=True)
-        ]
-    return [
-        tf.bitcast(total, tensor.dtype)
-        for total, tensor in zip(totals, tensors, strict=True)
-    ]
+        shifted = (tf.bitwise.left_shift(tf.cast(s, tf.int64), shift) for s in sums)
+        totals = list(map(tf.add, totals, shifted))
+    return [tf.bitcast(total, tensors[0].dtype) for total in totals]

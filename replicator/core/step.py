@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import tensorflow as tf
 
+from replicator._tf.dispatch import optimizer_settings
 from replicator.core import validation
 from replicator.core.validation import format_value, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from typing import TypeAlias
+
+    # By part its key, and the object whose identity that is; None for a value.
+    Parts: TypeAlias = list[tuple[Hashable, Any]]
 
 
 T = TypeVar("T")
@@ -118,6 +123,15 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
             cause = error
     advice = next(advice for kind, advice in _ADVICE if isinstance(value, kind))
     raise TypeError(f"{said}, but got {format_value(value)}; {advice}") from cause
+
+
+def outline(outputs: Any) -> Any:
+    """A nest of outputs without the tensors, which ``tf.nest`` would look into."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else 0, outputs)
+
+
+def tensors_of(outputs: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
@@ -221,70 +235,84 @@ def _is_library(name: str) -> bool:
 _PLAIN_TYPES = (bool, int, str, bytes, type(None))
 
 
-class _Opaque(Exception):  # noqa: N818 (no error: a partial that is only itself)
-    """An argument that can neither be compared nor be referenced weakly."""
-
-
 def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
-    """The key of a step function, valid as long as its ``parts`` live."""
+    """The key of a step function, valid as long as its parts live."""
     if type(step_fn) is types.FunctionType:
         return (id(step_fn),)
     return tuple(key for key, _ in _parts(step_fn))
 
 
-def parts_of(step_fn: Callable[..., Any]) -> list[Any]:
-    """The objects that make up a step function; it lives as long as all of them."""
-    return [part for _, part in _parts(step_fn) if part is not None]
-
-
-def origin_of(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
-    """What all function objects that are created from one piece of code share."""
-    is_partial = isinstance(step_fn, functools.partial)
+def origin_of(step_fn: Any) -> tuple[Any, Any]:
+    """What all steps of one piece of code share: the code, and its object if any."""
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func
     if isinstance(step_fn, types.MethodType):
         # Methods of different objects are different functions with the same code.
         return getattr(step_fn.__func__, "__code__", None), step_fn.__self__
     code = getattr(step_fn, "__code__", None)
-    if code is not None:
-        return code, None
-    return (type(step_fn), step_fn) if is_partial else None
+    return (type(step_fn), step_fn) if code is None else (code, None)
 
 
-def _parts(step_fn: Any) -> list[tuple[Hashable, Any]]:
-    """By part its key, and the object whose identity that is; None for a value."""
+def _parts(step_fn: Any) -> Parts:
     if isinstance(step_fn, types.MethodType):
         return [(id(part), part) for part in (step_fn.__self__, step_fn.__func__)]
     if isinstance(step_fn, functools.partial):
-        with contextlib.suppress(_Opaque):
-            return list(_partial_parts(step_fn))
+        head = "partial", len(step_fn.args), *step_fn.keywords
+        arguments = (*step_fn.args, *step_fn.keywords.values())
+        with contextlib.suppress(TypeError):
+            given = [part for value in arguments for part in _parts_of_argument(value)]
+            return [*_parts(step_fn.func), (head, None), *given]
     return [(id(step_fn), step_fn)]
 
 
-def _partial_parts(partial: functools.partial[Any]) -> Iterator[tuple[Hashable, Any]]:
-    yield from _parts(partial.func)
-    yield ("partial", len(partial.args), *partial.keywords), None
-    for value in (*partial.args, *partial.keywords.values()):
-        yield from _argument_parts(value)
-
-
-def _argument_parts(value: Any) -> Iterator[tuple[Hashable, Any]]:
+def _parts_of_argument(value: Any) -> Parts:
+    """A TypeError where it can neither be compared nor be held weakly."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
-        yield (kind, value), None
-    elif kind is float:
-        yield (kind, value.hex()), None  # 0.0 and -0.0 are equal
-    elif kind is tuple:
-        yield (kind, len(value)), None
-        for item in value:
-            yield from _argument_parts(item)
-    elif kind in (types.MethodType, functools.partial):
-        yield (kind,), None
-        yield from _parts(value)
-    elif _is_weakly_held(value):
-        yield id(value), value
-    else:
-        raise _Opaque
+        return [((kind, value), None)]
+    if kind is float:
+        return [((kind, value.hex()), None)]  # 0.0 and -0.0 are equal
+    if kind is tuple:
+        items = [part for item in value for part in _parts_of_argument(item)]
+        return [((kind, len(value)), None), *items]
+    if kind in (types.MethodType, functools.partial):
+        return [((kind,), None), *_parts(value)]
+    weakref.ref(value)
+    return [(id(value), value)]
+
+
+class StepCache:
+    """What was made of step functions, each by a key; it is forgotten with them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Hashable, ...], Any] = {}
+        self._held: dict[Hashable, list[Any]] = {}  # By step, weakly what makes it up.
+
+    def items(self) -> list[Any]:
+        """All that was made, in its order."""
+        return list(self._made.values())
+
+    def find(self, step_fn: Callable[..., Any], *key: Hashable) -> tuple[Any, Any]:
+        """The whole key, and what was made for it; None if nothing was."""
+        full_key = identity(step_fn), optimizer_settings(), *key
+        return full_key, self._made.get(full_key)
+
+    def keep(
+        self, full_key: Any, made: Any, step_fn: Callable[..., Any], *more: Any
+    ) -> None:
+        """Keeps what was made while all parts of the step, and ``more``, live."""
+        self._made[full_key] = made
+        function = full_key[0]
+        if function not in self._held:
+            parts = [part for _, part in _parts(step_fn) if part is not None]
+            self._held[function] = [
+                hold(part, self, StepCache._drop, function) for part in [*parts, *more]
+            ]
+
+    def _drop(self, function: Hashable) -> None:
+        self._held.pop(function, None)
+        for key in [each for each in self._made if each[0] == function]:
+            del self._made[key]
 
 
 def hold(
@@ -298,12 +326,7 @@ def hold(
         if alive is not None:
             forget(alive, key)
 
-    return weakref.ref(part, forgotten) if _is_weakly_held(part) else part
-
-
-def _is_weakly_held(value: Any) -> bool:
     try:
-        weakref.ref(value)
+        return weakref.ref(part, forgotten)
     except TypeError:
-        return False
-    return True
+        return part

@@ -15,7 +15,7 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core import validation
 from replicator.core.step import PerReplica
-from replicator.errors import ClusterError, InputModeError
+from replicator.errors import ClusterError
 from replicator.inputs.batches import can_fill, divide, fill, trimmed
 
 if TYPE_CHECKING:
@@ -452,16 +452,3 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     if isinstance(inputs, InputIterator):
         return inputs.count(num_steps)
     return contextlib.nullcontext()
-
-
-def refuse(
-    num_batches: int,
-    backend: str,
-    why: str = "whose workers create pipelines again",
-) -> None:
-    """Rejects prefetching where a backend cannot do it."""
-    if num_batches:
-        raise InputModeError(
-            f"prefetch_to_device={num_batches!r} does not work with {backend}, {why}; "
-            f"end the dataset of input_fn with .prefetch({num_batches}) instead"
-        )

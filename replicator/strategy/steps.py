@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.core import step as step_lib
@@ -205,24 +204,17 @@ class Step:
 class Steps:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = weakref.ref(strategy)
-        self._steps: dict[Hashable, Step] = {}
-        self._held: dict[Hashable, list[Any]] = {}
+        self._steps = step_lib.StepCache()
 
     def items(self) -> list[tuple[str, Any]]:
-        return [(step.name, step.program) for step in self._steps.values()]
+        return [(step.name, step.program) for step in self._steps.items()]
 
     def of(self, repl: Any, fn: Callable[..., Any], arguments: Arguments) -> Step:
         """Returns the step of a function; builds it on first use."""
         # Within a ``tf.function``, nothing could communicate.
         fn = getattr(fn, "python_function", None) or fn
-        function = step_lib.identity(fn)
-        key = (
-            function,
-            _compilation(fn),
-            arguments.key,
-            _tf_dispatch.optimizer_settings(),
-        )
-        step = self._steps.get(key)
+        step: Step | None
+        key, step = self._steps.find(fn, _compilation(fn), arguments.key)
         if step is None or step.program.is_stale():
             # Not by what converts the caller: that may be another one next time.
             called = (
@@ -232,12 +224,7 @@ class Steps:
             )
             with _tf_distribute.outside_graphs():
                 step = self._build(repl, fn, called, arguments)
-            self._steps[key] = step
-            if function not in self._held:
-                self._held[function] = [
-                    step_lib.hold(part, self, Steps._forget, function)
-                    for part in step_lib.parts_of(fn)
-                ]
+            self._steps.keep(key, step, fn)
         if not tf.executing_eagerly():
             graph = _tf_distribute.outermost_graph()
             kept = getattr(graph, _STEPS, [])
@@ -288,11 +275,6 @@ class Steps:
         specs = [list(arguments.specs)] if arguments.specs else []
         program = repl.build_step(replica_step, specs)
         return Step(name=name_of(fn), program=program, outputs=outputs)
-
-    def _forget(self, function: Hashable) -> None:
-        self._held.pop(function, None)
-        for key in [k for k in self._steps if k[0] == function]:  # type: ignore[index]
-            del self._steps[key]
 
 
 def trainer_of(fn: Callable[..., Any]) -> Any:

@@ -10,13 +10,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import replicator
-from replicator.errors import (
-    DeviceError,
-    InputModeError,
-    LayoutError,
-    OptimizerOptionError,
-    ReplicasOutOfSyncError,
-)
+from replicator import errors
 
 MESHES = {"1x2": (1, 2), "2x1": (2, 1), "2x2": (2, 2)}
 # As Megatron-LM splits a block: heads and hidden units.
@@ -139,11 +133,11 @@ def test_a_block_communicates_as_in_megatron_and_takes_half_of_each_device():
     assert one["variable_bytes"] == 2 * sum(n for n, _ in bytes_of.values())
 
 
-def linear(repl, **how):
+def linear(repl):
     with repl.context():
         keras.utils.set_random_seed(3)
         layers = [keras.layers.Dense(8, name="expand"), keras.layers.Dense(2)]
-        model = keras.Sequential([keras.Input((4,)), *layers], **how)
+        model = keras.Sequential([keras.Input((4,)), *layers])
         velocities = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
         count = tf.Variable(0.0, trainable=False)
     return model, velocities, count
@@ -244,9 +238,8 @@ def test_checkpoints_are_those_of_other_backends(tmp_path):
     others = [replicator.create("in_graph", num_replicas=2), on_mesh(1, 2)]
     expected = None
     for repl in (saved, *others):
+        model, *_ = linear(repl)
         with repl.context():
-            layers = [keras.layers.Dense(8, name="expand"), keras.layers.Dense(2)]
-            model = keras.Sequential([keras.Input((4,)), *layers])
             optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.01))
             optimizer.build(model.trainable_variables)
         manager = repl.make_checkpoint_manager(
@@ -274,7 +267,7 @@ def test_copies_that_differ_are_named():
         resource=weight.handle, value=dtensor.pack(parts, layout)
     )
 
-    with pytest.raises(ReplicasOutOfSyncError, match="weight"):
+    with pytest.raises(errors.ReplicasOutOfSyncError, match="weight"):
         repl.assert_in_sync()
 
 
@@ -321,7 +314,7 @@ BAD = {
     "replicas": (
         make(mesh={"batch": 2}, num_replicas=4),
         "num_replicas=4 does not match the mesh, whose axis 'batch' has 2",
-        DeviceError,
+        errors.DeviceError,
     ),
     "layout": (
         make(mesh={"batch": 1}, layout={"hidden": "model"}),
@@ -349,17 +342,17 @@ BAD = {
     "option": (
         wrapping(accumulation_steps=2),
         "accumulation_steps=2 does not work with DTensorReplicator",
-        OptimizerOptionError,
+        errors.OptimizerOptionError,
     ),
     "compression": (
         wrapping(compression="bfloat16"),
         "compression='bfloat16' does not work with DTensorReplicator: DTensor sends",
-        OptimizerOptionError,
+        errors.OptimizerOptionError,
     ),
     "prefetch": (
         in_context(lambda r: r.make_input_iterator(rows_of, prefetch_to_device=2)),
         "prefetch",
-        InputModeError,
+        errors.InputModeError,
     ),
     "uneven": (
         lambda: run_over(on_mesh(2, 1), tf.data.Dataset.range(3).batch(2)),
@@ -391,7 +384,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_makes_no_sense_is_one_line(name):
     run, message, *kind = BAD[name]
-    with pytest.raises(*kind or [LayoutError], match=message) as caught:
+    with pytest.raises(*kind or [errors.LayoutError], match=message) as caught:
         run()
     assert "\n" not in str(caught.value).split("in user code:")[0].strip()
 
@@ -400,11 +393,11 @@ def test_a_process_in_which_updates_would_be_lost_is_refused(monkeypatch):
     variable = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
     monkeypatch.setenv(variable, "1")
     with pytest.raises(
-        LayoutError, match=f"in silence: {variable} is '1'; set it to 0"
+        errors.LayoutError, match=f"in silence: {variable} is '1'; set it to 0"
     ):
         on_mesh(1, 1)
     monkeypatch.delenv(variable)
-    with pytest.raises(LayoutError, match="DTensor was started before"):
+    with pytest.raises(errors.LayoutError, match="DTensor was started before"):
         on_mesh(1, 1)
 
 

@@ -111,7 +111,7 @@ def test_a_replica_that_cancels_the_others_at_the_end_is_the_end(
     def cancelled(_source):
         raise tf.errors.CancelledError(None, None, "cancelled by the executor")
 
-    monkeypatch.setattr(repl_once, "_build", lambda *_: cancelled)
+    monkeypatch.setattr(repl_once, "_build", lambda _: (cancelled, [None]))
     endless = repl_once.make_input_iterator(
         lambda _: tf.data.Dataset.range(11).repeat()
     )
