@@ -14,8 +14,19 @@ import tensorflow as tf
 from replicator.collectives import differentiable, reductions
 from replicator.core import context, step, validation
 from replicator.core.step import PerReplica
-from replicator.core.validation import INT32_MAX, format_value, is_integer, name_of
-from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
+from replicator.core.validation import (
+    INT32_MAX,
+    format_value,
+    is_integer,
+    name_of,
+    takes,
+)
+from replicator.errors import (
+    RetraceLimitError,
+    RetraceWarning,
+    RunContextError,
+    StrategyError,
+)
 from replicator.inputs import batches
 from replicator.inputs.iterator import InputIterator, spec_signature
 
@@ -53,8 +64,7 @@ class ProgramCache(step.StepCache):
             if not self._is_stale(made[1]):
                 return made[1]
         is_one_of_many = self._check_retracing(call.step_fn, full_key[0])
-        validation.check_step_fn(call.step_fn, takes_batch=call.inputs is not None)
-        validation.check_not_distributed()
+        _check_step(call)
         program = build()
         # A partial of numbers would live as long as its function.
         more = [call.step_fn] * is_one_of_many
@@ -138,7 +148,15 @@ class Call(NamedTuple):
                 "itself and counts steps and input positions in Python; call it from "
                 "plain Python, with num_steps=k for k steps in one dispatch"
             )
-        validation.check_no_more(caller, more, others)
+        if more or others:
+            got = [f"{name}=" for name in others] or [f"{len(more)} extra arguments"]
+            raise TypeError(
+                f"{caller}() does not take {', '.join(got)}; write "
+                f"repl.{caller}(step_fn, inputs, num_steps=k) with inputs = "
+                "repl.make_input_iterator(input_fn), or a nest of PerReplica such as "
+                "(x, y); the step takes it as one argument: def step_fn(batch): x, y = "
+                "batch"
+            )
         inputs, num_steps = self.inputs, self.num_steps
         if not is_integer(num_steps, least=1, most=INT32_MAX):
             raise ValueError(
@@ -168,6 +186,45 @@ class Call(NamedTuple):
         spec = tf.nest.map_structure(batches.common_spec, inputs)
         signature = "values", spec_signature(spec)
         return call._replace(signature=signature, specs=[spec])
+
+
+def _check_step(call: Call) -> None:
+    """Checks a step before it is traced."""
+    step_fn = call.step_fn
+    if not callable(step_fn):
+        raise TypeError(
+            f"run() takes a step function, but got a {type(step_fn).__name__!r}; pass "
+            "the function itself, run(step_fn, inputs), not its return value"
+        )
+    num_arguments = int(call.inputs is not None)
+    if not takes(step_fn, num_arguments):
+        if not num_arguments:
+            wrong = (
+                "takes arguments, but run() got no inputs; write run(step_fn, inputs) "
+                "with inputs = repl.make_input_iterator(input_fn), or a step without "
+                "arguments"
+            )
+        elif takes(step_fn, 0):
+            wrong = (
+                "takes no argument, but run() got inputs; write def step_fn(batch):, "
+                "or run(step_fn) without inputs"
+            )
+        else:
+            wrong = (
+                "cannot be called with one argument, but run(step_fn, inputs) passes "
+                "the whole batch as one argument; write def step_fn(batch): x, y = "
+                "batch, and repl.run(step_fn, inputs)"
+            )
+        raise TypeError(f"step {call.name!r} {wrong}")
+    keras = sys.modules.get("keras")
+    distribution = keras and keras.distribution.distribution()
+    if distribution:
+        raise StrategyError(
+            f"keras.distribution is set to {type(distribution).__name__}, which Keras "
+            "accepts on TensorFlow and does not do; call "
+            "keras.distribution.set_distribution(None), and let the replicator place "
+            "replicas and stages"
+        )
 
 
 def _check_leaf(
