@@ -139,23 +139,23 @@ class StrategyOptimizer(ReplicatedOptimizer):
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
         # Replicas are traced in threads that take turns at collectives. This is read
         # before the first one, because _apply of another thread unsets the options.
-        options = {name: getattr(self.wrapped, name, None) for name in CLIPS}
-        clips = {name: value for name, value in options.items() if value}
+        limits = ((name, getattr(self.wrapped, name, None)) for name in CLIPS)
+        clips = {name: limit for name, limit in limits if limit}
         with context.holding("clips", clips):
             super()._update(grads, variables)
 
-    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
+    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
         check_are_optimized(optimizer, variables)
         clips = context.held("clips")
         if "clipnorm" in clips:
-            averaged = [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in averaged]
+            grads = [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in grads]
         elif "global_clipnorm" in clips:
-            averaged, _ = tf.clip_by_global_norm(averaged, clips["global_clipnorm"])
+            grads, _ = tf.clip_by_global_norm(grads, clips["global_clipnorm"])
         elif "clipvalue" in clips:
             limit = clips["clipvalue"]
-            averaged = [tf.clip_by_value(grad, -limit, limit) for grad in averaged]
-        scaled = [scaled_gradient(grad, 1.0 / num_replicas()) for grad in averaged]
+            grads = [tf.clip_by_value(grad, -limit, limit) for grad in grads]
+        scaled = [scaled_gradient(grad, 1.0 / num_replicas()) for grad in grads]
         try:
             for name in clips:
                 setattr(optimizer, name, None)
@@ -166,8 +166,5 @@ class StrategyOptimizer(ReplicatedOptimizer):
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         if context.held("clips") or self.options.compression is not None:
-            self._apply(self._all_reduce(grads, "mean", variables), variables)
-            return
-        check_are_optimized(self.wrapped, variables)
-        scale = 1.0 / num_replicas()
-        self.wrapped.apply([scaled_gradient(grad, scale) for grad in grads], variables)
+            grads = self._all_reduce(grads, "mean", variables)
+        self._apply(grads, variables)

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import PerReplica, create
+from replicator import PerReplica
+from tests.replicator.conftest import make
 
 NUM_STEPS = 3
-# A stock strategy, one copy of the variables, a copy for each of two replicas.
-BACKENDS = {
-    "tf_mirrored": {"devices": ["CPU:0", "CPU:1"]},
-    "shared": {},
-    "copies": {"devices": ["CPU:0", "CPU:1"], "variable_placement": "mirrored"},
-}
 NAMES = sorted(
     name
     for name, kind in vars(keras.optimizers).items()
@@ -106,14 +101,13 @@ def test_there_are_optimizers_to_try():
 @pytest.mark.parametrize(
     ("problem", "backend", "options"),
     [
-        (Dense, "shared", {}),
+        (Dense, "in_graph", {}),
         pytest.param(Dense, "tf_mirrored", {}, marks=pytest.mark.full),
-        (Sparse, "copies", {"sharded_update": True}),
+        (Sparse, "in_graph_mirrored", {"sharded_update": True}),
     ],
 )
 def test_all_optimizers_in_one_step(problem, backend, options):
-    backend_name = backend if backend == "tf_mirrored" else "in_graph"
-    repl = create(backend_name, num_replicas=2, **BACKENDS[backend])
+    repl = make(backend, 2)
     with repl.context():
         weights = {name: _weights(problem, name) for name in problem.names}
         wrapped = {
