@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Node: TypeAlias = Any
 # One transfer in the graph of a program: ``BucketLinks`` of ``engine/linker.py``.
 Links: TypeAlias = Any
+# What the strategies of ``tf.distribute`` have: ``backends/strategy.py``.
+Sums: TypeAlias = Any
 
 # What TensorFlow calls the transfers between worker processes.
 NOTHING, REDUCE, GATHER, BROADCAST = "", "reduce", "gather", "broadcast"
@@ -89,30 +91,6 @@ class Ops:
 
 
 TENSORS = Ops()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sums:
-    """All that the strategies of ``tf.distribute`` have: sums and averages."""
-
-    num_replicas: int  # R, at least 2.
-    replica_id: tf.Tensor  # Of this replica, a scalar int32.
-    # Takes tensors and ``sum`` or ``mean``; reduces each over replicas.
-    reduce: Callable[[Tensors, str], list[tf.Tensor]]
-    # Whether every shape has to be known when a step is traced.
-    has_static_shapes: bool = False
-
-    def stack(self, tensors: Tensors) -> list[tf.Tensor]:
-        """Stacks each tensor over replicas: the sum of zeros with the own slice."""
-        # R times the bytes of a gather. The stock one fails on virtual CPU devices: it
-        # needs more devices than the strategy has.
-        mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
-        wide = []
-        for tensor in tensors:
-            mask = tf.reshape(mine, [self.num_replicas] + [1] * len(tensor.shape))
-            value = tf.expand_dims(tensor, 0)
-            wide.append(tf.where(mask, value, tf.zeros_like(value)))
-        return self.reduce(wide, "sum")
 
 
 @dataclasses.dataclass(frozen=True)
