@@ -120,10 +120,8 @@ def without_rows(spec: Any) -> Any:
     if not isinstance(spec, tf.RaggedTensorSpec):
         return tf.zeros([0, *inner], spec.dtype)
     value = tf.zeros([0, *inner[spec.ragged_rank :]], spec.dtype)
-    for _ in range(spec.ragged_rank):
-        splits = tf.zeros([1], spec.row_splits_dtype)
-        value = tf.RaggedTensor.from_row_splits(value, splits)
-    return value
+    splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+    return tf.RaggedTensor.from_nested_row_splits(value, splits)
 
 
 def element_of(arguments: tuple[Any, ...], dataset: tf.data.Dataset) -> Any:
