@@ -303,10 +303,7 @@ class Stage:
 
     def _trace_backward(self, gradients: Sequence[Any]) -> Any:
         def run(
-            arguments: list[Any],
-            seeds: list[Any],
-            weights: list[Any],
-            given: list[Any],
+            arguments: list[Any], seeds: list[Any], weights: list[Any], given: list[Any]
         ) -> Any:
             watched = [*floating(arguments), *self.variables, *weights]
             with tf.device(None):

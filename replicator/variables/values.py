@@ -280,9 +280,7 @@ class Workers:
 
 
 def _packed(
-    values: Sequence[tf.Tensor],
-    transfer: Callable[[tf.Tensor], tf.Tensor],
-    kind: str,
+    values: Sequence[tf.Tensor], transfer: Callable[[tf.Tensor], tf.Tensor], kind: str
 ) -> list[tf.Tensor]:
     """Transfers values as one vector per type that is sent."""
     wires = [wire_over_workers(value.dtype, kind) for value in values]

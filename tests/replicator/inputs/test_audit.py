@@ -159,10 +159,7 @@ REFUSED = {
         {"key_fn": tf.reduce_sum},
     ),
     r"^TypeError: audit_inputs\(\) calls key_fn with a batch, but got None, which "
-    "is not": (
-        _shares(8, 2),
-        {"key_fn": None},
-    ),
+    "is not": (_shares(8, 2), {"key_fn": None}),
     r"^TypeError: audit_inputs\(\) calls key_fn with a batch, but '.*' does not take": (
         _shares(8, 2),
         {"key_fn": lambda: 1},
@@ -193,8 +190,7 @@ def test_examples_that_nobody_reads_are_counted(in_graph):
     input_fn = _shares(9, 2, drop_remainder=True)
 
     with pytest.raises(
-        errors.InputAuditError,
-        match=r"no pipeline read 1: .*drop_remainder=False",
+        errors.InputAuditError, match=r"no pipeline read 1: .*drop_remainder=False"
     ):
         in_graph.audit_inputs(input_fn, key_fn=_identity, num_examples=9)
     assert in_graph.audit_inputs(input_fn, key_fn=_identity).is_exact

@@ -13,10 +13,7 @@ def wrapped():
 
     def make(repl, kind=keras.optimizers.SGD, **options):
         with repl.context():
-            weights = [
-                tf.Variable([1.0, 2.0], name="first"),
-                tf.Variable([3.0, 4.0]),
-            ]
+            weights = [tf.Variable([1.0, 2.0], name="first"), tf.Variable([3.0, 4.0])]
             optimizer = repl.wrap_optimizer(kind(0.5), **options)
         return weights, optimizer
 

@@ -109,9 +109,7 @@ def test_an_update_is_that_of_keras(num_replicas):
         is_exact = dtype == "float64" and name != "schedule"
         rtol = 1e-9 if is_exact else 5e-5
         pairs = zip(
-            [*variables, *optimizer.variables],
-            [*others, *other.variables],
-            strict=True,
+            [*variables, *optimizer.variables], [*others, *other.variables], strict=True
         )
         for mine, expected in pairs:
             np.testing.assert_allclose(

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from executed_graph import before, partitions, together
-from staged_model import (
-    PARTS,
-    WIDTH,
-    Model,
-    batches,
-    examples,
-    mean_squared,
-    on_cpus,
-)
+from staged_model import PARTS, WIDTH, Model, batches, examples, mean_squared, on_cpus
 
 import replicator
 

@@ -5,12 +5,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from replicator.core.topology import (
-    CPU_GROUP_KEY,
-    GPU_GROUP_KEY,
-    Group,
-    make_topology,
-)
+from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY, Group, make_topology
 from replicator.variables import coherence, values
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
