@@ -67,13 +67,6 @@ def declare_summed(variable: Any) -> None:
     setattr(variable, _IS_SUM, True)
 
 
-def is_averaged(variable: Any) -> bool:
-    """Whether a replica-local variable reads as the mean over replicas outside."""
-    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    is_mean = not is_first and not is_summed(variable)
-    return is_mean and bool(variable.dtype.is_floating)
-
-
 def is_summed(variable: Any) -> bool:
     """Whether a replica-local variable reads as the sum over replicas outside."""
     dtype = variable.dtype

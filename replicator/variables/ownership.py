@@ -103,10 +103,6 @@ class Ownership:
         """Whether a variable exists once, for all replicas."""
         return _find(self._slots, variable) is not None
 
-    def exists_once(self, variable: Any) -> bool:
-        """Whether all replicas use the variable itself, wherever it is."""
-        return self.is_slot(variable) or self.is_stored(variable)
-
     def is_stored(self, variable: Any) -> bool:
         """Whether a variable that steps read everywhere exists once."""
         is_owned = _find(self._owners, variable) is not None

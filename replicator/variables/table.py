@@ -256,8 +256,8 @@ class VariableTable:
 
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         topology = self._topology
-        is_mirrored = kind is Kind.MIRRORED
-        if is_mirrored and self.ownership.exists_once(variable):
+        is_mirrored, owned = kind is Kind.MIRRORED, self.ownership
+        if is_mirrored and (owned.is_slot(variable) or owned.is_stored(variable)):
             return (variable,) * topology.num_local_replicas
         initial = [] if is_mirrored else self._initial_values(variable, kind)
         copies: list[Any] = []

@@ -26,7 +26,7 @@ from replicator.core import devices as devices_lib
 from replicator.core.devices import NCCL_DTYPES
 from replicator.core.step import traced_once
 from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY
-from replicator.variables.kinds import Kind, is_averaged, is_summed, replica_value
+from replicator.variables.kinds import Kind, is_summed, replica_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +132,9 @@ def reduction_device(topology: Topology, dtype: tf.DType) -> str:
 def _is_from_all(entry: Entry | LocalState) -> bool:
     """Whether the copies of all replicas count, and not that of replica 0 alone."""
     variable = entry.variable
-    return entry.kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
+    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    is_mean = variable.dtype.is_floating and not is_first
+    return entry.kind is Kind.LOCAL and (is_mean or is_summed(variable))
 
 
 def _from_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
