@@ -190,6 +190,8 @@ class InputIterator:
         self._iterators: tuple[Any, ...] | None = None
         self._source: Source | None = None
         self._counters: list[Any] = []
+        # By iterator: reads outside of graphs, and those of steps that are noted.
+        self._num_eager = self._num_settled = np.zeros([0], np.int64)
 
     @functools.cached_property
     def signature(self) -> Hashable:
@@ -228,7 +230,6 @@ class InputIterator:
             _tf_compat.wait_for_remote_ops()
             handles = tuple(counter.handle for counter in self._counters)
             self._source = Source(iterators=self.iterators, counters=handles)
-            # By iterator: reads outside of graphs, and those of steps that are noted.
             self._num_eager = np.zeros([len(devices)], np.int64)
             self._num_settled = np.zeros([len(devices)], np.int64)
         return self._source

@@ -209,7 +209,7 @@ def _costs(
     costs: list[float] = []
     inputs = [example]
     for maker in makers:
-        traced = _traced(maker)
+        traced = tf.function(functools.partial(_run, maker), autograph=False)
         try:
             concrete = traced.get_concrete_function(inputs[-1])
         except (TypeError, ValueError) as error:
@@ -225,10 +225,7 @@ def _costs(
     return costs, inputs
 
 
-def _traced(maker: Callable[[], Any]) -> Any:
-    def run(values: Any) -> Any:
-        # What a layer makes in this scope has no memory.
-        with keras.StatelessScope(initialize_variables=False):
-            return maker()(values)
-
-    return tf.function(run, autograph=False)
+def _run(maker: Callable[[], Any], values: Any) -> Any:
+    # What a layer makes in this scope has no memory.
+    with keras.StatelessScope(initialize_variables=False):
+        return maker()(values)
