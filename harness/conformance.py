@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from harness.run.trial_tree import TrialExit
 
 
+NUM_MEASURED_STEPS: Final = 12
 ASKED: Final[dict[str, Any]] = {
     "num_replicas": 2,
     "per_replica_batch_size": 4,
@@ -49,12 +50,11 @@ ASKED: Final[dict[str, Any]] = {
     "unit": "examples",
     "seed": 7,
     "num_warmup_steps": 3,
-    "num_measured_steps": None,
+    "num_measured_steps": NUM_MEASURED_STEPS,
     "control": "none",
     "is_evaluated": True,
 }
-"""What the trials of the checks ask for."""
-NUM_MEASURED_STEPS: Final = 12
+"""What the trials of the checks ask for; ``None`` steps wait for blocks."""
 BLOCKS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
 """Round, attempt and steps of each block: the first one is discarded, and repeated."""
 NO_SUCH_VERSION: Final = 99
@@ -217,14 +217,14 @@ def _read_rank(folder: Path, rank: int, num_ranks: int) -> tuple[int, bool]:
 
 def runs_alone(folder: Path, *given: Any) -> str:
     """A trial without a connection: warm-up, then as many steps as asked for."""
-    trial = Checked(folder, *given, num_measured_steps=NUM_MEASURED_STEPS)
+    trial = Checked(folder, *given)
     trial.check_end(trial.run())
     return trial.check_files(NUM_MEASURED_STEPS, 0)
 
 
 def takes_turns(folder: Path, *given: Any) -> str:
     """It waits for its blocks, and runs in each as many steps as it is told."""
-    trial = Checked(folder, *given)
+    trial = Checked(folder, *given, num_measured_steps=None)
     with trial.met() as session:
         for round_index, attempt, num_steps in BLOCKS:
             fields = {"round_index": round_index, "attempt": attempt}
@@ -243,9 +243,7 @@ def takes_turns(folder: Path, *given: Any) -> str:
 
 def has_or_refuses_controls(folder: Path, *given: Any) -> str:
     """It leaves out what a control says, or fails: it never ignores one."""
-    trial = Checked(
-        folder, *given, num_measured_steps=NUM_MEASURED_STEPS, control=CONTROL
-    )
+    trial = Checked(folder, *given, control=CONTROL)
     code = trial.run().exit_code
     if code == 0:
         trial.check_files(NUM_MEASURED_STEPS, 0)
@@ -260,9 +258,7 @@ def has_or_refuses_controls(folder: Path, *given: Any) -> str:
 
 def refuses_other_versions(folder: Path, *given: Any) -> str:
     """A ``client.json`` of another version ends it, with one line that says so."""
-    trial = Checked(
-        folder, *given, num_measured_steps=NUM_MEASURED_STEPS, protocol=NO_SUCH_VERSION
-    )
+    trial = Checked(folder, *given, protocol=NO_SUCH_VERSION)
     code = trial.run().exit_code
     if not code or str(NO_SUCH_VERSION) not in trial.last_line():
         raise NonconformingError(
@@ -275,7 +271,7 @@ def refuses_other_versions(folder: Path, *given: Any) -> str:
 
 def ends_without_harness(folder: Path, *given: Any) -> str:
     """It ends by itself when the harness has gone while it waits."""
-    trial = Checked(folder, *given)
+    trial = Checked(folder, *given, num_measured_steps=None)
     with trial.met() as session:
         processes = session.processes()
         session.close()
