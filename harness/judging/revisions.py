@@ -298,7 +298,6 @@ def fingerprint(spec: TrialSpec) -> str:
         placement,
         os.environ,
         chosen=chosen,
-        inherited=os.environ,
         state=machine_state.read_machine_state([*itertools.chain(*placement.cpusets)]),
     ).fingerprint
 

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import SOURCE_ROOT
@@ -50,7 +49,7 @@ def read_environment(
     variables: Mapping[str, str],
     *,
     chosen: Sequence[Gpu] = (),
-    inherited: Mapping[str, str] = MappingProxyType({}),
+    inherited: Mapping[str, str] = os.environ,
     state: MachineState | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> Environment:

@@ -229,7 +229,6 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         placement,
         variables,
         chosen=chosen,
-        inherited=os.environ,
         state=machine_state.read_machine_state(
             [*itertools.chain(*placement.cpusets)], source_root=code_root, marker=marker
         ),

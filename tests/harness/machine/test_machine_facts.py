@@ -41,7 +41,8 @@ def test_the_record_has_versions_and_no_host_name():
 
 
 def test_what_moves_performance_is_in_the_fingerprint():
-    def fingerprint(place=PLACE, **fields):
+    def fingerprint(place=PLACE, inherited=(), **fields):
+        fields["inherited"] = dict(inherited)
         return environment.read_environment(place, {}, **fields).fingerprint
 
     usual = {"cpu_governor": "performance"}
