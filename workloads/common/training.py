@@ -382,18 +382,15 @@ class ImageTraining(Training):
     """What a training on labelled images has: settings, data, held-out predictions."""
 
     model: Any
+    augmentation: Augmentation | None = None  # by default that of the data
 
     def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: Any,
-        *,
-        augmentation: Augmentation | None = None,
-        **batches: Any,
+        self, repl: replicator.Replicator, config: Any, **batches: Any
     ) -> None:
         super().__init__(repl, config, **batches)
+        kind = self.augmentation
         self.images = Images(
-            repl, config, data=self.data, seed=self.seed, augmentation=augmentation
+            repl, config, data=self.data, seed=self.seed, augmentation=kind
         )
         self.source = self.images.source
         self._predict = tf.function(

@@ -54,8 +54,8 @@ class D4PGProgram(StepProgram):
     def _input_mode(self) -> replicator.InputReplicationMode:
         return input_mode(self._repl, self.training.data)
 
-    def run(self, num_steps: int = 1) -> float:
-        """Runs learner steps; returns the critic's last loss, in nats."""
+    def _start(self, num_steps: int) -> Callable[[], float]:
+        """Runs learner steps; the loss is the critic's, in nats."""
         loss = math.nan
         for _ in range(num_steps):
             with self._explained():
@@ -63,15 +63,11 @@ class D4PGProgram(StepProgram):
             loss = self._reader_of(outputs["loss"])()
             self._num_steps += 1
             if not math.isfinite(loss):
-                return loss  # the caller stops here
+                break  # the caller stops here
             self.training.pass_on(outputs)
             self._clipped.append(outputs["clipped"])
             for experience in self.training.experiences:
                 self._lags.append(self._num_steps - experience.policy_version())
-        return loss
-
-    def dispatch(self) -> Callable[[], float]:
-        loss = self.run()
         return lambda: loss
 
     def read(self, num_steps: int = 1) -> None:

@@ -94,21 +94,13 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yields variables with their paths: attributes that lead there, and a name."""
     inside: set[int] = set()
     for name, value in vars(layer).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, keras.layers.Layer):
-            named = [(f"{path}.{name}", value)]
-        elif isinstance(value, (list, tuple)):
-            named = [
-                (f"{path}.{name}.{index}", each)
-                for index, each in enumerate(value)
-                if isinstance(each, keras.layers.Layer)
-            ]
-        else:
-            continue
-        for prefix, each in named:
-            inside |= {id(variable) for variable in each.variables}
-            yield from variables_of(each, prefix)
+        named = {f"{path}.{name}": value}
+        if isinstance(value, (list, tuple)):
+            named = {f"{path}.{name}.{k}": each for k, each in enumerate(value)}
+        for prefix, each in named.items():
+            if isinstance(each, keras.layers.Layer) and not name.startswith("_"):
+                inside |= {id(variable) for variable in each.variables}
+                yield from variables_of(each, prefix)
     for variable in layer.variables:
         if id(variable) not in inside:
             yield f"{path}.{variable.name}", variable.numpy()

@@ -7,6 +7,7 @@ The steps are code for a single device. ``study.py`` attaches them to the harnes
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -34,10 +35,12 @@ _DISCRIMINATOR_SEEDS = 1_000
 class Training(training.ImageTraining):
     """Data, networks, optimizers and steps of one replicator."""
 
+    augmentation = UNCHANGED
+
     def __init__(
         self, repl: replicator.Replicator, config: study.SNGANConfig, **batches: Any
     ) -> None:
-        super().__init__(repl, config, augmentation=UNCHANGED, **batches)
+        super().__init__(repl, config, **batches)
         self.noise = model_lib.Noise(config)
         generator_steps = config.num_steps // config.num_discriminator_steps
         with repl.context():
@@ -78,7 +81,6 @@ class Training(training.ImageTraining):
             lambda latents, labels: self.shown(latents, labels, training=False),
             autograph=False,
         )
-        self._scorer: scoring.Scorer | None = None
 
     @staticmethod
     def prepare(data: str) -> None:
@@ -159,9 +161,11 @@ class Training(training.ImageTraining):
         del metrics  # the scorer knows them
         if self.source is None:
             return ()
-        if self._scorer is None:
-            self._scorer = scoring.Scorer(self.config, self.images)
         return self._scorer.score(self.generate())
+
+    @functools.cached_property
+    def _scorer(self) -> scoring.Scorer:
+        return scoring.Scorer(self.config, self.images)
 
     def samples(self) -> bytes:
         return scoring.picture(self.config, self.generate())
