@@ -169,11 +169,6 @@ def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
     return [[NUM_TOKENS * width], *[block] * config.num_layers, head]
 
 
-def num_parameters(config: TransformerConfig) -> int:
-    """Returns the trainable scalars, counted without building the model."""
-    return sum(map(sum, variables_of_parts(config)))
-
-
 # The same shares as those of ``wrap_optimizer(sharded_update=...)``: whole variables,
 # the largest first, each to the replica that has the least. Without TensorFlow.
 
