@@ -27,6 +27,8 @@ from results.records.models import SCHEMA_VERSION
 from results.store import lock
 from results.store.study_store import Store
 
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
+
 
 def test_list_prints_names_as_text_and_json(harness):
     _, everything, _ = harness("list")
@@ -149,11 +151,14 @@ def interleaved(tmp_path, synthetic):
     """
     shape = synthetic.Shape(num_rounds=4, repeats=2, backends=("in_graph",))
     store = synthetic.make_store(tmp_path / "s", shape)
-    begun = store.read_plan().trials[-1].trial_id
-    (store.trial_dir(begun) / "status.json").unlink()
+    (begun_in(store) / "status.json").unlink()
     lines = "".join(json.dumps({"round_index": r}) + "\n" for r in (0, 1))
-    (store.trial_dir(begun) / "blocks.jsonl").write_text(f'{lines}{{"rou')
+    (begun_in(store) / "blocks.jsonl").write_text(f'{lines}{{"rou')
     return store
+
+
+def begun_in(store):
+    return store.trial_dir(store.read_plan().trials[-1].trial_id)
 
 
 @pytest.fixture
@@ -167,10 +172,7 @@ def status(harness, interleaved):
 
 
 def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
-    begun = (
-        interleaved.trial_dir(interleaved.read_plan().trials[-1].trial_id)
-        / "blocks.jsonl"
-    )
+    begun = begun_in(interleaved) / "blocks.jsonl"
     with lock.lock_study(interleaved.root):
         texts = [status()]
         begun.write_text('{"round_index": 23, "is_sustained": true}\n')
@@ -195,10 +197,7 @@ def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
 def test_watching_prints_what_changes_and_ends_with_the_sweep(
     interleaved, status, refuse, monkeypatch
 ):
-    begun = (
-        interleaved.trial_dir(interleaved.read_plan().trials[-1].trial_id)
-        / "blocks.jsonl"
-    )
+    begun = begun_in(interleaved) / "blocks.jsonl"
     held = contextlib.ExitStack()
     held.enter_context(lock.lock_study(interleaved.root))
     steps = iter(
@@ -256,7 +255,6 @@ def run_module(users_folder, *arguments):
     )
 
 
-@pytest.mark.processes
 def test_modules_of_a_user_do_not_shadow_the_packages(users_folder):
     words = ("sweep", "--dry-run", "--workload=resnet50", "--preset=smoke")
     done = run_module(users_folder, "harness", *words, "--no-match")
@@ -265,16 +263,11 @@ def test_modules_of_a_user_do_not_shadow_the_packages(users_folder):
     assert "user: " not in done.stderr
 
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
-
-
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "runs" / "s"
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(
     harness, overrides, root, small, monkeypatch
@@ -324,8 +317,6 @@ def test_a_study_that_another_harness_measures_is_refused(refuse, root, small):
     assert re.search(rf"error: study .* is in use by process {os.getpid()}", err)
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.parametrize(
     ("behavior", "expected", "num_failed"),
     [
@@ -358,8 +349,6 @@ def test_failures_are_finished_and_run_again_when_asked(
     assert 4 + num_failed == len(count.read_text().split())
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.parametrize(
     "order",
     [

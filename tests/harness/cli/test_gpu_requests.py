@@ -42,13 +42,7 @@ UNUSABLE = [
     ([*make_gpus(1), LOST], "1", None, {}, r"GPU is lost.*--gpu-reset"),
     # Where somebody else has the GPUs, the machine is unfit.
     (BUSY, "1,3", None, {}, r"GPU 2 .* used by 2 other processes, .* itself; .*=0,1$"),
-    (
-        HIDDEN,
-        "1",
-        None,
-        {},
-        r"GPU 0 .* is 40 % busy, .* itself; .* \('nvidia-smi' .*\)$",
-    ),
+    (HIDDEN, "1", None, {}, r"GPU 0 .* is 40 % busy, .* itself; .*'nvidia-smi' .*\)$"),
     # It would run on the CPU, and say nothing.
     (EIGHT, "1,2", None, seen(0, has_cuda=False), r"has no CUDA; install .* setup-gpu"),
     (EIGHT, "1,2", None, seen(0, **VERSIONS), r"CUDA 12.5.1 and cuDNN 9, .*setup-gpu"),
@@ -56,19 +50,11 @@ UNUSABLE = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "replicas", "limit", "more", "message"), UNUSABLE)
+@pytest.mark.parametrize("row", UNUSABLE)
 def test_gpus_that_a_sweep_cannot_use_are_one_line(
-    harness,
-    gpu_overrides,
-    install_gpus,
-    monkeypatch,
-    written,
-    machine,
-    replicas,
-    limit,
-    more,
-    message,
+    harness, gpu_overrides, install_gpus, monkeypatch, written, row
 ):
+    machine, replicas, limit, more, message = row
     install_gpus(machine)
     if limit is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limit)

@@ -63,15 +63,8 @@ NEITHER = TrialMetric(name="neither", title="Neither", unit="1",
                       of=lambda entry: float("nan"))
 FORMAT = ExportFormat(name="own-format", output=Output.TEXT, writer="shown:write")
 """
-PLAN = (
-    "sweep",
-    "--dry-run",
-    "--json",
-    "--workload",
-    "near:WORKLOAD",
-    "--backends",
-    "in_graph",
-)
+NEAR = "--workload=near:WORKLOAD"
+PLAN = ("sweep", "--dry-run", "--json", NEAR, "--backends=in_graph")
 
 
 @pytest.fixture
@@ -125,7 +118,6 @@ def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
         assert "was made with another state of workload mine: files '1 (" in err
 
 
-NEAR = "--workload=near:WORKLOAD"
 UNUSABLE = [
     ("--workload=near:model", "is of type function, and has to be a workloads."),
     ("--workload=near.py:WORKLOAD", "name its module, as for 'python -m': near:"),

@@ -11,6 +11,7 @@ from harness.cli import exit_codes
 from results.store import manifest
 from results.store.study_store import Store
 
+pytestmark = pytest.mark.processes
 SWEEP = smoke_sweep("--replicas=1,2 --repeats=2 --order=sequential --no-match")
 BATCHES = (*SWEEP, "--mode=strong", "--study=s", "--vary=global-batch-size=8,16")
 FIRST, SECOND = "s/global-batch-size-8", "s/global-batch-size-16"
@@ -37,7 +38,6 @@ def page_of(runs):
     return (runs / "s" / "report" / "index.html").read_text()
 
 
-@pytest.mark.processes
 def test_each_value_has_the_study_that_it_would_have_alone(made, harness):
     plans = {name: Store.open(made / name).read_plan() for name in (FIRST, SECOND)}
     alone = ("--mode=strong", "--global-batch-size=8", "--budget=20steps")
@@ -54,7 +54,6 @@ def test_each_value_has_the_study_that_it_would_have_alone(made, harness):
     )
 
 
-@pytest.mark.processes
 def test_the_page_has_a_row_per_value_and_case(made):
     page = page_of(made)
     rows = re.findall(
@@ -71,7 +70,6 @@ def test_the_page_has_a_row_per_value_and_case(made):
     assert page.count("<svg") >= 2
 
 
-@pytest.mark.processes
 def test_the_same_command_resumes_and_more_values_extend(
     made, harness, overrides, forked_trials
 ):
@@ -96,7 +94,6 @@ def test_the_same_command_resumes_and_more_values_extend(
     assert ">24</a>" in page_of(made)
 
 
-@pytest.mark.processes
 def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_trials):
     code, out, _ = harness("status", "s")
     assert exit_codes.OK == code
@@ -116,7 +113,6 @@ def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_t
     assert {"8", "16"} <= set(re.split(r"[,\n]", out))
 
 
-@pytest.mark.processes
 def test_the_page_is_verified_with_its_studies(made, harness):
     path = made / "s" / "report" / "index.html"
     written = page_of(made)
@@ -138,7 +134,6 @@ def test_the_page_is_verified_with_its_studies(made, harness):
     )
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("is_renewed", [False, True])
 def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
     path = made / "s" / "vary.json"

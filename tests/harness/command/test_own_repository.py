@@ -364,7 +364,6 @@ VARIANTS = (
 
 
 @pytest.mark.usefixtures("forked_trials")
-@pytest.mark.processes
 def test_variants_are_cases_of_one_study_with_their_ratio(harness, tmp_path):
     (tmp_path / "solve.py").write_text(SOLVE)
     code, out, err = harness(*VARIANTS, "--param=kind=fast,slow")
@@ -394,7 +393,6 @@ WALL = (
 
 
 @pytest.mark.usefixtures("forked_trials")
-@pytest.mark.processes
 def test_a_command_that_prints_nothing_is_timed_as_a_whole(harness, tmp_path):
     (tmp_path / "solve.py").write_text(
         f"import sys, time; time.sleep({SECONDS} / int(sys.argv[1]))"
