@@ -238,6 +238,18 @@ def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 @pytest.fixture
+def succeed(harness: Any) -> Any:
+    """Returns a function that runs a command that succeeds; it returns its output."""
+
+    def run(*args: Any, **options: Any) -> str:
+        code, out, err = harness(*args, **options)
+        assert exit_codes.OK == code, out + err
+        return str(out)
+
+    return run
+
+
+@pytest.fixture
 def small() -> tuple[str, ...]:
     return SMALL
 

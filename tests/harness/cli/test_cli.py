@@ -30,14 +30,12 @@ from results.store.study_store import Store
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 
 
-def test_list_prints_names_as_text_and_json(harness):
-    _, everything, _ = harness("list")
+def test_list_prints_names_as_text_and_json(succeed):
+    everything = succeed("list")
     for what in ("workloads", "backends", "presets"):
-        code, out, _ = harness("list", what, "--json")
-        (rows,) = json.loads(out).values()
-        _, text, _ = harness("list", what)
+        (rows,) = json.loads(succeed("list", what, "--json")).values()
+        text = succeed("list", what)
 
-        assert exit_codes.OK == code
         assert rows
         assert all(row["name"] in text and row["name"] in everything for row in rows)
 
@@ -91,8 +89,7 @@ def test_the_version_is_that_of_the_package(harness, monkeypatch):
     assert (exit_codes.OK, "") == (code, err)
     assert re.fullmatch(r"replicator-harness \d+\.\d+\.\d+\S*\n", out)
     monkeypatch.setattr(cli, "SCRIPT", "no-such-package")
-    code, out, _ = harness("--version")
-    assert exit_codes.OK == code
+    out = harness("--version")[1]
     assert out.startswith("no-such-package unknown: the package is not installed; run")
 
 
@@ -162,13 +159,9 @@ def begun_in(store):
 
 
 @pytest.fixture
-def status(harness, interleaved):
-    def run(*more):
-        code, out, err = harness("status", str(interleaved.root), *more)
-        assert exit_codes.OK == code, err
-        return out.rstrip()
-
-    return run
+def status(succeed, interleaved):
+    root = str(interleaved.root)
+    return lambda *more: succeed("status", root, *more).rstrip()
 
 
 def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
@@ -358,7 +351,7 @@ def test_failures_are_finished_and_run_again_when_asked(
     ids=["sequential", "relay"],
 )
 def test_a_clock_that_is_set_back_changes_no_figure(
-    order, harness, overrides, monkeypatch, tmp_path
+    order, succeed, overrides, monkeypatch, tmp_path
 ):
     hours = itertools.count()
     start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
@@ -372,13 +365,11 @@ def test_a_clock_that_is_set_back_changes_no_figure(
     real_rule = overrides | {"discard_reason": disturbance.discard_reason}
     options = ("--replicas=1,2", "--mode=weak", "--no-match", *order, "--study=s")
     request = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
-    code, _, err = harness("sweep", *request, *options, overrides=real_rule)
-    verified, said, complaints = harness("verify", "s")
+    succeed("sweep", *request, *options, overrides=real_rule)
+    succeed("verify", "s")
     trials = Store.open(tmp_path / "runs" / "s").trials()
     statuses = [trial.status for trial in trials if trial.status is not None]
 
-    assert exit_codes.OK == code, err
-    assert exit_codes.OK == verified, said + complaints
     assert 2 <= len(statuses)
     assert all(status.ended_at < status.started_at for status in statuses)
     assert all(0.0 < status.duration_sec < 600.0 for status in statuses)

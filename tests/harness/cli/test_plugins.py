@@ -75,13 +75,8 @@ def near(install, tmp_path):
 
 
 @pytest.fixture
-def planned(near, harness):
-    def run():
-        code, out, err = harness(*PLAN)
-        assert exit_codes.OK == code, err
-        return json.loads(out)
-
-    return run
+def planned(near, succeed):
+    return lambda: json.loads(succeed(*PLAN))
 
 
 def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch):
@@ -105,12 +100,11 @@ def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch)
 
 
 def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
-    near, harness, overrides, refuse
+    near, succeed, overrides, refuse
 ):
     sweep = ("sweep", *PLAN[2:], "--replicas=1", "--mode=weak", "--no-match")
     sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
-    code, _, err = harness(*sweep, overrides=overrides)
-    assert exit_codes.OK == code, err
+    succeed(*sweep, overrides=overrides)
     near.write_text(WORKLOAD.replace("images", "apples"), encoding="utf-8")
 
     for again in (("sweep", "--study", "s"), (*sweep[:-2], "--repeats=2", "--study=s")):
@@ -140,16 +134,15 @@ def test_a_name_that_cannot_be_used(harness, options, message):
 
 @pytest.mark.parametrize("name", ["boat", "sea:LAUNCHER"])
 def test_a_launcher_of_a_package_starts_trials_with_its_options(
-    install, harness, overrides, forked_trials, name
+    install, succeed, harness, overrides, forked_trials, name
 ):
     install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
     sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1")
     sweep = (*sweep, "--backends=in_graph", "--mode=weak", "--no-match")
     sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
 
-    code, _, err = harness(*sweep, f"--launcher={name}", "--set=harbour=far",
-                           overrides=overrides)  # fmt: skip
-    assert exit_codes.OK == code, err
+    far = (f"--launcher={name}", "--set=harbour=far")
+    succeed(*sweep, *far, overrides=overrides)
     plan = Store.open(next(iter(Path("runs").iterdir())))
     assert "sea_pack 1.2" == plan.read_plan().plugins["launcher boat"]["package"]
     code, _, err = harness(*sweep, "--set=harbour=far", overrides=overrides)
@@ -158,7 +151,7 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
 
 
 @pytest.mark.usefixtures("finished")
-def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness):
+def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, succeed):
     install(
         "shown",
         SHOWN,
@@ -169,8 +162,7 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness
     torn = "TITLE, SLUG = 'Torn', 'torn'\ndef render(view):\n    return 1 / 0\n"
     install("torn", torn, sections={"torn": "torn", "gone": "torn:nothing"})
 
-    code, _, err = harness("report", "s")
-    assert exit_codes.OK == code, err
+    succeed("report", "s")
     page = Path("runs/s/report/index.html").read_text().replace("\xa0", " ")
     for text in (
         'data-plugin="shown_pack 1.2"',
@@ -180,17 +172,14 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness
         "This section is missing: ",
     ):
         assert text in page
-    assert "throughput\n" in harness("report", "s", "--format", "own-format")[1]
-    code, out, err = harness("verify", "s")
-    assert exit_codes.OK == code, out + err
+    assert "throughput\n" in succeed("report", "s", "--format", "own-format")
+    out = succeed("verify", "s")
     assert "section 'own' of shown_pack 1.2: what a plugin shows is its own" in out
     assert "section 'figures-1' of shown_pack 1.2" in out
 
-    _, out, _ = harness("report", "s", "--format", "json")
+    summary = json.loads(succeed("report", "s", "--format", "json"))
     figures = [
-        row
-        for row in json.loads(out)["figures"]
-        if row["quantity"] in ("ranks", "neither")
+        row for row in summary["figures"] if row["quantity"] in ("ranks", "neither")
     ]
     by_case = {(f["quantity"], f["backend"], f["num_replicas"]): f for f in figures}
     assert 8 == len(figures) == len(by_case)
@@ -202,7 +191,7 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness
     assert "missing" == without["kind"]
     assert "not in every trial a number above zero" == without["method"]
     export = ("report", "s", "--format=github-action-benchmark", "--metric=ranks")
-    assert "ranks" in json.loads(harness(*export)[1])[0]["name"]
+    assert "ranks" in json.loads(succeed(*export))[0]["name"]
 
 
 @pytest.mark.usefixtures("finished", "forked_trials")

@@ -37,13 +37,8 @@ order = "sequential"
 
 
 @pytest.fixture
-def plan(harness):
-    def run(*words):
-        code, out, err = harness("sweep", "--dry-run", "--json", *words)
-        assert exit_codes.OK == code, err
-        return json.loads(out)
-
-    return run
+def plan(succeed):
+    return lambda *words: json.loads(succeed("sweep", "--dry-run", "--json", *words))
 
 
 def ids_of(planned):
@@ -82,16 +77,15 @@ def test_a_list_is_an_array_a_text_or_one_integer(plan, write, value):
 
 
 def test_the_recorded_command_has_the_effective_settings_and_no_file(
-    harness, plan, write, overrides, tmp_path
+    succeed, plan, write, overrides, tmp_path
 ):
     own = "match = false\nseed = 1\nallocator = 'default'\n"
     name = write(f"{SMALL_FILE}{own}[option]\nzero_gamma = false\n")
     given = (name, "--repeats=1", "--study=s", "--set=seed=2")
-    code, _, _ = harness("sweep", *given, overrides=overrides)
+    succeed("sweep", *given, overrides=overrides)
     recorded = Store.open(tmp_path / "runs" / "s").read_plan()
     words = recorded.command[3:]
 
-    assert exit_codes.OK == code
     assert "sweep" == words[0]
     assert not any(word.endswith(".toml") for word in words)
     assert "--no-match" in words
@@ -200,15 +194,14 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_each_shipped_study_can_be_planned(path, harness, install_gpus, monkeypatch):
+def test_each_shipped_study_can_be_planned(path, succeed, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     install_gpus(make_gpus(8))
     monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     asked = tomllib.loads(path.read_text(encoding="utf-8"))
     is_varied = "vary" in asked
     more = () if is_varied else ("--json",)
-    code, out, err = harness("sweep", "--dry-run", *more, str(path))
-    assert exit_codes.OK == code, err
+    out = succeed("sweep", "--dry-run", *more, str(path))
     assert [] == list(Path().iterdir())
     if is_varied:
         key, _, values = asked["vary"].partition("=")

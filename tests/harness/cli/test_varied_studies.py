@@ -23,11 +23,10 @@ def template(tmp_path_factory):
 
 
 @pytest.fixture
-def made(harness, overrides, forked_trials, tmp_path, template):
+def made(succeed, overrides, forked_trials, tmp_path, template):
     study = tmp_path / "runs" / "s"
     if not template.exists():
-        code, _, err = harness(*BATCHES, "--budget=20steps", overrides=overrides)
-        assert exit_codes.OK == code, err
+        succeed(*BATCHES, "--budget=20steps", overrides=overrides)
         shutil.copytree(study, template)
     elif not study.exists():
         shutil.copytree(template, study)
@@ -38,10 +37,10 @@ def page_of(runs):
     return (runs / "s" / "report" / "index.html").read_text()
 
 
-def test_each_value_has_the_study_that_it_would_have_alone(made, harness):
+def test_each_value_has_the_study_that_it_would_have_alone(made, succeed):
     plans = {name: Store.open(made / name).read_plan() for name in (FIRST, SECOND)}
     alone = ("--mode=strong", "--global-batch-size=8", "--budget=20steps")
-    _, out, _ = harness("sweep", "--dry-run", "--json", *SWEEP[1:], *alone)
+    out = succeed("sweep", "--dry-run", "--json", *SWEEP[1:], *alone)
 
     assert [trial["trial_id"] for trial in json.loads(out)["trials"]] == [
         trial.trial_id for trial in plans[FIRST].trials
@@ -71,14 +70,13 @@ def test_the_page_has_a_row_per_value_and_case(made):
 
 
 def test_the_same_command_resumes_and_more_values_extend(
-    made, harness, overrides, forked_trials
+    made, succeed, harness, overrides, forked_trials
 ):
     (lost, *kept) = made.glob("s/*/trials/*/status.json")
     lost.unlink()
     before = {path: path.stat().st_mtime_ns for path in kept}
     (made / "s" / "report" / "index.html").unlink()
-    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
-    assert exit_codes.OK == code, err
+    succeed("sweep", "--study", "s", overrides=overrides)
     assert lost.is_file()
     assert ">16</a>" in page_of(made)
 
@@ -94,23 +92,17 @@ def test_the_same_command_resumes_and_more_values_extend(
     assert ">24</a>" in page_of(made)
 
 
-def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_trials):
-    code, out, _ = harness("status", "s")
-    assert exit_codes.OK == code
-    assert [FIRST, SECOND] == [line for line in out.splitlines() if "/" in line]
-    assert exit_codes.OK == harness("status", FIRST, "--json")[0]
-    code, _, err = harness("status", "s", "--json")
-    assert (exit_codes.USAGE, True) == (
-        code,
-        "--json is for one study, and 's' has 2" in err,
-    )
-    code, out, _ = harness("list", "studies", "--json")
-    assert [FIRST, SECOND] == sorted(
-        (of["name"] for of in json.loads(out)["studies"]), key=len
-    )
-    code, out, _ = harness("report", "s", "--format=csv")
-    assert exit_codes.OK == code
-    assert {"8", "16"} <= set(re.split(r"[,\n]", out))
+@pytest.mark.usefixtures("made")
+def test_the_verbs_of_a_study_take_all_or_one(succeed, refuse):
+    lines = succeed("status", "s").splitlines()
+    assert [FIRST, SECOND] == [line for line in lines if "/" in line]
+    succeed("status", FIRST, "--json")
+    err = refuse("status", "s", "--json")
+    assert "--json is for one study, and 's' has 2" in err
+    rows = json.loads(succeed("list", "studies", "--json"))["studies"]
+    assert [FIRST, SECOND] == sorted((row["name"] for row in rows), key=len)
+    cells = re.split(r"[,\n]", succeed("report", "s", "--format=csv"))
+    assert {"8", "16"} <= set(cells)
 
 
 def test_the_page_is_verified_with_its_studies(made, harness):

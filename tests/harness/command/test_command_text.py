@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from fake_nvml import make_gpus
 
-from harness.cli import exit_codes
 from harness.command import numbers as numbers_lib
 from harness.command import program, reader, worker
 from harness.command.reader import Reading, ReadingError
@@ -20,10 +19,12 @@ def _of_file(kind, key="rate"):
     return numbers_lib.parse_metric(f"throughput={kind}:out:{key}")
 
 
-def planned(harness, *words):
-    code, out, err = harness("sweep", "--dry-run", "--json", *words)
-    assert exit_codes.OK == code, err
-    return json.loads(out)
+@pytest.fixture
+def planned(succeed):
+    def plan(*words):
+        return json.loads(succeed("sweep", "--dry-run", "--json", *words))["trials"]
+
+    return plan
 
 
 def test_a_value_with_spaces_or_quotation_marks_is_one_word():
@@ -47,11 +48,11 @@ def test_a_value_with_spaces_or_quotation_marks_is_one_word():
         ("env A=1 b --home '~' --cost 5$ {replicas}", "env"),
     ],
 )
-def test_a_program_is_called_by_its_script(harness, command, name):
+def test_a_program_is_called_by_its_script(planned, command, name):
     for file in ("train.py", "solver"):
         Path(file).touch()
     options = (f"--command={command}", "--metric=step_time=(x)", "--mode=strong")
-    trials = planned(harness, *options, "--replicas=1,2")["trials"]
+    trials = planned(*options, "--replicas=1,2")
 
     assert {name} == {trial["spec"]["backend"] for trial in trials}
 
@@ -63,13 +64,9 @@ def test_a_program_is_called_by_its_script(harness, command, name):
         ("weak", {(1, 1), (2, 1), (3, 1)}),
     ],
 )
-def test_the_mode_of_a_program_without_batches_says_its_work(harness, mode, batches):
-    options = (
-        "--command=solve {replicas}",
-        "--metric=step_time=(x)",
-        "--replicas=1..3",
-    )
-    trials = planned(harness, *options, f"--mode={mode}")["trials"]
+def test_the_mode_of_a_program_without_batches_says_its_work(planned, mode, batches):
+    options = ("--command=solve {replicas}", "--metric=step_time=(x)")
+    trials = planned(*options, "--replicas=1..3", f"--mode={mode}")
 
     assert {(mode,)} == {tuple(trial["modes"]) for trial in trials}
     assert batches == {
