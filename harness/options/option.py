@@ -11,6 +11,7 @@ of the published JSON Schema. A field without ``Option`` is none of these.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -123,7 +124,8 @@ def contributed(model: type[Options]) -> Contributed | None:
     return None
 
 
-def declared(model: type[Options]) -> list[Option]:
+@functools.cache  # asking Pydantic for the kinds of all fields takes 10 ms
+def declared(model: type[Options]) -> tuple[Option, ...]:
     options = []
     group = "Options"
     for field, info in model.model_fields.items():
@@ -146,7 +148,7 @@ def declared(model: type[Options]) -> list[Option]:
             is_required=info.is_required(),
         )
         options.append(made)
-    return options
+    return tuple(options)
 
 
 SET: Final = "settings"
