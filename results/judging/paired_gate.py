@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from results import errors
-from results.figures import lost_time
+from results.figures import lost_time, scaling
 from results.judging import gate_metrics
 from results.judging.gate_metrics import JudgedCase, name_of
 from results.statistics import estimates, group_sequential
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from results.study.cases import Case, Entry, Key
 
     Pairs = Sequence[tuple[Case, Case]]
-    OfTrials = Callable[[Entry, Entry], float | None]
+    OfTrials = Callable[[Entry, Entry], float]
 
 
 # ``make statistics`` writes the table.
@@ -105,10 +105,10 @@ def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
     if not is_interleaved:
         sign = 1.0 if metric.is_cost else -1.0
 
-        def trial_log(here: Entry, there: Entry) -> float | None:
+        def trial_log(here: Entry, there: Entry) -> float:
             both = metric.of(here), metric.of(there)
             if min(both) <= 0:  # it could not be read
-                return None
+                return math.nan
             return sign * (math.log(both[0]) - math.log(both[1]))
 
         return {group_sequential.PROCESSES: _array(pairs, trial_log)}
@@ -145,23 +145,18 @@ def scaled(pairs: Pairs) -> list[tuple[int, int]]:
 
 
 def _array(pairs: Pairs, trial_log: OfTrials) -> np.ndarray:
-    sides = [
-        [{entry.key: entry for entry in case.ok_entries} for case in pair]
-        for pair in pairs
-    ]
-    keys: list[Key] = sorted({key for pair in sides for side in pair for key in side})
+    cases = itertools.chain(*pairs)
+    keys: list[Key] = sorted({entry.key for case in cases for entry in case.ok_entries})
     table = np.full((len(keys), len(pairs)), np.nan)
-    for column, (here, there) in enumerate(sides):
-        for row, key in enumerate(keys):
-            if key in here and key in there:
-                value = trial_log(here[key], there[key])
-                table[row, column] = np.nan if value is None else value
+    for column, pair in enumerate(pairs):
+        for here, there in scaling.paired(*pair):
+            table[keys.index(here.key), column] = trial_log(here, there)
     return table
 
 
-def _block_log(here: Entry, there: Entry) -> float | None:
+def _block_log(here: Entry, there: Entry) -> float:
     logs = estimates.log_ratios(there.result.rates, here.result.rates)
-    return estimates.mean(logs) if logs else None
+    return estimates.mean(logs) if logs else math.nan
 
 
 def stretches(result: TrialResult) -> dict[int, np.ndarray]:
@@ -189,11 +184,11 @@ def sustained_over_blocks(pairs: Pairs) -> Estimate | None:
 
 def _stretch_log(
     here: Entry, there: Entry, figure: Callable[[np.ndarray], Any]
-) -> float | None:
+) -> float:
     ours, theirs = stretches(here.result), stretches(there.result)
     rounds = sorted(ours.keys() & theirs.keys())
     if not rounds:
-        return None
+        return math.nan
     first, second = (
         float(figure(np.concatenate([side[index] for index in rounds])))
         for side in (ours, theirs)
