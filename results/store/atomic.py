@@ -45,10 +45,8 @@ TEMPORARY_PREFIX = ".tmp-"
 
 def check_reachable(path: pathlib.Path) -> None:
     """Raises if the file system refuses to look at ``path``; it may be missing."""
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
 
 
 def sync(path: pathlib.Path) -> None:

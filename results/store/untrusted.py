@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _CHUNK_BYTES = 2**20
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 _NO_FILE = {
     errno.ELOOP: "it is a symbolic link",
     errno.EISDIR: "it is not a regular file",
@@ -41,9 +41,9 @@ def read_bytes(
     """Returns the content of a regular file, read once; None if there is no file."""
     try:
         descriptor = os.open(path, _FLAGS)
+    except _ABSENT:
+        return None
     except OSError as error:
-        if error.errno in _ABSENT:
-            return None
         if error.errno in _NO_FILE:
             raise DamagedFileError(_NO_FILE[error.errno]) from error
         raise errors.UnavailableRecordError(path, error) from error
@@ -108,9 +108,9 @@ def is_there(path: pathlib.Path) -> bool:
     """Whether there is anything at ``path``, a link to nothing included."""
     try:
         path.lstat()
+    except _ABSENT:
+        return False
     except OSError as error:
-        if error.errno in _ABSENT:
-            return False
         raise errors.UnavailableRecordError(path, error) from error
     return True
 
@@ -119,9 +119,9 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
     """Returns the names in a folder; none if there is no folder."""
     try:
         return frozenset(os.listdir(folder))  # noqa: PTH208 - only names are needed
+    except _ABSENT:
+        return frozenset()
     except OSError as error:
-        if error.errno in _ABSENT:
-            return frozenset()
         raise errors.UnavailableRecordError(folder, error) from error
 
 
