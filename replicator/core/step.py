@@ -126,7 +126,7 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
 
 
 def outline(outputs: Any) -> Any:
-    """A nest of outputs without the tensors, which ``tf.nest`` would look into."""
+    """A nest of outputs without the tensors, which would keep their graph."""
     return tf.nest.map_structure(lambda leaf: None if leaf is None else 0, outputs)
 
 

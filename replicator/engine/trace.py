@@ -24,7 +24,7 @@ from replicator.collectives import differentiable
 from replicator.collectives.kinds import TENSORS, Collective
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
-from replicator.core.step import at_lines, check_outputs, line_of
+from replicator.core.step import at_lines, check_outputs, line_of, outline
 from replicator.engine import convolutions, liveness
 from replicator.engine.body import called_names, calls, functions_with, producer
 from replicator.engine.dataflow import (
@@ -416,10 +416,7 @@ def trace(
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
         ),
-        # Without the tensors, which would keep the graph.
-        structure=tf.nest.map_structure(
-            lambda leaf: None if leaf is None else 0, graph.structured_outputs
-        ),
+        structure=outline(graph.structured_outputs),
         control_output_names=effects,
         collectives=_used(
             trace_context.collectives, graph_def, [*output_names, *effects]

@@ -156,7 +156,6 @@ def test_each_replica_computes_as_if_all_held_its_values(name):
     in the case: from the values of the first replica.
     """
     repl = _create(name)
-    is_shared = name in SHARED
 
     def step(value):
         return {
@@ -173,17 +172,19 @@ def test_each_replica_computes_as_if_all_held_its_values(name):
     values = replicator.PerReplica([tf.constant([1.0]), tf.constant([5.0])])
     found = repl.run(step, values)
 
-    for replica, own in enumerate((1.0, 1.0 if is_shared else 5.0)):
-        assert found["mean"][replica].numpy().tolist() == [own]
-        assert found["sum"][replica].numpy().tolist() == [2 * own]
-        assert found["min"][replica].numpy().tolist() == [own]
-        assert found["gather"][replica].numpy().tolist() == [[own], [own]]
-        assert found["broadcast"][replica].numpy().tolist() == [own]
-        # These differ by replica, so that nothing of them is computed once.
-        mine = (1.0, 5.0)[replica] * (1, 3)[replica]
-        assert found["part"][replica].numpy().tolist() == [[2 * mine]]
-        assert found["exchange"][replica].numpy().tolist() == [[mine], [mine]]
-        assert found["permute"][replica].numpy().tolist() == [(1.0, 5.0)[replica]]
+    for replica, own in enumerate((1.0, 1.0 if name in SHARED else 5.0)):
+        mine = (1.0, 15.0)[replica]
+        assert {
+            "mean": [own],
+            "sum": [2 * own],
+            "min": [own],
+            "gather": [[own], [own]],
+            "broadcast": [own],
+            # These differ by replica, so that nothing of them is computed once.
+            "part": [[2 * mine]],
+            "exchange": [[mine], [mine]],
+            "permute": [(1.0, 5.0)[replica]],
+        } == {kind: value[replica].numpy().tolist() for kind, value in found.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
