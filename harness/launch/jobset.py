@@ -23,7 +23,7 @@ from harness.options.option import Option, Options
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from harness.launch.launchers import Job
 
@@ -107,19 +107,6 @@ def _problems(template: Any) -> Iterator[str]:  # noqa: C901 (one rule after ano
     deadline = spec.get(DEADLINE, A_DAY)
     if isinstance(deadline, bool) or not isinstance(deadline, int) or deadline < 1:
         yield f"spec.{DEADLINE} {deadline!r} is not a whole number of seconds above 0"
-
-
-def with_template(
-    template: Mapping[str, Any] | None, made: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns a PodTemplateSpec: the user's, with what the harness sets over it."""
-    own = copy.deepcopy(dict(template or {}))
-    own.get("metadata", {}).pop("namespace", None)
-    own.get("spec", {}).pop(DEADLINE, None)  # of the Job: a pod would be replaced
-    for container in own.get("spec", {}).get("containers", []):
-        container["name"] = made["spec"]["containers"][0]["name"]
-    merged: dict[str, Any] = _merged(own, made, "")
-    return merged
 
 
 def _merged(own: Any, made: Any, path: str, *, is_equal: bool = False) -> Any:
@@ -234,7 +221,7 @@ def pod(
     gpus: int,
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns the template of a worker or a sweep: ``more`` are fields of its pod."""
+    """Returns the user's template, with a container and fields of the pod over it."""
     # GPUs are never shared, so all are limits.
     wanted = {"nvidia.com/gpu": gpus, "cpu": job.cores_per_worker}
     limits = {name: str(amount) for name, amount in wanted.items() if amount}
@@ -264,7 +251,13 @@ def pod(
         "volumeMounts": mounts,
     }
     spec["containers"] = [{name: value for name, value in made.items() if value}]
-    return with_template(options.pod_template, {"spec": spec})
+    own = copy.deepcopy(dict(options.pod_template or {}))
+    own.get("metadata", {}).pop("namespace", None)
+    own.get("spec", {}).pop(DEADLINE, None)  # of the Job: a pod would be replaced
+    for each in own.get("spec", {}).get("containers", []):
+        each["name"] = container["name"]
+    merged: dict[str, Any] = _merged(own, {"spec": spec}, "")
+    return merged
 
 
 WORKERS = "worker"
