@@ -20,7 +20,6 @@ from harness.trial.rank_file import (
     read_rank,
     signal_name,
 )
-from results.records import machine_record
 from results.records.models import (
     Control,
     Failure,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from harness.run.trial_tree import TrialExit
     from harness.trial.rank_file import FirstExit
-    from results.records.machine_record import GpuUse
     from results.records.models import Block, TrialSpec
 
 
@@ -354,18 +352,6 @@ def _window_ns(ranks: Sequence[RankTimes]) -> tuple[int, int]:
 def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
     result = conclusion.result
     return (None, None) if result is None else _window_ns(result.ranks)
-
-
-def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
-    reason = machine_record.discard_reason(uses)
-    if conclusion.status is not TrialStatus.OK or not reason:
-        return conclusion
-    return conclusion.but(
-        Phase.MEASURE,
-        f"{reason} while it was measured; run 'python -m harness doctor --device gpu',"
-        " then repeat the sweep with --retry failed",
-        status=TrialStatus.DISCARDED,
-    )
 
 
 # Libraries that allocate by themselves report it in many ways, and TensorFlow passes

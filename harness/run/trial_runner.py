@@ -145,7 +145,14 @@ class Prepared:
         if gpu_uses is not None and self.gpus:
             uses = gpu_uses(*aggregate.window_ns(conclusion))
             uses = machine_record.with_products(uses, conclusion.gpu_tflops)
-            conclusion = aggregate.judge_gpus(conclusion, uses)
+            reason = machine_record.discard_reason(uses)
+            if reason and conclusion.status is TrialStatus.OK:
+                conclusion = conclusion.but(
+                    Phase.MEASURE,
+                    f"{reason} while it was measured; run 'python -m harness doctor"
+                    " --device gpu', then repeat the sweep with --retry failed",
+                    status=TrialStatus.DISCARDED,
+                )
             after["gpu_uses"] = uses
             after["nccl_version"] = conclusion.nccl_version
         self.store.write_env(self.trial.trial_id, env.model_copy(update=after))

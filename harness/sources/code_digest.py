@@ -404,16 +404,11 @@ def _commit(state: MachineState) -> str:
 
 def equal_digests(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     """Returns the code digests of two revisions if they are the same, else nothing."""
-    specs = [trial.spec for trial in trials]
-    here, there = (
-        {
-            (spec.backend, spec.code_digest)
-            for spec in specs
-            if bool(spec.revision) is it
-        }
-        for it in (False, True)
-    )
-    return tuple(sorted({digest for _, digest in here})) if here == there else ()
+    sides: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
+    for spec in (trial.spec for trial in trials):
+        sides[bool(spec.revision)].add((spec.backend, spec.code_digest))
+    digests = sorted({digest for _, digest in sides[False]})
+    return tuple(digests) if sides[False] == sides[True] else ()
 
 
 class CodeWatch:
