@@ -24,14 +24,11 @@ from results.records.models import (
     Control,
     Failure,
     Phase,
-    QualityMetric,
-    QualityPoint,
     RankTimes,
-    SanityCheck,
     TrialResult,
     TrialStatus,
 )
-from results.records.record_base import MAX_REPLICAS, MAX_TEXT, Change
+from results.records.record_base import MAX_REPLICAS, MAX_TEXT
 from results.records.texts import printed, storable
 from results.store import untrusted
 
@@ -259,10 +256,7 @@ def _complete(
 
 
 def make_result(
-    trial_id: str,
-    spec: TrialSpec,
-    logs: Sequence[RankLog],
-    blocks: Sequence[Block] = (),
+    trial_id: str, spec: TrialSpec, logs: Sequence[RankLog], blocks: Sequence[Block]
 ) -> TrialResult:
     if spec.has_readings:
         return worker.make_result(trial_id, spec, logs[0])
@@ -283,12 +277,10 @@ def make_result(
     global_batch_size = facts["global_batch_size"]
     if spec.control is Control.INDEPENDENT:  # every process has a batch of its own
         global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
-
-    def records(model: Any, kind: str, metric: Any = logs[:1]) -> tuple[Any, ...]:
-        return tuple(
-            model.model_validate(line) for log in metric for line in log.all(kind)
-        )
-
+    kinds = {"quality": "quality", "window_metrics": "window_metric"}
+    kinds |= {"curve": "point", "changes": "change"}
+    records: dict[str, Any] = {k: tuple(logs[0].all(v)) for k, v in kinds.items()}
+    records["sanity"] = tuple(line for log in logs for line in log.all("sanity"))
     return TrialResult(
         trial_id=trial_id,
         example_unit=facts["example_unit"],
@@ -299,11 +291,7 @@ def make_result(
         window_sec=window_sec,
         blocks=tuple(blocks),
         ranks=ranks,
-        sanity=records(SanityCheck, "sanity", logs),
-        quality=records(QualityMetric, "quality"),
-        window_metrics=records(QualityMetric, "window_metric"),
-        curve=records(QualityPoint, "point"),
-        changes=records(Change, "change"),
+        **records,
         collectives=logs[0].last("explain").get("collectives", ""),
     )
 

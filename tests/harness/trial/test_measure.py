@@ -174,7 +174,7 @@ def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
 
     def recorded():
-        made = aggregate.make_result("0" * 20, spec, [log])
+        made = aggregate.make_result("0" * 20, spec, [log], ())
         return made.flops_per_example, made.ranks[0].peak_flops_per_sec
 
     # There is always a step before the window.
