@@ -86,16 +86,14 @@ class Durations:
         self.repetition_sec: float | None = None
 
     def add(
-        self,
-        spec: TrialSpec,
-        duration_sec: float,
-        examples_per_sec: float | None = None,
+        self, spec: TrialSpec, duration_sec: float, per_sec: float | None = None
     ) -> None:
+        """Adds a trial, and how many examples it processed ``per_sec``."""
         self.num_trials += 1
         for key in _keys(spec, _AS_LONG):
             self._seconds.setdefault(key, []).append(duration_sec)
-        for key in _keys(spec, _AS_FAST) if examples_per_sec else ():
-            self._rates.setdefault(key, []).append(examples_per_sec or 0.0)
+        for key in _keys(spec, _AS_FAST) if per_sec else ():
+            self._rates.setdefault(key, []).append(per_sec or 0.0)
 
     def guess(self, spec: TrialSpec) -> float | None:
         return _median(self._seconds, _keys(spec, _AS_LONG))
