@@ -14,13 +14,7 @@ import tensorflow as tf
 from replicator.collectives import differentiable, reductions
 from replicator.core import context, step, validation
 from replicator.core.step import PerReplica
-from replicator.core.validation import (
-    INT32_MAX,
-    format_value,
-    is_integer,
-    name_of,
-    takes,
-)
+from replicator.core.validation import INT32_MAX, format_value, is_integer, name_of
 from replicator.errors import (
     RetraceLimitError,
     RetraceWarning,
@@ -197,14 +191,14 @@ def _check_step(call: Call) -> None:
             "the function itself, run(step_fn, inputs), not its return value"
         )
     num_arguments = int(call.inputs is not None)
-    if not takes(step_fn, num_arguments):
+    if not validation.takes(step_fn, num_arguments):
         if not num_arguments:
             wrong = (
                 "takes arguments, but run() got no inputs; write run(step_fn, inputs) "
                 "with inputs = repl.make_input_iterator(input_fn), or a step without "
                 "arguments"
             )
-        elif takes(step_fn, 0):
+        elif validation.takes(step_fn, 0):
             wrong = (
                 "takes no argument, but run() got inputs; write def step_fn(batch):, "
                 "or run(step_fn) without inputs"
