@@ -32,7 +32,7 @@ from replicator.errors import CheckpointError, ElasticError
 from replicator.variables import ownership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from replicator.checkpoint.manager import Metadata
     from replicator.inputs.iterator import InputIterator
@@ -46,42 +46,45 @@ class _Commits(CheckpointManager):
 
     A file begins with the count of steps and one, and with 0 while it is written.
     Arrays in NumPy's format follow: the texts of the checkpoint, and the variables in
-    the order of their paths.
+    the order of their paths. A thread writes them while training goes on.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._thread = futures.ThreadPoolExecutor(1)
+        self._unfinished: list[futures.Future[str]] = []
 
     @property
     def latest_checkpoint(self) -> str | None:
         path = _newest(Path(self.directory))
-        return str(path) if _count_of(path) else None
+        # After a save there is one, even if the first is still being written.
+        return str(path) if self._metadata.value or _count_of(path) else None
+
+    def copy(self, folder: Path) -> None:
+        """Copies what was saved last to disk, once it is written."""
+        done = self._thread.submit(_copy, Path(self.directory), folder)
+        self._unfinished.append(done)
+
+    def finish(self) -> str:
+        """Waits for what is being written; returns why it failed, if it did."""
+        outcomes = [each.result() for each in self._unfinished]
+        self._unfinished.clear()
+        return next(filter(None, outcomes), "")
 
     def _write(self, inventory: Inventory) -> str:
+        """Begins to write; returns why the commit before failed, if it did."""
         if inventory.others:
             return (
                 f"a commit holds variables only, but {inventory.others[0]!r} is none; "
                 "leave it out, and let the program make it as it was"
             )
+        outcome = self.finish()
         texts = [text.value for text in (self._metadata, *self._workers)]
-        joined = tf.train.BytesList(value=texts).SerializeToString()
-        folder = Path(self.directory)
-        path = min((folder / name for name in _FILES), key=_count_of)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            with path.open("r+b", buffering=0) as file:
-                file.write(_COUNT.pack(0))
-                np.save(file, np.frombuffer(joined, np.uint8))
-                for _, variable in sorted(inventory.variables.items()):
-                    value = np.asarray(variable.value())  # without a copy
-                    np.save(file, value, allow_pickle=False)
-                file.truncate()
-                file.seek(0)
-                file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
-        except (OSError, ValueError) as error:
-            return (
-                f"a commit could not be written to {str(path)!r}: {error}; the one "
-                "before is still there; free memory, or pass another --memory-dir"
-            )
-        return ""
+        # Not copies: a step that changes a variable meanwhile gives it a new buffer.
+        values = [each.value() for _, each in sorted(inventory.variables.items())]
+        done = self._thread.submit(_write, Path(self.directory), texts, values)
+        self._unfinished.append(done)
+        return outcome
 
     def _read_texts(self, path: str) -> list[bytes]:
         with _opened(path) as (_, texts):
@@ -92,6 +95,27 @@ class _Commits(CheckpointManager):
             for _, variable in sorted(inventory.variables.items()):
                 value = np.load(file).view(variable.dtype.as_numpy_dtype)
                 ownership.fill(variable, value)
+
+
+def _write(folder: Path, texts: Sequence[bytes], values: Sequence[Any]) -> str:
+    joined = tf.train.BytesList(value=texts).SerializeToString()
+    path = min((folder / name for name in _FILES), key=_count_of)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b", buffering=0) as file:
+            file.write(_COUNT.pack(0))
+            for array in (np.frombuffer(joined, np.uint8), *values):
+                np.save(file, np.asarray(array), allow_pickle=False)
+            file.truncate()
+            file.seek(0)
+            file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
+    except (OSError, ValueError) as error:
+        return (
+            f"a commit could not be written to {str(path)!r}: {error}; the one before "
+            "is still there; free memory, or pass another --memory-dir"
+        )
+    return ""
 
 
 def _newest(folder: Path) -> Path:
@@ -120,20 +144,21 @@ def _opened(path: str) -> Iterator[tuple[IO[bytes], list[bytes]]]:
         ) from error
 
 
-def _copy(source: Path, folder: Path) -> None:
+def _copy(memory: Path, folder: Path) -> str:
     """Copies a commit to disk, where it takes the place of another one at once."""
     new = folder / "new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, new)
+        shutil.copyfile(_newest(memory), new)
         with new.open("rb") as file:
             os.fsync(file.fileno())
         new.replace(folder / _FILES[0])
     except OSError as error:
-        raise CheckpointError(
+        return (
             f"a commit could not be copied to {str(folder)!r}: {error}; free space "
             "there, or pass another --state-dir, and start again"
-        ) from error
+        )
+    return ""
 
 
 _GLOBAL, _PER_REPLICA = "keep_global", "keep_per_replica"
@@ -198,8 +223,6 @@ class ElasticState:
                 "yourself, with scale_learning_rate=None"
             )
         self._num_commits, self._committed = 0, -1
-        self._copier = futures.ThreadPoolExecutor(1)
-        self._copy: futures.Future[None] | None = None  # of a commit to disk
         if self._job:
             self._restore(Path(folder), Path(self._job.disk))
 
@@ -211,7 +234,8 @@ class ElasticState:
 
         Args:
           num_steps: Steps of the whole job, those before this start included.
-          commit_every: Steps between commits. A lost worker costs at most these.
+          commit_every: Steps between commits. A lost worker costs at most these, and
+            those that ran while a commit was being written.
 
         Raises:
           CheckpointError: A commit could not be written.
@@ -237,11 +261,14 @@ class ElasticState:
     def commit(self, *, to_disk: bool = False) -> None:
         """Makes what was trained so far safe; a collective.
 
+        It is written while training goes on; until then the previous commit counts.
+
         Args:
-          to_disk: Whether it is on disk as well when this returns.
+          to_disk: Whether it is written, and on disk as well, when this returns.
 
         Raises:
-          CheckpointError: It could not be written; the previous one is still there.
+          CheckpointError: It, or the one before, could not be written; the last one
+            that could is still there.
         """
         job, repl = self._job, self._repl
         if job is None or (self.step == self._committed and not to_disk):
@@ -250,11 +277,9 @@ class ElasticState:
         every = job.disk_every if repl.num_programs >= job.num_hosts else 1
         is_due = self._num_commits % every == 0
         self._num_commits += 1
-        if self._copy is not None:  # its file is written next but one
-            self._copy.result()
         repl.also_writes = job.is_first_of_host
         try:
-            path = self._commits.save(self.step)
+            self._commits.save(self.step)
         finally:
             repl.also_writes = False
         self._committed = self.step
@@ -263,11 +288,9 @@ class ElasticState:
         is_stopping = bool(repl.gather_bytes(asked)[0])
         to_disk = to_disk or is_stopping
         if repl.is_chief and (to_disk or is_due):
-            self._copy = self._copier.submit(_copy, Path(path), Path(job.disk))
+            self._commits.copy(Path(job.disk))
         if to_disk or every == 1:  # otherwise steps go on meanwhile
-            if self._copy is not None:
-                self._copy.result()
-            repl.gather_bytes(b"")  # it is complete
+            self._agree(self._commits.finish())
         if to_disk and job.is_first_of_host:  # memory of an idle host is free
             shutil.rmtree(job.memory, ignore_errors=True)
         if is_stopping:
@@ -284,9 +307,8 @@ class ElasticState:
         if not best and not on_disk:
             return
         if best <= on_disk or min(in_memory) < best:  # not all hosts have it
-            if best > on_disk and in_memory.index(best) == repl.worker_id:
-                _copy(path, disk)
-            repl.gather_bytes(b"")
+            copies = best > on_disk and in_memory.index(best) == repl.worker_id
+            self._agree(_copy(memory, disk) if copies else "")
             path = _newest(disk)
         metadata = self._commits.read_metadata(path)
         if self._inputs is not None:
@@ -300,6 +322,12 @@ class ElasticState:
         if repl.is_chief:
             how = restored.input_position or "none"
             print(f"continues at step {self.step}; inputs: {how}", flush=True)  # noqa: T201
+
+    def _agree(self, outcome: str) -> None:
+        """Waits for all workers, and raises what failed on any."""
+        failures = filter(None, self._repl.gather_bytes(outcome.encode()))
+        if failure := next(failures, b"").decode():
+            raise CheckpointError(failure)
 
     def _check_batches(self, inputs: InputIterator, metadata: Metadata) -> None:
         """Refuses inputs whose batches do not stay as ``batches`` says."""
