@@ -80,9 +80,15 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
     available_sec = wall_sec * end.num_cores
     tick_sec = NUM_ROUNDING_TICKS * TICK_SEC
     idle_sec, stolen_sec = grown("idle_sec"), grown("stolen_sec") or 0.0
+    has_threads = end.process_source == "schedstat"
     foreign, resolution = None, 0.0
     if idle_sec is not None and end.process_sec:
-        own_sec, own_rounding_sec = _own_sec(start, end)
+        totals = end.process_sec.items()
+        own_sec = sum(total - start.process_sec.get(pid, 0.0) for pid, total in totals)
+        own_rounding_sec = _TICKS_PER_PROCESS * TICK_SEC * len(totals)
+        if has_threads:  # those that ended are only in the totals of their process
+            own_sec = max(_thread_growth(start, end, _RUN), own_sec - own_rounding_sec)
+            own_rounding_sec = 0.0
         interrupt_sec = grown("interrupt_sec") or 0.0
         used_sec = available_sec - idle_sec - stolen_sec - interrupt_sec
         rounding_sec, run_sec = tick_sec * end.num_cores, grown("run_sec")
@@ -92,7 +98,6 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
         # The reading at the start is itself within the span, and on one of these cores.
         foreign = _fraction(used_sec - own_sec - start.reading_sec, available_sec)
         resolution = (rounding_sec + own_rounding_sec) / available_sec
-    has_delays = end.process_source == "schedstat"
     throttled = [grown(name) for name in ("num_quota", "num_thermal")]
     known = [count for count in throttled if count is not None]
     return Disturbance(
@@ -107,7 +112,7 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
         if idle_sec is None
         else _fraction(stolen_sec, available_sec),
         stolen_resolution=tick_sec / wall_sec,
-        run_delay_sec=_thread_growth(start, end, _DELAY) if has_delays else None,
+        run_delay_sec=_thread_growth(start, end, _DELAY) if has_threads else None,
         num_throttled=int(sum(known)) if known else None,
     )
 
@@ -151,19 +156,6 @@ def discard_reason(disturbance: Disturbance, num_retraces: int) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
-    """Returns the CPU time of the trial's processes, and its rounding error."""
-    rounding_sec = _TICKS_PER_PROCESS * TICK_SEC * len(end.process_sec)
-    process_sec = sum(
-        total_sec - start.process_sec.get(pid, 0.0)
-        for pid, total_sec in end.process_sec.items()
-    )
-    if end.process_source == "stat":
-        return process_sec, rounding_sec
-    # Threads that ended in the span are only in the totals of their process.
-    return max(_thread_growth(start, end, _RUN), process_sec - rounding_sec), 0.0
 
 
 _TICKS_PER_PROCESS = 2 * NUM_ROUNDING_TICKS
