@@ -1,7 +1,9 @@
-"""Each ``train.py`` is a program: in the tree, and as a folder that was copied."""
+"""Each ``train.py`` is a program, in the tree and copied; what its children inherit."""
 
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import case_cluster
@@ -9,7 +11,7 @@ import fork_server
 import pytest
 import small_fit
 
-from workloads import child_environment
+from workloads import ONE_THREAD, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = r"top_1: 0\.\d{3} \(n = 359\)"
@@ -86,3 +88,15 @@ def test_a_folder_that_was_copied_trains(name, tmp_path):
     assert re.search(r"2/2 .*loss: \d+\.\d+", printed), printed
     assert re.search(r"(images|tokens|transitions)/s: \d+\.\d+", printed), printed
     assert re.search(measured, printed), printed
+
+
+def test_variables_are_added_and_the_others_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "path", ["", "/somewhere", str(ROOT)])
+
+    assert {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere"} == (
+        child_environment()
+    )
+    found = child_environment(ONE_THREAD)
+    assert ("1", "0") == (found["OMP_NUM_THREADS"], found["LP_NUM_THREADS"])
