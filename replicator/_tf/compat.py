@@ -57,17 +57,12 @@ disable_op_determinism = framework_config.disable_op_determinism
 # outputs, such as an assignment, are sent without waiting, and a function that runs
 # there afterwards would not wait for them either.
 wait_for_remote_ops = eager_context.async_wait
+# The value of a tensor that the graph alone determines, or None: TensorFlow folds more
+# than ``tf.get_static_value`` does (test_fit).
+constant_of = tensor_util.try_evaluate_constant
 
-_KERAS_GENERATOR = "global_seed_generator"
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
-
-
-def constant_of(tensor: tf.Tensor) -> Any:
-    """The value of a tensor that the graph alone determines, or None."""
-    # TensorFlow folds more than ``tf.get_static_value`` does (test_fit).
-    value = tf.get_static_value(tensor)
-    return tensor_util.try_evaluate_constant(tensor) if value is None else value
 
 
 def reachable(
@@ -86,11 +81,8 @@ def reachable(
 
 def depends_on(tensor: tf.Tensor, operations: Collection[Any]) -> bool:
     """Whether a tensor is computed from one of some operations of its graph."""
-
-    def before(operation: Any) -> Iterator[Any]:
-        return (one.op for one in operation.inputs)
-
-    return any(one in operations for one in reachable([tensor.op], before))
+    before = reachable([tensor.op], lambda operation: (x.op for x in operation.inputs))
+    return any(operation in operations for operation in before)
 
 
 def handle(variable: Any) -> tf.Tensor:
@@ -124,15 +116,10 @@ def track_variable(optimizer: Any, variable: Any) -> None:
     optimizer._track_variable(variable)  # noqa: SLF001
 
 
-def slot_index(optimizer: Any, variable: Any) -> int:
-    """Where a Keras optimizer keeps the slots of a variable (test_fused)."""
-    return int(optimizer._get_variable_index(variable))  # noqa: SLF001
-
-
-def is_optimized(optimizer: Any, variable: Any) -> bool:
-    """Whether a Keras optimizer was built with a variable (test_wrapper)."""
+def slot_index(optimizer: Any, variable: Any) -> Any:
+    """Where a Keras optimizer keeps the slots of a variable, or None (test_fused)."""
     known = optimizer._trainable_variables_indices  # noqa: SLF001
-    return optimizer._var_key(variable) in known  # noqa: SLF001
+    return known.get(optimizer._var_key(variable))  # noqa: SLF001
 
 
 def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
@@ -174,23 +161,25 @@ def has_state(value: Any) -> bool:
 
 def global_seed_generator() -> Any:
     """What unseeded random functions of Keras draw from, if any (test_randomness)."""
-    return global_state.get_global_attribute(_KERAS_GENERATOR)
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
-def set_global_seed_generator(generator: Any) -> None:
-    """Sets it, in this thread (test_randomness)."""
-    global_state.set_global_attribute(_KERAS_GENERATOR, generator)
-
-
-def make_global_seed_generator() -> Any:
-    """Makes Keras create it from its own seed (test_randomness)."""
-    set_global_seed_generator(None)
-    return seed_generator.global_seed_generator()
+def drawing_from(find: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Lets a function find it, given Keras' own, in this thread (test_randomness)."""
+    return replaced(seed_generator, "global_seed_generator", find, in_all_graphs=True)
 
 
 def is_control_flow_graph(graph: Any) -> bool:
     """Whether a graph is a branch or loop body (test_conformance)."""
     return isinstance(graph, _CONTROL_FLOW_GRAPHS)
+
+
+def current_function() -> Any:
+    """The current graph, or the one whose branch or loop body it is."""
+    graph = current_graph()
+    while is_control_flow_graph(graph):
+        graph = graph.outer_graph
+    return graph
 
 
 def captured(placeholder: tf.Tensor) -> Any:
@@ -239,12 +228,8 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
     """A stock strategy whose collectives cannot meet those of another one."""
     # Two strategies of one process use the same group keys, so the second one fails
     # with shape mismatches against the first (every test makes its own).
-    base = 1000 * next(_STRATEGY_COUNT)
-    kind = type(
-        "MirroredStrategy",
-        (tf.distribute.MirroredStrategy,),
-        {"_collective_key_base": base},
-    )
+    own = {"_collective_key_base": 1000 * next(_STRATEGY_COUNT)}
+    kind: Any = type("MirroredStrategy", (tf.distribute.MirroredStrategy,), own)
     return kind(list(devices))
 
 
@@ -368,21 +353,15 @@ def altered(owner: Any, **values: Any) -> Iterator[None]:
         vars(owner).update(before)
 
 
-@contextlib.contextmanager
 def replaced(
     owner: Any, name: str, function: Callable[..., Any], *, in_all_graphs: bool = False
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Has calls go elsewhere, in this thread and the current graph (test_verify)."""
     # Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
     # for later do not.
     _install(owner, name)
-    key = f"{id(owner)} {name}"
-    before = vars(_OF_THREAD).get(key)
-    vars(_OF_THREAD)[key] = None if in_all_graphs else current_graph(), function
-    try:
-        yield
-    finally:
-        vars(_OF_THREAD)[key] = before
+    graph = None if in_all_graphs else current_graph()
+    return altered(_OF_THREAD, **{f"{id(owner)} {name}": (graph, function)})
 
 
 @functools.cache  # once per process: what is replaced answers as before elsewhere
@@ -395,10 +374,7 @@ def _install(owner: Any, name: str) -> None:
         if function_here is None:
             return original(*args, **options)
         own, function = function_here
-        graph = current_graph()
-        while is_control_flow_graph(graph):
-            graph = graph.outer_graph
-        if own is not None and graph is not own:
+        if own is not None and current_function() is not own:
             return original(*args, **options)
         return function(original, *args, **options)
 
@@ -411,8 +387,7 @@ def outside_of_step(value: Any) -> Any:
         return value
 
     def lifted() -> Any:
-        copies = lift_to_graph.lift_to_graph([value], current_graph())
-        return copies[value]
+        return lift_to_graph.lift_to_graph([value], current_graph())[value]
 
     try:
         with tf.init_scope():

@@ -11,7 +11,6 @@ from tensorflow.python.data.ops import (
     shuffle_op,
 )
 from tensorflow.python.framework import none_tensor
-from tensorflow.python.ops import resource_variable_ops
 
 from replicator._tf import compat
 
@@ -92,9 +91,8 @@ def make_counter(device: str) -> Any:
     """A counter for graphs on a CPU, whatever scope this is in (test_failed_inputs)."""
     # ``tf.Variable`` would be one of the strategy whose scope it is.
     with tf.init_scope(), tf.device(device):
-        return resource_variable_ops.ResourceVariable(
-            tf.zeros([], tf.int64), trainable=False
-        )
+        zero = tf.zeros([], tf.int64)
+        return compat.make_variable(initial_value=zero, trainable=False)
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:
@@ -127,15 +125,14 @@ def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
 
 def python_ops(dataset: tf.data.Dataset) -> list[str]:
     """Names of the ops of a pipeline that call Python (test_remote_replicas)."""
-    graphs = (graph for part in _parts(dataset) for graph in _graphs(part))
-    return [n.name for nodes in graphs for n in nodes if n.op in _PYTHON_OPS]
+    return [n.name for nodes in _graphs(dataset) for n in nodes if n.op in _PYTHON_OPS]
 
 
 def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
     """Whether a pipeline shuffles in an order of its own each time (test_last_step)."""
     # TensorFlow draws a seed where both of a shuffle's seeds are zero.
-    graphs = (graph for part in _parts(dataset) for graph in _graphs(part))
-    return (0, 0) in _shuffle_seeds(dataset) or any(map(_has_unseeded_shuffle, graphs))
+    is_unseeded = any(map(_has_unseeded_shuffle, _graphs(dataset)))
+    return is_unseeded or (0, 0) in _shuffle_seeds(dataset)
 
 
 def shuffle_apart(datasets: Sequence[tf.data.Dataset]) -> bool:
@@ -172,12 +169,13 @@ def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     return compat.reachable([dataset], lambda part: part._inputs())  # noqa: SLF001
 
 
-def _graphs(part: tf.data.Dataset) -> Iterator[Sequence[Any]]:
-    """The nodes of each function of a part, and of those that it calls."""
-    for wrapped in part._functions():  # noqa: SLF001
-        graph_def = wrapped.function.graph.as_graph_def()
-        yield graph_def.node
-        yield from (function.node_def for function in graph_def.library.function)
+def _graphs(dataset: tf.data.Dataset) -> Iterator[Sequence[Any]]:
+    """The nodes of each function of a pipeline, and of those that it calls."""
+    for part in _parts(dataset):
+        for wrapped in part._functions():  # noqa: SLF001
+            graph_def = wrapped.function.graph.as_graph_def()
+            yield graph_def.node
+            yield from (function.node_def for function in graph_def.library.function)
 
 
 class Transformation(NamedTuple):

@@ -29,7 +29,6 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import (
 from tensorflow.python.framework import kernels as tf_kernels
 from tensorflow.python.grappler import cluster as cluster_lib
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.profiler import trace as profiler_trace
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from replicator._tf import compat
@@ -132,12 +131,11 @@ class Dispatch:
         specs: Any = None,
     ) -> None:
         """Prepares a function (test_dispatch)."""
-        self._function = function
-        self._autograph = autograph
+        self._function = tf.function(function, autograph=autograph)
         self._is_optimized = is_optimized
         self._specs = specs
         self._traced: Any = None
-        self._name = ""
+        self.name = ""
         self._num_outputs = 0
         self._captures: list[Any] | None = None  # None: other ones in every call
         self._attrs: dict[bool, tuple[Any, ...]] = {}
@@ -157,7 +155,7 @@ class Dispatch:
             captures = self._traced.captured_inputs
         context = eager_context.context()
         arguments = (
-            self._name,
+            self.name,
             self._num_outputs,
             [*inputs, *captures],
             self._attrs[context.soft_device_placement],
@@ -174,21 +172,24 @@ class Dispatch:
             with InterpolateRuntimeError(self._traced._inference_function):  # noqa: SLF001
                 raise
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def num_nodes(self) -> int:
         """Returns how many nodes its graph has before TensorFlow optimizes it."""
         # Those of a function are counted in each call of it, and of all branches; those
         # of a loop once. It has been started (test_dispatch).
-        return _num_nodes(self._name, {})
+
+        @functools.cache
+        def count(name: str) -> int:
+            nodes = compat.function_def(name).node_def
+            attrs = [attr for node in nodes for attr in node.attr.values()]
+            called = (f.name for attr in attrs for f in (attr.func, *attr.list.func))
+            return len(nodes) + sum(map(count, filter(None, called)))
+
+        return count(self.name)
 
     def _trace(self, source: Any) -> None:
-        function = tf.function(self._function, autograph=self._autograph)
         specs = source if self._specs is None else self._specs
-        traced = function.get_concrete_function(specs)
-        self._name = traced._inference_function.name.decode()  # noqa: SLF001
+        traced = self._function.get_concrete_function(specs)
+        self.name = traced._inference_function.name.decode()  # noqa: SLF001
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:
@@ -218,28 +219,6 @@ def recorded() -> Iterator[list[Dispatch]]:
         yield started
     finally:
         _recorder = None
-
-
-def _num_nodes(name: str, known: dict[str, int]) -> int:
-    """Nodes of a function and of those that it calls; ``known`` by name, added to."""
-    if name not in known:
-        known[name] = 0
-        for node in compat.function_def(name).node_def:
-            known[name] += 1
-            for attr in node.attr.values():
-                called = [attr.func, *attr.list.func]
-                known[name] += sum(_num_nodes(f.name, known) for f in called if f.name)
-    return known[name]
-
-
-def profiled(name: str, step: int) -> contextlib.AbstractContextManager[Any]:
-    """A range of a profile, where a profiler runs (test_leaks)."""
-    if profiler_trace.enabled():
-        return profiler_trace.Trace(name, step_num=step, _r=1)
-    return _NOTHING
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 def call_function(

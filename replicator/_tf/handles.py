@@ -153,8 +153,7 @@ def _watching(
     taken = kind.handle
 
     def handle(self: Any) -> Any:
-        tells_of_writes = not is_of_result
-        if not (_OWN.depth or _is_harmless(_caller(), tells_of_writes=tells_of_writes)):
+        if not (_OWN.depth or _is_harmless(tells_of_writes=not is_of_result)):
             told(self.written_variable if is_of_result else self)
         return taken.fget(self)
 
@@ -175,20 +174,17 @@ def _subclass(kind: type, **names: Any) -> type:
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, **names})
 
 
-def _caller() -> Any:
-    """The frame that takes a handle; Keras passes the question on."""
+def _is_harmless(*, tells_of_writes: bool) -> bool:
+    """Whether nobody can keep the handle that is taken."""
     frame: Any = sys._getframe(2)  # noqa: SLF001
     while frame.f_code.co_name == "handle" and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _is_harmless(frame: Any, *, tells_of_writes: bool) -> bool:
+        frame = frame.f_back  # Keras passes the question on
     code = frame.f_code
     if _reads(code):
         return True
     if not tf.executing_eagerly():
-        return _is_of_own_graph()
+        graph = compat.current_function()
+        return any(graph is own for own in _OWN.graphs)
     is_method = code.co_filename == resource_variable_ops.__file__
     return tells_of_writes and is_method and code.co_name in WRITES
 
@@ -201,13 +197,6 @@ def _reads(code: CodeType) -> bool:
     is_reader = code.co_name in _READERS.get(code.co_filename, ())
     is_asking = code.co_name == "_var_key" and path.match(str(_KERAS))
     return is_reader or is_op or is_asking or code.co_filename in _COMPARING
-
-
-def _is_of_own_graph() -> bool:
-    graph = compat.current_graph()
-    while compat.is_control_flow_graph(graph):
-        graph = graph.outer_graph
-    return any(graph is own for own in _OWN.graphs)
 
 
 _VARIABLE = resource_variable_ops.BaseResourceVariable

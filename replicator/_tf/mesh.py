@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import math
 import os
+import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,48 +19,37 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
-from replicator._tf.compat import replaced
+from replicator._tf.compat import altered, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Its collectives are of local groups of devices, which CPUs of one process reduce by
 # TensorFlow's own ring: their nodes are in the graphs that each device executes.
-_COLLECTIVES = (
-    "CollectiveReduceV2",
-    "CollectiveGatherV2",
-    "CollectiveReduceScatterV2",
-    "CollectiveAllToAllV2",
-    "CollectiveAllToAllV3",
-    "CollectiveReduceV3",
-)
+_COLLECTIVE = re.compile("Collective(AllToAll|Gather|Reduce|ReduceScatter)V[23]")
 
 
-_PATH: contextvars.ContextVar[str] = contextvars.ContextVar("path", default="")
+class _Thread(threading.local):
+    path = ""  # Of the variable of Keras that is made.
+    is_in_step = False
+
+
+_THREAD = _Thread()
 
 
 def paths_known() -> contextlib.AbstractContextManager[None]:
     """Lets ``path_of`` know what Keras makes, also where it makes variables late."""
 
     def noting(initialize: Any, variable: Any, value: Any) -> None:
-        with _set(_PATH, variable.path):
+        with altered(_THREAD, path=variable.path):
             initialize(variable, value)
 
     return replaced(backend.Variable, "_initialize", noting, in_all_graphs=True)
 
 
-@contextlib.contextmanager
-def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 def path_of(name: str | None) -> str:
     """The path of the variable that is made now; its name outside of Keras."""
-    return _PATH.get() or name or "Variable"
+    return _THREAD.path or name or "Variable"
 
 
 def whole(value: Any) -> np.ndarray:
@@ -85,12 +75,9 @@ def laid_out(value: Any, layout: Any) -> Any:
     return dtensor.pack(parts, layout)
 
 
-_IN_STEP: contextvars.ContextVar[bool] = contextvars.ContextVar("step", default=False)
-
-
 def in_step() -> contextlib.AbstractContextManager[None]:
     """Has variables be read in parts, as operations of a mesh take them."""
-    return _set(_IN_STEP, True)
+    return altered(_THREAD, is_in_step=True)
 
 
 class MeshVariable(dtensor.DVariable):
@@ -116,7 +103,7 @@ class MeshVariable(dtensor.DVariable):
         return super()._read_variable_op()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        if _IN_STEP.get():
+        if _THREAD.is_in_step:
             return super()._read_variable_op(no_copy)
         if tf.executing_eagerly():
             with tf.device("CPU:0"):
@@ -134,16 +121,16 @@ class MeshVariable(dtensor.DVariable):
         return value
 
     def read_value(self) -> tf.Tensor:
-        return super().read_value() if _IN_STEP.get() else self.value()
+        return super().read_value() if _THREAD.is_in_step else self.value()
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        if _IN_STEP.get():
+        if _THREAD.is_in_step:
             return super().sparse_read(indices, name)
         with tf.device("CPU:0"):  # not of the variable
             return tf.gather(self.value(), indices, name=name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        if _IN_STEP.get():
+        if _THREAD.is_in_step:
             return super().gather_nd(indices, name)
         with tf.device("CPU:0"):
             return tf.gather_nd(self.value(), indices, name=name)
@@ -208,4 +195,4 @@ def collectives_counted() -> Iterator[collections.Counter[str]]:
         context.disable_graph_collection()
     for graphs in metadata.function_graphs:
         for graph in graphs.partition_graphs:
-            counted.update(n.op for n in graph.node if n.op in _COLLECTIVES)
+            counted.update(n.op for n in graph.node if _COLLECTIVE.fullmatch(n.op))

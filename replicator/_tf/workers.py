@@ -216,34 +216,27 @@ def remove_communication(strategy: Any) -> None:
 
     def reduce_to(op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
-        return tf.nest.map_structure(
-            lambda leaf: _on_each_replica(leaf, op, count), value
-        )
+        return tf.nest.map_structure(lambda leaf: _local_value(leaf, op, count), value)
 
     def batch_reduce_to(op: Any, pairs: Any, options: Any) -> list[Any]:
         return [reduce_to(op, value, None, options) for value, _ in pairs]
 
     def replica_ctx_all_reduce(op: Any, value: Any, options: Any = None) -> Any:
-        del options
-        return tf.nest.map_structure(lambda leaf: local_value(leaf, op, count), value)
+        return reduce_to(op, value, None, options)
 
     extended._reduce_to = reduce_to  # noqa: SLF001 (see the top of this file)
     extended._batch_reduce_to = batch_reduce_to  # noqa: SLF001
     extended._replica_ctx_all_reduce = replica_ctx_all_reduce  # noqa: SLF001
 
 
-def _on_each_replica(value: Any, op: Any, count: int) -> Any:
-    if not isinstance(value, values_lib.DistributedValues):
-        return local_value(value, op, count)
-    if isinstance(value, values_lib.Mirrored) and op == tf.distribute.ReduceOp.MEAN:
-        return value
-    return values_lib.Mirrored([local_value(v, op, count) for v in value.values])
-
-
-def local_value(value: Any, op: Any, count: int) -> Any:
+def _local_value(value: Any, op: Any, count: int) -> Any:
     """What the reduction of a value is if all replicas have the same one."""
     # Rows of ``tf.IndexedSlices`` are joined, so there are R times as many.
     is_sum = op == tf.distribute.ReduceOp.SUM
+    if isinstance(value, values_lib.DistributedValues):
+        if isinstance(value, values_lib.Mirrored) and not is_sum:
+            return value
+        return values_lib.Mirrored([_local_value(v, op, count) for v in value.values])
     if not isinstance(value, tf.IndexedSlices):
         value = tf.convert_to_tensor(value)
         return value * tf.cast(count, value.dtype) if is_sum else value

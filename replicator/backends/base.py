@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator._tf.dispatch import profiled
 from replicator.backends import programs, sharding, summary
 from replicator.backends.programs import Call
 from replicator.checkpoint.position import Job
@@ -138,7 +137,9 @@ class Replicator(Job, abc.ABC):
             with (
                 holding("maker", self.replicator_id),
                 counted(inputs, num_steps),
-                profiled("replicator/run", self.num_steps_run),
+                tf.profiler.experimental.Trace(
+                    "replicator/run", step_num=self.num_steps_run, _r=1
+                ),
                 self._guard(),
             ):
                 outputs = self._run(call)

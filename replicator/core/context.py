@@ -20,7 +20,7 @@ from replicator.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     Scope = contextlib.AbstractContextManager[Any]
 
@@ -367,24 +367,17 @@ def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
 
 
 class StepGenerator:
-    """Keras' generator of a step, or its stand-in; keep it as long as the program."""
+    """Keras' generator of a step; keep it as long as the program."""
 
     def __init__(self) -> None:
         self.made = _tf_compat.global_seed_generator()  # None until one is needed
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[StepGenerator]:
+    def installed(self) -> Scope:
         """Makes it this thread's global generator while a step is traced inside."""
-        before = _tf_compat.global_seed_generator()
-        _tf_compat.set_global_seed_generator(self.made or self)
-        try:
-            yield self
-        finally:
-            _tf_compat.set_global_seed_generator(before or self.made)
+        return _tf_compat.drawing_from(self._found)
 
-    def __getattr__(self, name: str) -> Any:
-        # Created outside the step, on first use.
-        if self.made is None:
+    def _found(self, of_keras: Callable[[], Any]) -> Any:
+        if self.made is None:  # created outside the step, on first use
             with tf.init_scope(), allowed(), _creation().place():
-                self.made = _tf_compat.make_global_seed_generator()
-        return getattr(self.made, name)
+                self.made = of_keras()
+        return self.made

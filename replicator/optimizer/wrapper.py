@@ -78,7 +78,7 @@ def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
     for variable in variables:
-        if not _tf_compat.is_optimized(optimizer, variable):
+        if _tf_compat.slot_index(optimizer, variable) is None:
             raise ValueError(
                 f"apply_gradients() got the variable {variable.name!r}, but the "
                 "optimizer was built with others and has no state for it; call "
