@@ -7,8 +7,9 @@ import functools
 import inspect
 import itertools
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -18,10 +19,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
-from tensorflow.python.eager.polymorphic_function import (
-    atomic_function,
-    autograph_util,
-)
+from tensorflow.python.eager.polymorphic_function import atomic_function, autograph_util
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.parallel_for import pfor
@@ -32,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-Extended = distribute_lib.StrategyExtendedV1
+# A value that differs between replicas, made of a tuple (test_run).
 PerReplica = values_lib.PerReplica
-PerReplicaSpec = values_lib.PerReplicaSpec
 
 _KERAS_TRAINER = TensorFlowTrainer.__module__
 _TF_KERAS_TRAINER = "tf_keras.src.engine.training"
@@ -71,31 +68,10 @@ def _mode(mode: Any) -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()  # noqa: SLF001
 
 
-def per_replica(values: Sequence[Any]) -> Any:
-    """A value of ``tf.distribute`` that differs between replicas (test_run)."""
-    return values_lib.PerReplica(tuple(values))
-
-
-def values_of(value: Any) -> tuple[Any, ...]:
-    """The values of all local replicas in a value of ``tf.distribute`` (test_run)."""
-    return tuple(value._values)  # noqa: SLF001
-
-
-def updating_optimizer() -> Any:
-    """The Keras optimizer whose ``apply`` is running in this thread, or None."""
-    # Keras itself sums gradients in it, by the replica context (test_run).
-    return next(filter(compat.is_optimizer, _callers()), None)
-
-
-def layer_in_call() -> Any:
-    """The innermost layer of Keras in a call (test_kept_by_keras), or None."""
-    return next((caller for caller in _callers() if caller is not None), None)
-
-
-def _callers() -> Iterator[Any]:
-    """What of Keras is called in this thread, the innermost first."""
+def keras_callers() -> Iterator[Any]:
+    """What of Keras is called in this thread, the innermost first (test_run)."""
     scopes = global_state.get_global_attribute("name_scope_stack")
-    return (scope.caller for scope in reversed(scopes or []))
+    return (s.caller for s in reversed(scopes or []) if s.caller is not None)
 
 
 def outside_stateless_scopes() -> contextlib.AbstractContextManager[None]:
@@ -113,30 +89,15 @@ def loss_scaler_of(merge_fn: Any) -> Any:
     return inspect.getclosurevars(merge_fn).nonlocals["self"]
 
 
-def is_of_keras_trainer(function: Any) -> bool:
-    """Whether ``predict`` of Keras (test_fit_on_workers) or tf_keras runs it."""
-    inner = getattr(function, "python_function", function)
-    module = str(getattr(inner, "__module__", ""))
-    is_of_tf_keras = module == _TF_KERAS_TRAINER
-    if is_of_tf_keras and "make_predict_function" in inner.__qualname__:
-        return True
-    return module == _KERAS_TRAINER
-
-
-def callbacks_of_fit() -> list[Any] | None:
-    """The callbacks of the ``fit`` that prepares its data (test_fit), or None."""
-    fit = _frame_of_fit()
-    if fit is None:
-        return None
-    given = fit.f_locals.get("callbacks")
-    inner = getattr(given, "callbacks", given)  # of a CallbackList
-    return list(inner) if isinstance(inner, (list, tuple)) else [inner]
-
-
-def model_of_fit() -> Any:
-    """The model whose ``fit`` prepares its data, or None (test_verify)."""
-    fit = _frame_of_fit()
-    return None if fit is None else fit.f_locals["self"]
+def arguments_of_fit() -> dict[str, Any]:
+    """``self`` and what else the ``fit`` got that prepares its data (test_verify)."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        of_fit = frame.f_code.co_name == "fit"
+        if of_fit and frame.f_globals["__name__"] == _KERAS_TRAINER:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
 
 
 def builds_from_specs(strategy: Any) -> None:
@@ -164,42 +125,33 @@ def _replace_symbolic_build() -> None:
 
 def _spec_of_part(spec: Any) -> Any:
     """The type of a component on one replica; None if it has no examples."""
-    if isinstance(spec, PerReplicaSpec):
+    if isinstance(spec, values_lib.PerReplicaSpec):
         spec = spec._value_specs[0]  # noqa: SLF001
     return spec if hasattr(spec, "shape") else None
 
 
-def _frame_of_fit() -> Any:
-    frame = inspect.currentframe()
-    while frame is not None:
-        of_fit = frame.f_code.co_name == "fit"
-        if of_fit and frame.f_globals["__name__"] == _KERAS_TRAINER:
-            return frame
-        frame = frame.f_back
-    return None
+class Runner(NamedTuple):
+    """What of Keras or tf_keras runs a function by ``strategy.run``."""
+
+    model: Any  # The model whose ``fit`` or ``evaluate`` it is, or None.
+    predicts: bool  # Whether it is ``predict`` (test_fit_on_workers).
 
 
-def lacks_replica(error: Exception) -> bool:
-    """Whether an optimizer of Keras updates in a scope but in no step (test_run)."""
-    return "'NoneType' object has no attribute 'merge_call'" in str(error)
-
-
-def tf_keras_trainer(function: Any) -> Any:
-    """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None."""
+def runner_of(function: Any) -> Runner:
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, keras.Model):
+        return Runner(owner, predicts=False)
+    module = getattr(function, "__module__", "")
+    if module != _TF_KERAS_TRAINER:
+        return Runner(None, predicts=module == _KERAS_TRAINER)
     # Its steps are functions inside those that ``fit`` traces (test_communities).
-    inner = getattr(function, "python_function", function)
-    if getattr(inner, "__module__", "") != _TF_KERAS_TRAINER:
-        return None
-    names = (getattr(inner, "__code__", None) and inner.__code__.co_freevars) or ()
-    cells = dict(zip(names, inner.__closure__ or (), strict=False))
-    is_step = "make_predict_function" not in inner.__qualname__
-    return cells["model"].cell_contents if is_step and "model" in cells else None
+    if "make_predict_function" in function.__qualname__:
+        return Runner(None, predicts=True)
+    return Runner(inspect.getclosurevars(function).nonlocals.get("model"), False)
 
 
-def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose control flow AutoGraph converts (test_run)."""
-    result: Callable[..., Any] = autograph_util.py_func_from_autograph(function)
-    return result
+# A function whose control flow AutoGraph converts (test_run).
+converted: Callable[..., Any] = autograph_util.py_func_from_autograph
 
 
 def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,29 +184,20 @@ def outside_graphs() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
-def outermost_graph() -> Any:
-    """The function graph that is run as a whole, around the current one (test_run)."""
-    graph = compat.current_graph()
-    while graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return graph
-
-
 def is_compiled_graph() -> bool:
     """Whether XLA compiles the graph that is being built (test_fit)."""
     graph = compat.current_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
-def mixes_strategies(error: Exception) -> bool:
-    """Whether two strategies meet, as an optimizer's and a model's (test_fit)."""
-    return "Mixing different tf.distribute.Strategy objects" in str(error)
+MIXED = "Mixing different tf.distribute.Strategy objects"
+"""In an error of TensorFlow or Keras: two strategies meet (test_fit)."""
 
 
 def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
     """What a step read or wrote if strategies met in a variable (test_api)."""
     seen: BaseException | None = error
-    while seen is not None and isinstance(error, Exception) and mixes_strategies(error):
+    while seen is not None and MIXED in str(error):
         for frame, _ in traceback.walk_tb(seen.__traceback__):
             owner = frame.f_locals.get("self")
             if isinstance(owner, values_lib.DistributedVariable):
@@ -264,10 +207,8 @@ def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
     return None
 
 
-def has_global_seed() -> bool:
-    """Whether ``tf.random.set_seed`` was called (test_datasets)."""
-    return eager_context.global_seed() is not None
-
+# What ``tf.random.set_seed`` got, or None (test_datasets).
+global_seed = eager_context.global_seed
 
 GRADIENT_SCOPE = "gradient_tape/"
 """The name scope in which a tape adds to a traced graph."""
@@ -325,45 +266,38 @@ def vectorize_markers(
 _COUNTER = itertools.count()
 
 
-class Branch:
-    """Calls of a function under a condition; keeps it as long as this object lives."""
+def call_if(
+    condition: tf.Tensor, traced: Any, args: Sequence[tf.Tensor], device: str
+) -> Any:
+    """Emits a call under a condition; returns what has to live as long."""
+    called = traced._inference_function.name.decode()  # noqa: SLF001
+    ends = []
 
-    def __init__(self, traced: Any, dtypes: Sequence[tf.DType], device: str) -> None:
-        self._traced = traced
-        called = traced._inference_function.name.decode()  # noqa: SLF001
-        ends = []
+    def branch(condition: tf.Tensor, *args: tf.Tensor) -> None:
+        with tf.device(device):
+            off, on = tf.raw_ops.Switch(data=condition, pred=condition)
+            # An edge has no side: what follows an identity follows its side only.
+            off, on = tf.identity(off), tf.identity(on)
+        # The call runs on the devices of its arguments.
+        with tf.device(None), tf.control_dependencies([on]):
+            dispatch.call_function(called, args, [])
+            call = compat.current_graph().get_operations()[-1]
+        # Something that exists on one side only, for the merge.
+        with tf.device(device):
+            sides = []
+            for end in (call, off):
+                with tf.control_dependencies([end]):
+                    sides.append(tf.constant(0))
+            ends.append(tf.raw_ops.Merge(inputs=sides).output.op)
 
-        def branch(condition: tf.Tensor, *args: tf.Tensor) -> None:
-            with tf.device(device):
-                off, on = tf.raw_ops.Switch(data=condition, pred=condition)
-                # An edge has no side: what follows an identity follows its side only.
-                off, on = tf.identity(off), tf.identity(on)
-            # The call runs on the devices of its arguments.
-            with tf.device(None), tf.control_dependencies([on]):
-                dispatch.call_function(called, args, [])
-                call = compat.current_graph().get_operations()[-1]
-            # Something that exists on one side only, for the merge.
-            with tf.device(device):
-                sides = []
-                for end in (call, off):
-                    with tf.control_dependencies([end]):
-                        sides.append(tf.constant(0))
-                ends.append(tf.raw_ops.Merge(inputs=sides).output.op)
-
-        types = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-        graph = func_graph.func_graph_from_py_func(
-            "branch",
-            branch,
-            (tf.TensorSpec([], tf.bool), *types),
-            {},
-            add_control_dependencies=False,
-        )
-        # What follows must wait for both sides, and run after either.
-        graph.control_outputs.extend(ends)
-        self._name = f"replicator_branch_{next(_COUNTER)}"
-        self._kept = atomic_function.from_func_graph(self._name, graph, {})
-        func_graph.dismantle_func_graph(graph)
-
-    def call(self, condition: tf.Tensor, args: Sequence[Any]) -> None:
-        """Emits the call in the graph."""
-        dispatch.call_function(self._name, [condition, *args], [])
+    specs = [tf.TensorSpec([], tf.bool), *(tf.TensorSpec(None, x.dtype) for x in args)]
+    graph = func_graph.func_graph_from_py_func(
+        "branch", branch, tuple(specs), {}, add_control_dependencies=False
+    )
+    # What follows must wait for both sides, and run after either.
+    graph.control_outputs.extend(ends)
+    name = f"replicator_branch_{next(_COUNTER)}"
+    kept = traced, atomic_function.from_func_graph(name, graph, {})
+    func_graph.dismantle_func_graph(graph)
+    dispatch.call_function(name, [condition, *args], [])
+    return kept

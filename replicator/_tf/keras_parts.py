@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ from tensorflow.python.trackable import base as trackable
 from replicator._tf.compat import depends_on, replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import random
+    from collections.abc import Iterator, Sequence
 
 
 OF_NO_EXAMPLE = "replicator_statistics_of_no_example"
@@ -34,21 +36,18 @@ OF_NO_EXAMPLE = "replicator_statistics_of_no_example"
 row is normalized by it."""
 
 
-@functools.cache
-def ignore_empty_batches(is_in_step: Callable[[], bool]) -> None:
+def ignore_empty_batches() -> contextlib.AbstractContextManager[None]:
     """Lets Keras' batch normalization take batches without examples (test_uneven)."""
     # In the last step of an epoch a replica may have no example. The mean of nothing is
     # NaN, which would become the moving statistics and, through the gradient of
     # ``gamma``, every weight. Such a replica uses and keeps its moving statistics,
     # unless the layer is synchronized: those of the batches of all replicas are never
     # nothing.
-    layer = keras.layers.BatchNormalization
-    of_keras = layer._moments  # noqa: SLF001
 
-    def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        mean, variance = of_keras(self, inputs, mask)
-        is_of_all = self.synchronized and mask is None
-        if is_of_all or inputs.shape[0] is not None or not is_in_step():
+    def moments(of_keras: Any, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = of_keras(layer, inputs, mask)
+        is_of_all = layer.synchronized and mask is None
+        if is_of_all or inputs.shape[0] is not None:
             return mean, variance
         has_examples = tf.size(inputs) > 0
 
@@ -57,11 +56,12 @@ def ignore_empty_batches(is_in_step: Callable[[], bool]) -> None:
             return tf.where(has_examples, new, tf.identity(kept, name=OF_NO_EXAMPLE))
 
         return (
-            chosen(mean, self.moving_mean),
-            chosen(variance, self.moving_variance),
+            chosen(mean, layer.moving_mean),
+            chosen(variance, layer.moving_variance),
         )
 
-    layer._moments = moments  # noqa: SLF001
+    kind = keras.layers.BatchNormalization
+    return replaced(kind, "_moments", moments, in_all_graphs=True)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -126,10 +126,6 @@ class OptimizerProxy(trackable.Trackable):
         return kind
 
 
-def _forwarded(name: str) -> property:
-    return property(lambda self: getattr(self.wrapped, name))
-
-
 # What the graph of objects is made of; values are those of the variables in it.
 for _name in (
     "_deferred_dependencies",
@@ -142,7 +138,7 @@ for _name in (
     "_unconditional_dependency_names",
     "_update_uid",
 ):
-    setattr(OptimizerProxy, _name, _forwarded(_name))
+    setattr(OptimizerProxy, _name, property(operator.attrgetter(f"wrapped.{_name}")))
 
 
 # ``keras.src.losses.loss.reduce_weighted_values`` divides by what is valid in the
@@ -177,18 +173,14 @@ def noted_means() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
         if values.shape.rank == 0 or not (is_weighted or is_masked):
             return original(values, sample_weight, mask, reduction, dtype)
         values = tf.cast(values, dtype or values.dtype)
-        if mask is not None:
-            mask = tf.cast(mask, values.dtype)
-        if sample_weight is not None:
-            sample_weight = tf.cast(sample_weight, values.dtype)
         weights = loss.apply_mask(sample_weight, mask, values.dtype, "sum")
         of_size = original(values, weights, None, "sum_over_batch_size", dtype)
         if is_masked:
-            share = tf.reduce_mean(mask)
+            share = tf.reduce_mean(tf.cast(mask, values.dtype))
         else:
             size = tf.cast(tf.size(values), values.dtype)
             _, weights = loss.squeeze_or_expand_to_same_rank(values, weights)
-            share = tf.reduce_sum(weights) / size
+            share = tf.reduce_sum(tf.cast(weights, values.dtype)) / size
         means.append((of_size, share))
         return of_size
 
@@ -260,25 +252,15 @@ def left_random(graph: Any) -> list[Any]:
     return [
         op
         for op in graph.get_operations()
-        if _IS_RANDOM.search(op.type) or drawing & _called(op)
+        if _IS_RANDOM.search(op.type)
+        or any(attr.func.name in drawing for attr in op.node_def.attr.values())
     ]
 
 
-def _called(op: Any) -> set[str]:
-    attributes = op.node_def.attr.values()
-    return {value.func.name for value in attributes if value.func.name}
-
-
-def eager_state() -> Any:
+def eager_generator() -> random.Random | None:
     """From what eager operations without a seed draw theirs (test_verify)."""
     # None in a process without a global seed: each then has one of its own.
-    generator = getattr(eager_context.context(), "_rng", None)
-    return None if generator is None else generator.getstate()
-
-
-def set_eager_state(state: Any) -> None:
-    if state is not None:
-        eager_context.context()._rng.setstate(state)  # noqa: SLF001
+    return getattr(eager_context.context(), "_rng", None)
 
 
 # ``keras.src.random.SeedGenerator.next`` reads a variable and moves it on. Within a

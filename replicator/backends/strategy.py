@@ -66,7 +66,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         # Whether it is of a measuring control: as if all replicas held the own values.
         self._is_local = is_local
         differentiable.register()
-        _tf_keras_parts.ignore_empty_batches(context_lib.in_replica_context)
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -307,6 +306,7 @@ class StrategyReplicator(base.Replicator):
             with (  # in the thread of a replica
                 holding("maker", self.replicator_id),
                 context_lib.enter(replica_context),
+                _tf_keras_parts.ignore_empty_batches(),
                 generator.installed(),
             ):
                 return step_lib.check_outputs(step_fn(*batch), step_fn)

@@ -364,7 +364,6 @@ def trace(
 ) -> TracedStep:
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
     differentiable.register()
-    _tf_keras_parts.ignore_empty_batches(context.in_replica_context)
 
     # Only what is the user's: to convert the rest takes longer than to run it.
     called = _tf_distribute.converted_inside(step_fn)
@@ -383,6 +382,7 @@ def trace(
     with (
         foreign_explained(),
         _tf_compat.summaries_if(writes_summaries),
+        _tf_keras_parts.ignore_empty_batches(),
         StepGenerator().installed(),
     ):
         graph = _tf_compat.trace_to_graph(step, specs)

@@ -442,7 +442,7 @@ class Updates(keras.StatelessScope):
         super().add_update(update)
         variable, _ = update
         self.updated[id(variable)] = variable
-        owner = _tf_distribute.layer_in_call()
+        owner = next(_tf_distribute.keras_callers(), None)
         is_batch_norm = isinstance(owner, keras.layers.BatchNormalization)
         if variable.trainable:
             self.refused.append(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
-from replicator._tf import distribute as _tf_distribute
+from replicator._tf.distribute import PerReplica
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.inputs.batches import element_of, part_of_batch, without_rows
@@ -27,27 +27,25 @@ def is_per_replica(value: Any) -> bool:
 def local_values(value: Any, num_local: int) -> tuple[Any, ...]:
     """One value per local replica; what is not per replica is the same on all."""
     if is_per_replica(value):
-        return _tf_distribute.values_of(value)
+        return tuple(value.values)
     return (value,) * num_local
 
 
 def grouped(values: Sequence[Any]) -> Any:
     """One value of ``tf.distribute``; of one replica, that value itself."""
-    return values[0] if len(values) == 1 else _tf_distribute.per_replica(values)
+    return values[0] if len(values) == 1 else PerReplica(tuple(values))
 
 
 def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
     """The parts of a batch as one value; of one replica in all, that part itself."""
-    return values[0] if num_replicas == 1 else _tf_distribute.per_replica(values)
+    return values[0] if num_replicas == 1 else PerReplica(tuple(values))
 
 
 # Attribute of a dataset whose elements have parts.
 _IS_DISTRIBUTED = "_replicator_is_distributed"
 
 
-def split(
-    dataset: Any, num_replicas: int, first_replica: int, num_local: int
-) -> tf.data.Dataset:
+def split(dataset: Any, repl: Any) -> tf.data.Dataset:
     """Splits batches over all replicas, and keeps the parts of those of a process."""
     if getattr(dataset, _IS_DISTRIBUTED, False):
         return dataset
@@ -74,33 +72,37 @@ def split(
             )
 
     def parts(*arguments: Any) -> Any:
-        batch = element_of(arguments, dataset)
-        return parts_of(batch, num_replicas, first_replica, num_local)
+        return parts_of(element_of(arguments, dataset), repl)
 
     return _distributed(dataset.map(parts), dataset)
 
 
 @tf.autograph.experimental.do_not_convert  # which would rewrite its loops
-def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) -> Any:
+def parts_of(batch: Any, repl: Any) -> Any:
     """The parts of a global batch: tensors with the same number of rows, or None."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
+    first, count = repl.first_replica_id, repl.num_replicas
     parts = [
-        part_of_batch(leaves, replica, num_replicas)
-        for replica in range(first_replica, first_replica + num_local)
+        part_of_batch(leaves, replica, count)
+        for replica in range(first, first + repl.num_local_replicas)
     ]
-    rest = iter([batch_of(values, num_replicas) for values in zip(*parts, strict=True)])
+    rest = iter([batch_of(values, count) for values in zip(*parts, strict=True)])
     return tf.nest.map_structure(
         lambda leaf: next(rest) if hasattr(leaf, "shape") else None, batch
     )
 
 
 def take_turns(
-    dataset_fn: Callable[[tf.distribute.InputContext], Any],
-    context: tf.distribute.InputContext,
-    num_local: int,
+    dataset_fn: Callable[[tf.distribute.InputContext], Any], repl: Any
 ) -> tf.data.Dataset:
     """Gives each replica of this process one element of a pipeline in turn."""
-    dataset = dataset_fn(context)
+    dataset = dataset_fn(
+        tf.distribute.InputContext(
+            num_input_pipelines=repl.num_programs,
+            input_pipeline_id=repl.worker_id if repl.num_programs > 1 else 0,
+            num_replicas_in_sync=repl.num_replicas_in_sync,
+        )
+    )
     if not isinstance(dataset, tf.data.Dataset):
         raise StrategyError(
             "distribute_datasets_from_function() takes a function that returns a "
@@ -108,12 +110,13 @@ def take_turns(
             "dataset_fn(ctx): return dataset.batch("
             "ctx.get_per_replica_batch_size(global_batch_size))"
         )
-    num_replicas = context.num_replicas_in_sync
+    count, num_local = repl.num_replicas_in_sync, repl.num_local_replicas
+    if count == 1:
+        return _distributed(dataset.with_options(tf.data.Options()), dataset)
     spec = dataset.element_spec
-    leaves = tf.nest.flatten(spec)
     has_any_size = all(
         isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] is None
-        for leaf in leaves
+        for leaf in tf.nest.flatten(spec)
     )
 
     @tf.autograph.experimental.do_not_convert
@@ -127,12 +130,8 @@ def take_turns(
             window.skip(replica).take(1).get_single_element()
             for replica in range(num_local)
         ]
-        return tf.nest.map_structure(
-            lambda *values: batch_of(values, num_replicas), *elements
-        )
+        return tf.nest.map_structure(lambda *values: batch_of(values, count), *elements)
 
-    if num_replicas == 1:
-        return _distributed(dataset.with_options(tf.data.Options()), dataset)
     windows = dataset.window(num_local, drop_remainder=not has_any_size)
     return _distributed(windows.map(turn), dataset)
 

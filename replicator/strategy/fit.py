@@ -23,11 +23,12 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
-from replicator._tf.compat import replaced
+from replicator._tf.compat import altered, replaced
 from replicator.collectives import reductions
 from replicator.collectives.layers import CrossReplicaBatchNormalization
 from replicator.errors import StrategyError
 from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.strategy.replica_context import map_some
 from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_summed
 
 if TYPE_CHECKING:
@@ -43,32 +44,27 @@ _OF_SHAPE = frozenset({"Const", "Prod", "Size", "StridedSlice"})
 
 
 def step(
-    model: Any,
-    called: Callable[[], Any],
-    batch: Sequence[Any],
-    gradients: GradientSum,
+    model: Any, called: Callable[[], Any], batch: Sequence[Any], gradients: GradientSum
 ) -> Any:
     """Calls the step of a model in its trace; returns the logs of all replicas."""
     _check_reductions(model)
-    part, joined = _Part(batch, gradients), _Joined()
-    metrics = list(_each(model.metrics))
+    part = _Part(batch, gradients)
     with contextlib.ExitStack() as stack:
         for kind in _tf_keras_parts.numeric_metrics():
             stack.enter_context(replaced(kind, "update_state", part.counted))
         stack.enter_context(replaced(*_tf_keras_parts.REDUCTION, part.reduced))
         for owner, name in _tf_keras_parts.DIVISIONS:
             stack.enter_context(replaced(owner, name, part.quotient))
-        optimizers = optimizers_of(model)
-        if not any(isinstance(one, ReplicatedOptimizer) for one in optimizers):
+        if not any(isinstance(x, ReplicatedOptimizer) for x in optimizers_of(model)):
             stack.enter_context(
                 replaced(*_tf_keras_parts.GRADIENT, gradients.tape_gradients)
             )
-        for metric in metrics:
+        for metric in list(_each(model.metrics)):
             for held in _plain(metric).values():  # sums, as those of ``add_variable``
                 is_declared = held.synchronization != tf.VariableSynchronization.AUTO
                 if held.dtype.is_floating and not (held.trainable or is_declared):
                     declare_summed(held)
-            stack.enter_context(joined.results(metric))
+            stack.enter_context(part.joining(metric))
         result = called()
     if gradients.has_updated:
         own = own_statistics(model)
@@ -82,16 +78,14 @@ def step(
                 stacklevel=1,
             )
     leaves = [_value(leaf) for leaf in tf.nest.flatten(result)]
-    places = [
-        index
-        for index, leaf in enumerate(leaves)
-        if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
-        if leaf.ref() not in joined.values
+    are_own = [
+        isinstance(leaf, tf.Tensor)
+        and leaf.dtype.is_floating
+        and leaf.ref() not in part.joined
+        for leaf in leaves
     ]
-    means = gradients.mean([leaves[index] for index in places]) if places else []
-    for index, mean in zip(places, means, strict=True):
-        leaves[index] = mean
-    return tf.nest.pack_sequence_as(result, leaves)
+    means = map_some(gradients.mean, leaves, are_own)
+    return tf.nest.pack_sequence_as(result, means)
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -101,22 +95,21 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 class _Part:
-    """The examples of one replica, as a part of those of all."""
+    """The examples of one replica, as a part of those of all: sums, means, metrics."""
 
     def __init__(self, batch: Sequence[Any], gradients: GradientSum) -> None:
         leaves = tf.nest.flatten(list(batch), expand_composites=True)
         self._sources = {leaf.op for leaf in leaves if leaf.shape.rank != 0}
         self._gradients = gradients
-        self._is_reduced = False
+        self._is_reduced = self._is_joining = False
+        # References of results of metrics, which are the same on all replicas.
+        self.joined: set[Any] = set()
 
     def reduced(self, reduce: Any, values: Any, *args: Any, **options: Any) -> Any:
         """Leaves the number of a loss function to what has divided it."""
-        before, shape = self._is_reduced, tf.convert_to_tensor(values).shape
-        self._is_reduced = shape.rank == 0
-        try:
+        is_number = tf.convert_to_tensor(values).shape.rank == 0
+        with altered(self, _is_reduced=is_number):
             return reduce(values, *args, **options)
-        finally:
-            self._is_reduced = before
 
     def counted(
         self, update: Any, metric: Any, values: Any, sample_weight: Any = None
@@ -163,6 +156,37 @@ class _Part:
                 return None if whole is None else _WITH_CONSTANT[op.type](whole, other)
         return None
 
+    def joining(self, metric: Any) -> contextlib.AbstractContextManager[None]:
+        """Has a metric ask for the sums of all replicas when it is asked."""
+        graph, ask = _tf_compat.current_graph(), metric.result
+
+        @tf.autograph.experimental.do_not_convert
+        def result(*args: Any, **options: Any) -> Any:
+            if self._is_joining or _tf_compat.current_graph() is not graph:
+                return ask(*args, **options)
+            plain = {n: v for n, v in _plain(metric).items() if _is_part(v)}
+            of_keras: Any = [
+                one
+                for one in metric.variables
+                if not isinstance(one, tf.Variable)
+                if _is_part(_tf_compat.unwrap(one))
+            ]
+            parts = [tf.convert_to_tensor(one) for one in [*plain.values(), *of_keras]]
+            sums = reductions.all_sum(parts) if parts else []
+            totals = dict(zip(plain, sums[: len(plain)], strict=True))
+            of_keras = zip(of_keras, sums[len(plain) :], strict=True)
+            with (
+                altered(self, _is_joining=True),
+                altered(metric, **totals),
+                keras.StatelessScope(of_keras),
+            ):
+                results = tf.nest.map_structure(_value, ask(*args, **options))
+            leaves = tf.nest.flatten(results)
+            self.joined |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
+            return results
+
+        return altered(metric, result=result)
+
 
 def _is_of_all(op: Any) -> bool:
     """Whether a reduction leaves a single number of all that it gets."""
@@ -181,47 +205,6 @@ def _is_sum(value: Any) -> bool:
     if op.type in (*_PASSED_ON, "Neg"):
         return _is_sum(op.inputs[0])
     return op.type in _OF_SHAPE or (op.type == "Sum" and _is_of_all(op))
-
-
-class _Joined:
-    """What metrics of all replicas say."""
-
-    def __init__(self) -> None:
-        # References of their results, which are the same on all replicas.
-        self.values: set[Any] = set()
-        self._is_joining = False
-
-    def results(self, metric: Any) -> contextlib.AbstractContextManager[None]:
-        """Has a metric ask for the sums of all replicas when it is asked."""
-        graph, ask = _tf_compat.current_graph(), metric.result
-
-        @tf.autograph.experimental.do_not_convert
-        def result(*args: Any, **options: Any) -> Any:
-            if self._is_joining or _tf_compat.current_graph() is not graph:
-                return ask(*args, **options)
-            plain = {n: v for n, v in _plain(metric).items() if _is_part(v)}
-            of_keras = [
-                one
-                for one in metric.variables
-                if not isinstance(one, tf.Variable)
-                if _is_part(_tf_compat.unwrap(one))
-            ]
-            parts = [tf.convert_to_tensor(one) for one in [*plain.values(), *of_keras]]
-            sums = reductions.all_sum(parts) if parts else []
-            of_plain, totals = sums[: len(plain)], sums[len(plain) :]
-            self._is_joining = True
-            vars(metric).update(zip(plain, of_plain, strict=True))
-            try:
-                with keras.StatelessScope(zip(of_keras, totals, strict=True)):
-                    results = tf.nest.map_structure(_value, ask(*args, **options))
-            finally:
-                vars(metric).update(plain)
-                self._is_joining = False
-            leaves = tf.nest.flatten(results)
-            self.values |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
-            return results
-
-        return _tf_compat.altered(metric, result=result)
 
 
 def _plain(metric: Any) -> dict[str, Any]:
@@ -295,61 +278,50 @@ _BACKUP = "BackupAndRestore"
 _NUM_NAMES = 64
 
 
-def check_callbacks(strategy: Any, replicator: Any) -> None:
+def check_callbacks(strategy: Any) -> None:
     """Refuses callbacks of the ``fit`` that calls this, if processes share files."""
     # All processes have to call it.
-    callbacks = _tf_distribute.callbacks_of_fit()
-    if callbacks is None:
+    fit = _tf_distribute.arguments_of_fit()
+    if not fit:
         return
-    digests = {
-        _digest(path or kind): (kind, path) for kind, path in _written(callbacks)
-    }
+    given = getattr(fit["callbacks"], "callbacks", fit["callbacks"])  # of a list
+    written = {}
+    for name, path in _written(given if isinstance(given, (list, tuple)) else [given]):
+        digest = hashlib.sha256((path or name).encode()).digest()
+        written[int.from_bytes(digest[:7], "big") + 1] = name, path  # not 0
     values = np.zeros([_NUM_NAMES], np.int64)
-    values[: len(digests)] = list(digests)[:_NUM_NAMES]
-
-    def replica_loss(context: Any) -> tf.Tensor:
-        is_first = context.replica_id_in_sync_group == replicator.first_replica_id
-        return tf.constant(values if is_first else np.zeros_like(values))
-
-    mine = strategy.experimental_distribute_values_from_function(replica_loss)
+    values[: len(written)] = list(written)[:_NUM_NAMES]
+    first = strategy.replicator.first_replica_id
+    mine = strategy.experimental_distribute_values_from_function(
+        lambda context: values * (context.replica_id_in_sync_group == first)
+    )
     unique, counts = np.unique(strategy.gather(mine, axis=0), return_counts=True)
     for digest, count in zip(unique, counts, strict=True):
         if digest and count > 1:
-            kind, path = digests.get(int(digest), ("a callback", "a file"))
-            raise StrategyError(_message(kind, path, int(count)))
+            name, path = written.get(int(digest), ("a callback", "a file"))
+            if name == _BACKUP:
+                raise StrategyError(
+                    f"{_BACKUP} saves in each of {count} worker processes, which may "
+                    f"resume at different epochs; write {_BACKUP}(folder, "
+                    'save_freq="epoch" if repl.is_chief else sys.maxsize, '
+                    "delete_checkpoint=repl.is_chief), with a folder that all can read"
+                )
+            raise StrategyError(
+                f"{name} writes {path} in each of {count} worker processes; give each "
+                'a path of its own, as in f"{folder}/{repl.worker_id}", or pass '
+                f"{name} to fit() only if repl.is_chief"
+            )
 
 
-def _message(kind: str, path: str, count: int) -> str:
-    if kind == _BACKUP:
-        return (
-            f"{_BACKUP} saves in each of {count} worker processes, which may resume at "
-            f"different epochs; write {_BACKUP}(folder, "
-            'save_freq="epoch" if repl.is_chief else sys.maxsize, '
-            "delete_checkpoint=repl.is_chief), with a folder that all can read"
-        )
-    return (
-        f"{kind} writes {path} in each of {count} worker processes; give each a path "
-        f'of its own, as in f"{{folder}}/{{repl.worker_id}}", or pass {kind} to fit() '
-        "only if repl.is_chief"
-    )
-
-
-def _written(callbacks: Iterable[Any]) -> list[tuple[str, str]]:
+def _written(callbacks: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Class and file of each callback that writes one."""
-    written = []
     for callback in callbacks:
         for kind in type(callback).__mro__:
+            name = kind.__name__
             if not kind.__module__.startswith("keras."):
                 continue  # a class of the user's, with a name of its own
-            name = kind.__name__
             if name in _WRITERS:
                 path = Path(os.fspath(getattr(callback, _WRITERS[name])))
-                written.append((name, str(path.absolute())))
+                yield name, str(path.absolute())
             elif name == _BACKUP and callback.save_freq != sys.maxsize:
-                written.append((name, ""))
-    return written
-
-
-def _digest(text: str) -> int:
-    """A number that is not 0, the same in every process."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") + 1
+                yield name, ""

@@ -3,12 +3,6 @@
 A step is traced once, as one replica that stands for all, so what TensorFlow does in
 "cross-replica context" within a step (``merge_call``) is done here by that replica with
 collectives.
-
-Two conventions exist of how gradients are averaged. In steps of ``repl.run`` and of
-``fit``, the loss is the mean of the replica's own batch and the optimizer averages. In
-other steps of ``strategy.run``, as ``tf.distribute`` has it, losses are divided by the
-number of replicas (Keras' own do that) and optimizers sum. So ``num_replicas_in_sync``
-of the *strategy* is 1 in the former, where losses are not to be divided.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from replicator.optimizer.stages import scaled_gradient
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 
 def reduce_op_of(reduce_op: Any) -> str:
@@ -50,15 +44,12 @@ def reduce_op_of(reduce_op: Any) -> str:
 #
 # In a step of ``repl.run`` they are left as they are: ``wrap_optimizer`` has averaged
 # them. In a step of ``strategy.run`` they are summed, since losses were divided by the
-# number of replicas. In the step of a Keras model nothing divides losses, whether Keras
-# computes them or the step does, and gradients of variables are averaged as a tape
-# returns them: what the step or its optimizer makes of them, such as a clip, is made of
-# the averages. A replica counts by its examples there, so that the last, partial batch
-# of an epoch is one like all others.
-
-_LIBRARIES = ("keras", "tf_keras")
-
-
+# number of replicas, as ``tf.distribute`` has it (Keras' own losses do that). In the
+# step of a Keras model nothing divides losses (``num_replicas_in_sync`` of the strategy
+# is 1), and gradients of variables are averaged as a tape returns them: what the step
+# or its optimizer makes of them, such as a clip, is made of the averages. A replica
+# counts by its examples there, so that the last, partial batch of an epoch is one like
+# all others.
 class GradientSum:
     """What becomes of the sums of gradients in one step."""
 
@@ -71,15 +62,13 @@ class GradientSum:
     ) -> None:
         self._num_replicas = num_replicas
         self._is_of_model = is_of_model
+        # By what losses are divided.
+        self.divisor = 1 if is_of_model else num_replicas
         self._num_examples = num_examples
         self._weight: tf.Tensor | None = None
         self._means: set[Any] = set()  # operations of gradients that are averaged
         # Whether an optimizer, or a tape, has asked for gradients of all.
         self.has_updated = False
-
-    @property
-    def divisor(self) -> int:
-        return 1 if self._is_of_model else self._num_replicas
 
     def of(self, grads: Any, optimizer: Any = None) -> Any:
         """Joins gradients over replicas, for an optimizer."""
@@ -101,16 +90,12 @@ class GradientSum:
         if is_inner or _tf_keras_parts.is_recorded():
             return grads  # of these, the step takes gradients again, or updates apart
         leaves = tf.nest.flatten(grads)
-        places = [
-            index
-            for index, source in enumerate(tf.nest.flatten(sources))
-            if isinstance(_tf_compat.unwrap(source), tf.Variable)
-            and leaves[index] is not None
+        of_variables = [
+            isinstance(_tf_compat.unwrap(source), tf.Variable) and grad is not None
+            for source, grad in zip(tf.nest.flatten(sources), leaves, strict=True)
         ]
-        means = self._averaged([leaves[index] for index in places]) if places else []
-        for index, mean in zip(places, means, strict=True):
-            leaves[index] = mean
-        return tf.nest.pack_sequence_as(grads, leaves)
+        means = map_some(self._averaged, leaves, of_variables)
+        return tf.nest.pack_sequence_as(grads, means)
 
     def _averaged(self, grads: Sequence[Any]) -> list[Any]:
         self.has_updated = True
@@ -121,20 +106,18 @@ class GradientSum:
     def _model_gradients(self, grads: Sequence[Any]) -> list[Any]:
         """Gradients of the whole batch: those that no tape returned are averaged."""
         before = self._means
-        own = [
-            grad
+        are_own = [
+            not (before and _tf_compat.depends_on(values_of(grad), before))
             for grad in grads
-            if not (before and _tf_compat.depends_on(values_of(grad), before))
         ]
-        means = dict(zip(map(id, own), self._averaged(own) if own else (), strict=True))
-        for grad in grads:
+        for grad, is_own in zip(grads, are_own, strict=True):
             op = values_of(grad).op
-            if id(grad) not in means and op not in self._means:
+            if not (is_own or op in before):
                 where = at_lines([line_of(op.traceback)])
                 context.require("apply_gradients").require_same(
                     values_of(grad), f"a step of fit(){where} {_NOT_OF_MEANS}"
                 )
-        return [means.get(id(grad), grad) for grad in grads]
+        return map_some(self._averaged, grads, are_own)
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The means over all examples of what are some over those of each replica."""
@@ -150,22 +133,14 @@ class GradientSum:
                 "the model computes in float16; write compile(repl.wrap_optimizer("
                 f'{kind}(...), loss_scale="dynamic"), ..., auto_scale_loss=False)'
             )
-        given = [grad for grad in grads if grad is not None]
-        rest = iter(self.of(given, inner))
-        return [None if grad is None else next(rest) for grad in grads]
+        total = functools.partial(self.of, optimizer=inner)
+        return map_some(total, grads, [grad is not None for grad in grads])
 
     def unscale(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
         self.has_updated = True
         grads, factor = self._weighted(grads), self.divisor
         return [scaled_gradient(x, factor) for x in grads] if factor != 1 else grads
-
-    def merge_reduction(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
-        """How a function that ``merge_call`` runs sums over replicas."""
-        owner = getattr(merge_fn, "__self__", None)
-        library = str(getattr(merge_fn, "__module__", "")).partition(".")[0]
-        is_optimizer = isinstance(owner, tf.compat.v1.train.Optimizer)
-        return self.of if is_optimizer or library in _LIBRARIES else reductions.all_sum
 
     def weight(self) -> tf.Tensor | None:
         """By what gradients of this replica are multiplied; None if by 1 on all."""
@@ -198,6 +173,18 @@ class GradientSum:
             return with_values(grad, tf.math.multiply_no_nan(values, by))
 
         return grads if weight is None else list(map(counted, grads))
+
+
+def map_some(
+    function: Callable[[list[Any]], Any],
+    leaves: Sequence[Any],
+    are_chosen: Sequence[bool],
+) -> list[Any]:
+    """Leaves, of which a function of a list makes the chosen ones anew."""
+    both = list(zip(leaves, are_chosen, strict=True))
+    chosen = [leaf for leaf, is_chosen in both if is_chosen]
+    made = iter(function(chosen) if chosen else ())
+    return [next(made) if is_chosen else leaf for leaf, is_chosen in both]
 
 
 def _check(optimizer: Any, *, may_clip: bool) -> None:
@@ -249,7 +236,9 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Sums or averages a nest over replicas, with gradients of every order."""
         op = reduce_op_of(reduce_op)
-        optimizer = _tf_distribute.updating_optimizer()
+        # Keras' optimizers themselves sum gradients, by the replica context.
+        callers = filter(_tf_compat.is_optimizer, _tf_distribute.keras_callers())
+        optimizer = next(callers, None)
         if optimizer is not None and op == "sum":
             return self.gradient_sum.of(value, optimizer)
         return reductions.all_reduce(value, op)
@@ -264,31 +253,22 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls a function of the strategy and of this replica's own values."""
+        sums = self.gradient_sum
+        averaged: context.Scope = contextlib.nullcontext()
         scaler = _tf_distribute.loss_scaler_of(merge_fn)
         if scaler is not None:
             # All replicas have to skip the same updates: by sums, not own gradients.
-            args = (self.gradient_sum.scaled_gradients(args[0], scaler), *args[1:])
-        averaged = (
-            contextlib.nullcontext()
-            if scaler is None
-            else context.gradients_divided(None)
-        )
+            args = (sums.scaled_gradients(args[0], scaler), *args[1:])
+            averaged = context.gradients_divided(None)
+        owner = getattr(merge_fn, "__self__", None)
+        library = str(getattr(merge_fn, "__module__", "")).partition(".")[0]
+        is_optimizer = isinstance(owner, tf.compat.v1.train.Optimizer)
+        is_update = is_optimizer or library in ("keras", "tf_keras")
         # By whom, and how values are summed in it.
-        merge = context.holding(
-            "merge", (self, self.gradient_sum.merge_reduction(merge_fn))
-        )
-        with averaged, merge, _tf_distribute.cross_replica_mode(self._strategy):
+        merge = self, sums.of if is_update else reductions.all_sum
+        in_merge = context.holding("merge", merge)
+        with averaged, in_merge, _tf_distribute.cross_replica_mode(self._strategy):
             return merge_fn(self._strategy, *args, **(kwargs or {}))
-
-    def _update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Any = (),
-        kwargs: Any = None,
-        group: bool = True,
-    ) -> Any:
-        return self._strategy.extended.update(var, fn, args, kwargs, group)
 
 
 # Attribute of variables that were made in a scope.
@@ -297,7 +277,7 @@ _IS_IN_SCOPE = "_replicator_is_in_scope"
 
 # Keras, tf_keras, Sonnet and ``tf.compat.v1`` optimizers call it. A variable is an
 # ordinary one here, which the engine copies by itself, so most answers are simple.
-class StepExtended(_tf_distribute.Extended):
+class StepExtended(tf.compat.v1.distribute.StrategyExtended):
     """What libraries ask a strategy's ``extended`` in a step, and about variables."""
 
     # A function of the user is the same for all replicas.
@@ -315,9 +295,6 @@ class StepExtended(_tf_distribute.Extended):
 
     def _in_multi_worker_mode(self) -> bool:
         return bool(self.experimental_between_graph)
-
-    def _use_merge_call(self) -> bool:
-        return True
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
         return replica_id_in_sync_group
@@ -361,12 +338,17 @@ class StepExtended(_tf_distribute.Extended):
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        return _updated(fn(var, *args, **(kwargs or {})), group=group)
+        return self._update_non_slot(var, fn, (var, *args), kwargs, group)
+
+    _replica_ctx_update = update  # the replica updates for all, without a merge
 
     def _update_non_slot(
         self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        return _updated(fn(*args, **(kwargs or {})), group=group)
+        result = fn(*args, **(kwargs or {}))
+        if not group:
+            return tf.nest.map_structure(lambda of_replica: (of_replica,), result)
+        return result if result is None else tf.group(result)
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
         return self.parameter_devices[0] if not var_list else var_list[0].device
@@ -376,6 +358,9 @@ class StepExtended(_tf_distribute.Extended):
 
     def value_container(self, value: Any) -> Any:
         return value
+
+    def _local_results(self, val: Any) -> tuple[Any, ...]:
+        return (val,)
 
     def reduce_to(
         self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
@@ -418,12 +403,6 @@ def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
     return merge
 
 
-def _updated(result: Any, *, group: bool) -> Any:
-    if not group:
-        return tf.nest.map_structure(lambda of_replica: (of_replica,), result)
-    return result if result is None else tf.group(result)
-
-
 # Its number of replicas is 1: what a loss has to be divided by.
 class StepStrategy(tf.distribute.Strategy):
     """``tf.distribute.get_strategy()`` in a step of ``repl.run``."""
@@ -448,11 +427,7 @@ class StepStrategy(tf.distribute.Strategy):
         )
 
     def run(
-        self,
-        fn: Any,
-        args: Any = (),
-        kwargs: Any = None,
-        options: Any = None,
+        self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Rejected: a step is already the code of one replica."""
         raise StrategyError(
@@ -468,9 +443,6 @@ class StepStrategy(tf.distribute.Strategy):
             )
         return reductions.all_reduce(value, reduce_op_of(reduce_op))
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        return (value,)
-
     def gather(self, value: Any, axis: int) -> Any:
         return reductions.all_concat(value, axis)
 
@@ -478,19 +450,6 @@ class StepStrategy(tf.distribute.Strategy):
 def entered() -> Any:
     """Makes the replica of a step of ``repl.run`` the one of ``tf.distribute``."""
     return _tf_distribute.replica_mode(StepReplicaContext(_step_strategy()))
-
-
-@contextlib.contextmanager
-def entered_by(
-    strategy: tf.distribute.Strategy, gradient_sum: GradientSum
-) -> Iterator[None]:
-    replica = StepReplicaContext(strategy, gradient_sum)
-    with (
-        _tf_distribute.replica_mode(replica),
-        context.gradients_divided(gradient_sum.unscale),
-        context.losses_weighed(gradient_sum.weight),
-    ):
-        yield
 
 
 @functools.cache

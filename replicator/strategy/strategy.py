@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.core import context as context_lib
+from replicator.core.step import StepCache
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.strategy import datasets, fit, verify
@@ -21,12 +23,7 @@ from replicator.strategy.replica_context import (
     StepStrategy,
     reduce_op_of,
 )
-from replicator.strategy.steps import (
-    Steps,
-    arguments_of,
-    trainer_of,
-    without_gradients,
-)
+from replicator.strategy.steps import Arguments, step_of, without_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +33,8 @@ class ReplicatorExtended(StepExtended):
     def __init__(self, container_strategy: Any, replicator: Any) -> None:
         super().__init__(container_strategy)
         self.replicator = replicator
+        self.should_checkpoint = self.should_save_summary = bool(replicator.is_chief)
+        self.experimental_between_graph = bool(replicator.num_programs > 1)
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -49,21 +48,11 @@ class ReplicatorExtended(StepExtended):
         devices = getattr(self.replicator, "devices", None)
         return tuple(devices or StepExtended.worker_devices)
 
-    @property
-    def should_checkpoint(self) -> bool:
-        return bool(self.replicator.is_chief)
-
-    should_save_summary = should_checkpoint
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        return bool(self.replicator.num_programs > 1)
-
     def _default_device_scope(self) -> Any:
         return self.replicator.context()
 
     def _local_results(self, val: Any) -> tuple[Any, ...]:
-        return self._container_strategy().experimental_local_results(val)
+        return local_values(val, 1)
 
     def reduce_to(
         self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
@@ -71,10 +60,7 @@ class ReplicatorExtended(StepExtended):
         """Reduces over replicas, inside ``merge_call`` or outside steps."""
         if context_lib.in_replica_context():
             return super().reduce_to(reduce_op, value, destinations, options)
-        strategy = self._container_strategy()
-        return tf.nest.map_structure(
-            lambda leaf: strategy.reduce(reduce_op, leaf, axis=None), value
-        )
+        return self._container_strategy().reduce(reduce_op, value, axis=None)
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
@@ -103,20 +89,23 @@ class ReplicatorStrategy(StepStrategy):
     ) -> None:
         super().__init__(ReplicatorExtended(self, replicator))
         _tf_distribute.builds_from_specs(self)
-        self._repl = self.replicator = replicator
+        self.replicator = replicator
         self.one_replica = one_replica
         self._verifies = False
-        self._steps = Steps(self)
+        self._steps = StepCache()
 
     def programs(self) -> list[tuple[str, Any]]:
         """Names and programs of the steps that were traced, for ``explain``."""
-        return self._steps.items()
+        return [(step.name, step.program) for step in self._steps.items()]
 
-    def scope(self, *, verify: bool = False) -> Any:
+    @contextlib.contextmanager
+    def scope(self, *, verify: bool = False) -> Iterator[ReplicatorStrategy]:
         """Makes variables, models and optimizers inside it the replicator's."""
         if verify and self.one_replica is not None:
             self._verifies = True
-        return _explained(self.extended._scope(self))  # noqa: SLF001 (as the base class)
+        # As the base class does it.
+        with _explained(), self.extended._scope(self) as strategy:  # noqa: SLF001
+            yield strategy
 
     def run(
         self,
@@ -133,29 +122,23 @@ class ReplicatorStrategy(StepStrategy):
                 f"strategy.run() takes the function of one replica, but got "
                 f"{format_value(fn)}; write strategy.run(fn, args=(x, y))"
             )
-        model = trainer_of(fn)
+        # Within a ``tf.function``, nothing could communicate.
+        repl, fn = self.replicator, getattr(fn, "python_function", None) or fn
+        model, predicts = runner = _tf_distribute.runner_of(fn)
         if model is not None and model.run_eagerly:
             raise StrategyError(
                 f"{type(model).__name__} was compiled with run_eagerly=True, but a "
                 "step on replicas is traced; remove run_eagerly, or debug the program "
                 "without a strategy"
             )
-        is_of_model = model is not None or _tf_distribute.is_of_keras_trainer(fn)
-        if is_of_model:
-            args = self._split(args)
-        arguments = arguments_of(
-            args,
-            kwargs,
-            self._repl.num_local_replicas,
-            any_size=is_of_model and self._repl.num_programs > 1,
-        )
-        try:
-            step = self._steps.of(self._repl, fn, arguments)
-        except RuntimeError as error:
-            _check_is_no_mixture(error)
-            raise
+        is_of_model = model is not None or predicts
+        any_size = is_of_model and repl.num_programs > 1
+        args = self._split(args) if is_of_model else args
+        arguments = Arguments(args, kwargs, repl.num_local_replicas, any_size=any_size)
+        with _explained():
+            step = step_of(self._steps, self, fn, arguments, runner)
         if tf.executing_eagerly():
-            flat = self._repl.run_step(step.program, step.name, arguments.batches)
+            flat = repl.run_step(step.program, step.name, arguments.batches)
         else:
             flat = without_gradients(step.program.emit(arguments.batches), step.name)
         return step.outputs.grouped(flat)
@@ -167,15 +150,12 @@ class ReplicatorStrategy(StepStrategy):
         what the replicas return.
         """
         leaves = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
-        repl = self._repl
         are_plain = all(
             tf.is_tensor(x) and not is_per_replica(x) and x.shape.rank for x in leaves
         )
-        if repl.num_replicas == 1 or not leaves or not are_plain:
+        if self.replicator.num_replicas == 1 or not leaves or not are_plain:
             return args
-        return datasets.parts_of(
-            args, repl.num_replicas, repl.first_replica_id, repl.num_local_replicas
-        )
+        return datasets.parts_of(args, self.replicator)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces values over replicas, and over an axis if one is given."""
@@ -186,7 +166,8 @@ class ReplicatorStrategy(StepStrategy):
         )
 
     def _reduced(self, op: str, value: Any, axis: Any) -> Any:
-        repl, own = self._repl, local_values(value, self._repl.num_local_replicas)
+        repl = self.replicator
+        own = local_values(value, repl.num_local_replicas)
         if not is_per_replica(value) and len(own) > 1 and op == "sum" and axis is None:
             raise StrategyError(
                 f"strategy.reduce(SUM) of {format_value(value)}, which is not a value "
@@ -197,7 +178,14 @@ class ReplicatorStrategy(StepStrategy):
             step = _reduction(op, tuple(axis) if isinstance(axis, list) else axis)
             return local_values(self.run(step, args=(value,)), 1)[0]
         values = [v if tf.is_tensor(v) else tf.convert_to_tensor(v) for v in own]
-        return _combined(op, values) if axis is None else _over_axis(op, values, axis)
+        shapes = {str(v.shape) for v in values}
+        if axis is None and len(shapes) > 1:
+            raise StrategyError(
+                f"strategy.reduce({op.upper()}, value, axis=None) of values of "
+                f"different shapes, {', '.join(sorted(shapes))}; write axis=0, which "
+                "reduces over examples as well, or strategy.gather(value, axis=0)"
+            )
+        return _combined(op, values, axis, tf.add_n, len(values))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Joins values per replica along an axis, whose size may differ."""
@@ -206,14 +194,10 @@ class ReplicatorStrategy(StepStrategy):
         return tf.nest.map_structure(lambda leaf: self._gathered(leaf, axis), value)
 
     def _gathered(self, value: Any, axis: int) -> Any:
-        repl = self._repl
+        repl = self.replicator
         if repl.num_programs > 1:
             return local_values(self.run(_joining(axis), args=(value,)), 1)[0]
         return tf.concat(local_values(value, repl.num_local_replicas), axis=axis)
-
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of the replicas of this process."""
-        return local_values(value, 1)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
@@ -223,84 +207,64 @@ class ReplicatorStrategy(StepStrategy):
         With several worker processes, each reads the whole dataset and takes its part,
         so the order has to be the same on all: seed it.
         """
-        repl = self._repl
+        repl = self.replicator
         if self._verifies:
             verify.before_training(self)
-        if repl.num_programs > 1 and not _tf_distribute.has_global_seed():
-            raise StrategyError(
-                f"each of {repl.num_programs} worker processes takes its part of the "
-                "batches of a dataset, which must have the same order on all; write "
-                "keras.utils.set_random_seed(seed) (or tf.random.set_seed) at the "
-                "start of the program"
-            )
         if repl.num_programs > 1:
-            fit.check_callbacks(self, repl)
-        return datasets.split(
-            dataset,
-            repl.num_replicas,
-            repl.first_replica_id,
-            repl.num_local_replicas,
-        )
+            if _tf_distribute.global_seed() is None:
+                raise StrategyError(
+                    f"each of {repl.num_programs} worker processes takes its part of "
+                    "the batches of a dataset, which must have the same order on all; "
+                    "write keras.utils.set_random_seed(seed) (or tf.random.set_seed) "
+                    "at the start of the program"
+                )
+            fit.check_callbacks(self)
+        return datasets.split(dataset, repl)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None
     ) -> tf.data.Dataset:
         """Makes one pipeline per process, of batches of one replica."""
-        repl = self._repl
-        context = tf.distribute.InputContext(
-            num_input_pipelines=repl.num_programs,
-            input_pipeline_id=repl.worker_id if repl.num_programs > 1 else 0,
-            num_replicas_in_sync=repl.num_replicas_in_sync,
-        )
-        return datasets.take_turns(dataset_fn, context, repl.num_local_replicas)
+        return datasets.take_turns(dataset_fn, self.replicator)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[Any], Any]
     ) -> Any:
         """Makes a value per replica from a function of the replica's context."""
-        repl = self._repl
-        contexts = [
-            tf.distribute.experimental.ValueContext(
-                repl.first_replica_id + replica, repl.num_replicas_in_sync
+        repl = self.replicator
+        nests = [
+            value_fn(
+                tf.distribute.experimental.ValueContext(
+                    repl.first_replica_id + replica, repl.num_replicas_in_sync
+                )
             )
             for replica in range(repl.num_local_replicas)
         ]
-        nests = [value_fn(context) for context in contexts]
         return tf.nest.map_structure(
             lambda *values: grouped(list(map(tf.convert_to_tensor, values))), *nests
         )
 
 
-def _combined(op: str, values: list[Any]) -> Any:
-    shapes = {str(v.shape) for v in values}
-    if len(shapes) > 1:
-        raise StrategyError(
-            f"strategy.reduce({op.upper()}, value, axis=None) of values of different "
-            f"shapes, {', '.join(sorted(shapes))}; write axis=0, which reduces over "
-            "examples as well, or strategy.gather(value, axis=0)"
-        )
-    total = tf.add_n(values) if len(values) > 1 else tf.identity(values[0])
-    if op == "sum" or len(values) == 1:
-        return total
-    count = tf.cast(len(values), total.dtype)
-    return total // count if total.dtype.is_integer else total / count
-
-
-def _over_axis(
-    op: str, values: list[Any], axis: Any, add: Callable[[list[Any]], Any] = tf.add_n
+def _combined(
+    op: str, values: list[Any], axis: Any, add: Callable[[list[Any]], Any], count: int
 ) -> Any:
+    """The sum or mean of values of ``count`` replicas, which ``add`` adds up."""
+    if axis is None:
+        total = add(values)
+        if op == "sum" or count == 1:
+            return total
+        is_integer = total.dtype.is_integer
+        return total // count if is_integer else total / tf.cast(count, total.dtype)
     total = add([tf.reduce_sum(value, axis=axis) for value in values])
     if op == "sum":
         return total
-    count = add([_size(value, axis) for value in values])
-    return tf.math.truediv(total, tf.cast(count, total.dtype))
+    sizes = add([_size(value, axis) for value in values])
+    return tf.math.truediv(total, tf.cast(sizes, total.dtype))
 
 
-def _size(value: Any, axis: Any) -> tf.Tensor:
-    axes = [axis] if isinstance(axis, int) else list(axis)
-    return tf.reduce_prod(
-        tf.gather(tf.shape(value), [a % len(value.shape) for a in axes])
-    )
+def _size(value: Any, axis: Any) -> Any:
+    dimensions = tf.unstack(tf.shape(value))
+    return math.prod(dimensions[a] for a in tf.nest.flatten(axis))
 
 
 # Over workers a reduction is a step, traced once.
@@ -309,12 +273,12 @@ def _size(value: Any, axis: Any) -> tf.Tensor:
 @functools.cache
 def _reduction(op: str, axis: Any) -> Callable[[Any], Any]:
     def reduce(value: Any) -> Any:
-        if axis is None:
-            if op == "mean" and value.dtype.is_integer:
-                total = reductions.all_sum(value)
-                return total // tf.distribute.get_replica_context().num_replicas_in_sync
+        if axis is None and not (op == "mean" and value.dtype.is_integer):
             return reductions.all_reduce(value, op)
-        return _over_axis(op, [value], axis, lambda own: reductions.all_sum(own[0]))
+        count = tf.distribute.get_replica_context().num_replicas_in_sync
+        return _combined(
+            op, [value], axis, lambda own: reductions.all_sum(own[0]), count
+        )
 
     reduce.__qualname__ = f"reduce({op!r})"
     return reduce
@@ -328,39 +292,34 @@ def _joining(axis: int) -> Callable[[Any], Any]:
     return gather
 
 
+# What Keras and TensorFlow say, and what to write instead.
+_ADVICE = {
+    _tf_distribute.MIXED: (
+        "an optimizer that was made outside of scope() is used inside; write "
+        "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
+        'compile("adam", ...)'
+    ),
+    "on an unknown TensorShape": (
+        "a model cannot be built, since the dataset does not say how many "
+        "dimensions its elements have; write from_generator(..., "
+        "output_signature=...), or dataset.map with tf.ensure_shape"
+    ),
+    "'NoneType' object has no attribute 'merge_call'": (
+        "an optimizer was applied in scope() but in no step, where it has no "
+        "replica whose gradients it could join; write strategy.run(step, "
+        "args=(batch,)) with tape and update in the step, and a loop of steps "
+        "around it"
+    ),
+}
+
+
 @contextlib.contextmanager
-def _explained(scope: Any) -> Iterator[Any]:
-    """A scope that explains what Keras does in it, as in ``fit``."""
+def _explained() -> Iterator[None]:
+    """Explains what fails inside, in ``fit`` as well."""
     try:
-        with scope as strategy:
-            yield strategy
-    except RuntimeError as error:
-        _check_is_no_mixture(error)
+        yield
+    except (AttributeError, RuntimeError, ValueError) as error:
+        for text, advice in _ADVICE.items():
+            if text in str(error):
+                raise StrategyError(advice) from error
         raise
-    except ValueError as error:
-        if "on an unknown TensorShape" not in str(error):
-            raise
-        raise StrategyError(
-            "a model cannot be built, since the dataset does not say how many "
-            "dimensions its elements have; write from_generator(..., "
-            "output_signature=...), or dataset.map with tf.ensure_shape"
-        ) from error
-    except AttributeError as error:
-        if not _tf_distribute.lacks_replica(error):
-            raise
-        raise StrategyError(
-            "an optimizer was applied in scope() but in no step, where it has no "
-            "replica whose gradients it could join; write strategy.run(step, "
-            "args=(batch,)) with tape and update in the step, and a loop of steps "
-            "around it"
-        ) from error
-
-
-def _check_is_no_mixture(error: RuntimeError) -> None:
-    """Says what to write where Keras meets an optimizer of another strategy."""
-    if _tf_distribute.mixes_strategies(error):
-        raise StrategyError(
-            "an optimizer that was made outside of scope() is used inside; write "
-            "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
-            'compile("adam", ...)'
-        ) from error

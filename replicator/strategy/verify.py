@@ -148,13 +148,10 @@ def verify_fit(
         return comparison.rows(tf.nest.pack_sequence_as(batch, parts), tolerance)
 
     try:
-        rows_of_check = rows(even - 1 if is_uneven else even)
-        is_different = any(row.equal is False for row in rows_of_check)
+        found = rows(even - 1 if is_uneven else even)
+        is_different = any(row.equal is False for row in found)
         if is_uneven and is_different and all(row.equal for row in rows(even)):
-            rows_of_check = [
-                row if row.equal else _with(row, reason=_UNEVEN)
-                for row in rows_of_check
-            ]
+            found = [row if row.equal else _with(row, reason=_UNEVEN) for row in found]
     except ReplicatorError:
         raise
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
@@ -164,13 +161,13 @@ def verify_fit(
             "to train_step, such as (x, y)"
         ) from error
     finally:
-        comparison.state.restore()
-    return FitCheck(name, num_replicas, tolerance, tuple(rows_of_check))
+        comparison.restore()
+    return FitCheck(name, num_replicas, tolerance, tuple(found))
 
 
 def before_training(strategy: Any) -> None:
     """Has the model whose ``fit`` prepares its data compared before its first step."""
-    model = _tf_distribute.model_of_fit()
+    model = _tf_distribute.arguments_of_fit().get("self")
     if model is None or model.train_function is not None:
         return
 
@@ -215,18 +212,23 @@ def _check_model(strategy: Any, model: Any) -> None:
     raise StrategyError(f"verify_fit() {message}")
 
 
-class _Restored:
-    """All that a step may write, which is restored."""
+class _Comparison:
+    """Steps of a model on one replica and on all, and what they write, for later."""
 
     def __init__(self, strategy: Any, model: Any) -> None:
-        self._repl = strategy.replicator
-        self.optimizers = optimizers_of(model)
+        self._model, self._repl = model, strategy.replicator
+        self._num_replicas = strategy.num_replicas_in_sync
+        single = strategy.one_replica().as_strategy()
+        self._strategies = type(strategy)(strategy.replicator), single
+        self._optimizers = optimizers_of(model)
+        self._drawing: list[str] = []
         self._values: dict[int, tuple[Any, Any]] = {}
         generator = _tf_compat.global_seed_generator()
-        self.add([generator.state] if generator else [])
-        self.add([*model.variables, *model.metrics_variables])
-        self.add(v for optimizer in self.optimizers for v in optimizer.variables)
-        self._draws = _tf_keras_parts.eager_state()
+        self._keep([generator.state] if generator else [])
+        self._keep([*model.variables, *model.metrics_variables])
+        self._keep(v for optimizer in self._optimizers for v in optimizer.variables)
+        self._eager = _tf_keras_parts.eager_generator()
+        self._draws = self._eager and self._eager.getstate()
 
         def gathered(values: Any) -> tuple[Any, ...]:
             parts = grouped([tf.constant(value)[tf.newaxis] for value in values])
@@ -236,7 +238,13 @@ class _Restored:
             _with(one, values=gathered(one.values)) for one in self._repl.local_state()
         ]
 
-    def add(self, variables: Iterable[Any]) -> None:
+        @tf.autograph.experimental.do_not_convert
+        def train_step(model: Any, data: Any) -> Any:
+            return self._traced(model, data)
+
+        self._step = types.MethodType(train_step, model)
+
+    def _keep(self, variables: Iterable[Any]) -> None:
         with tf.init_scope():
             for variable in map(_tf_compat.unwrap, variables):
                 if id(variable) not in self._values:
@@ -246,38 +254,8 @@ class _Restored:
         for variable, value in self._values.values():
             variable.assign(value)
         self._repl.restore_local_state(self._local)
-        _tf_keras_parts.set_eager_state(self._draws)
-
-    def prepare(self, model: Any, *, is_moved: bool) -> None:
-        """Restores; moves weights a little, and takes scales that do not overflow."""
-        self.restore()
-        model.reset_metrics()
-        for optimizer in self.optimizers:
-            own = getattr(getattr(optimizer, "loss_scale", None), "scale", None)
-            scale: Any = getattr(optimizer, "dynamic_scale", own)
-            if hasattr(scale, "assign"):
-                scale.assign(_SCALE)
-        numbers = np.random.RandomState(1)
-        for weight in model.trainable_variables if is_moved else ():
-            value = np.asarray(weight)
-            size = _MOVED_BY * max(float(np.std(np.float64(value))), _MOVED_BY)
-            by = size * numbers.standard_normal(value.shape)
-            weight.assign(value + by.astype(value.dtype))
-
-
-class _Comparison:
-    def __init__(self, strategy: Any, model: Any) -> None:
-        self._model, self.state = model, _Restored(strategy, model)
-        self._num_replicas = strategy.num_replicas_in_sync
-        single = strategy.one_replica().as_strategy()
-        self._strategies = type(strategy)(strategy.replicator), single
-        self._drawing: list[str] = []
-
-        @tf.autograph.experimental.do_not_convert
-        def train_step(model: Any, data: Any) -> Any:
-            return self._traced(model, data)
-
-        self._step = types.MethodType(train_step, model)
+        if self._eager and self._draws:
+            self._eager.setstate(self._draws)
 
     def rows(self, batch: Any, tolerance: float) -> list[FitRow]:
         """One by value: of weights as they are, or moved, what differs more."""
@@ -294,9 +272,21 @@ class _Comparison:
         return list(by_name.values())
 
     def _made(self, strategy: Any, batch: Any, *, is_moved: bool) -> Values:
-        """What a step makes, by kind and name."""
+        """What a step makes, by kind and name, of weights as they are or moved."""
         model = self._model
-        self.state.prepare(model, is_moved=is_moved)
+        self.restore()
+        model.reset_metrics()
+        for optimizer in self._optimizers:
+            own = getattr(getattr(optimizer, "loss_scale", None), "scale", None)
+            scale: Any = getattr(optimizer, "dynamic_scale", own)
+            if hasattr(scale, "assign"):
+                scale.assign(_SCALE)
+        numbers = np.random.RandomState(1)
+        for weight in model.trainable_variables if is_moved else ():
+            value = np.asarray(weight)
+            size = _MOVED_BY * max(float(np.std(np.float64(value))), _MOVED_BY)
+            by = size * numbers.standard_normal(value.shape)
+            weight.assign(value + by.astype(value.dtype))
         before = [np.asarray(one) for one in model.variables]
         made = strategy.run(self._step, args=(batch,))
         logs, gradients = tf.nest.map_structure(lambda v: local_values(v, 1)[0], made)
@@ -321,12 +311,12 @@ class _Comparison:
         gradients: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(_tf_keras_parts.random_constants())
-            for optimizer in self.state.optimizers:
+            for optimizer in self._optimizers:
                 stack.enter_context(_recorded(optimizer, graph, gradients))
             logs = _tf_distribute.converted(step)(data)
         left = _tf_keras_parts.left_random(graph)
         self._drawing = [step_lib.line_of(op.traceback) for op in left]
-        self.state.add(graph.variables)
+        self._keep(graph.variables)
         return logs, gradients
 
     def _compared(self, both: Values, one: Values, tolerance: float) -> list[FitRow]:

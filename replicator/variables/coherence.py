@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
-from replicator._tf.distribute import Branch
 from replicator.collectives.transport import pack, positions_by_dtype
 from replicator.core import devices
 from replicator.core.step import traced_once
@@ -291,7 +290,7 @@ class Coherence:
         self._topology = topology
         self._is_checked = is_checked
         self._resets = resets
-        self._branches: list[Branch] = []
+        self._kept: list[Any] = []  # What calls in graphs need.
         self._published = [  # no replica uses the user's own variable
             entry
             for entry in self.entries
@@ -378,10 +377,8 @@ class Coherence:
         if _tf_distribute.is_compiled_graph():  # XLA has no other branches
             tf.cond(condition, traced, lambda: None)
             return
-        captured = traced.captured_inputs
-        branch = Branch(traced, [tensor.dtype for tensor in captured], device)
-        branch.call(condition, captured)
-        self._branches.append(branch)
+        args = traced.captured_inputs
+        self._kept.append(_tf_distribute.call_if(condition, traced, args, device))
 
 
 def consolidate(
