@@ -500,3 +500,36 @@ class Replicator(Job, abc.ABC):
 
     def _compare_copies(self) -> None:
         """Compares; see ``assert_in_sync``."""
+
+
+class ProgramReplicator(Replicator):
+    """A base class: its steps are programs, which a strategy runs and emits too."""
+
+    _programs: programs.ProgramCache
+    _one_replica: type[Replicator] | None = None  # What ``fit`` is verified by.
+
+    @abc.abstractmethod
+    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Any:
+        """Builds a step, for any number of steps per dispatch."""
+
+    @abc.abstractmethod
+    def _dispatch(self, program: Any, call: Call, source: Any) -> Any:
+        """Runs the steps of a call, which read a source."""
+
+    def _run(self, call: Call) -> Any:
+        program = self._programs.get(
+            call, lambda: self.build_step(call.step_fn, call.specs)
+        )
+        source = call.source(range(self.num_local_replicas))
+        return self._dispatch(program, call, source)
+
+    def run_step(self, program: Any, name: str, batches: Sequence[Any]) -> list[Any]:
+        """Runs a step of the strategy once, on the inputs of each replica."""
+        source = list(map(list, batches)) if any(batches) else None
+        outputs = self._dispatch(program, Call(name=name), source)
+        return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
+
+        return ReplicatorStrategy(self, self._one_replica)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.backends import base, programs, sharding, summary
-from replicator.backends.single import ProgramReplicator, SingleDeviceReplicator
+from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT_SEC = 600.0
 _PLACEMENTS = ("auto", "shared", "mirrored")
 
 
-class InGraphReplicator(ProgramReplicator):
+class InGraphReplicator(base.ProgramReplicator):
     """Replicas on local devices of one process, linked into one graph.
 
     Variables are ordinary ones. If all devices share host memory (CPUs), mirrored

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.backends import base, programs
-from replicator.backends.programs import Call
 from replicator.collectives.kinds import TENSORS
 from replicator.core import context
 from replicator.core import devices as devices_lib
@@ -22,6 +20,7 @@ from replicator.variables.kinds import check_foreign, foreign_explained
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.collectives.kinds import CollectiveKind
 
 
@@ -105,40 +104,7 @@ class SingleProgram:
         return Dispatch(program)
 
 
-class ProgramReplicator(base.Replicator):
-    """A base class: its steps are programs, which a strategy runs and emits too."""
-
-    _programs: programs.ProgramCache
-    _one_replica: type[base.Replicator] | None = None  # What ``fit`` is verified by.
-
-    @abc.abstractmethod
-    def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Any:
-        """Builds a step, for any number of steps per dispatch."""
-
-    @abc.abstractmethod
-    def _dispatch(self, program: Any, call: Call, source: Any) -> Any:
-        """Runs the steps of a call, which read a source."""
-
-    def _run(self, call: Call) -> Any:
-        program = self._programs.get(
-            call, lambda: self.build_step(call.step_fn, call.specs)
-        )
-        source = call.source(range(self.num_local_replicas))
-        return self._dispatch(program, call, source)
-
-    def run_step(self, program: Any, name: str, batches: Sequence[Any]) -> list[Any]:
-        """Runs a step of the strategy once, on the inputs of each replica."""
-        source = list(map(list, batches)) if any(batches) else None
-        outputs = self._dispatch(program, Call(name=name), source)
-        return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
-
-    def _make_strategy(self) -> tf.distribute.Strategy:
-        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
-
-        return ReplicatorStrategy(self, self._one_replica)
-
-
-class SingleDeviceReplicator(ProgramReplicator):
+class SingleDeviceReplicator(base.ProgramReplicator):
     """Runs the step on one device; the baseline for all comparisons.
 
     With ``logical_devices_per_replica`` it is the baseline of model parallelism: one
