@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -101,7 +101,7 @@ _DAMAGED = (
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path]:
     """Yields the folder of a study, given that, a folder around it, or a zip of it."""
-    if not os.path.isfile(path):  # noqa: PTH113 - it raises nothing
+    if not stat.S_ISREG(_mode(path)):
         yield _study_in(path)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -124,13 +124,21 @@ def opened(path: Path) -> Iterator[Path]:
         yield study
 
 
+def _mode(path: Path) -> int:
+    """Returns what a path is; 0 where whoever opens it says why it is nothing."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
 def _is_study(folder: Path) -> bool:
     return not untrusted.names_in(folder).isdisjoint(_IN_STUDIES)
 
 
 def _study_in(folder: Path) -> Path:
     """Returns the only study in a folder that is none itself, else the folder."""
-    if not os.path.isdir(folder) or _is_study(folder):  # noqa: PTH112
+    if not stat.S_ISDIR(_mode(folder)) or _is_study(folder):
         return folder
     folders = untrusted.folders_with(folder, PLAN_NAME)
     return folders[0] if len(folders) == 1 else folder

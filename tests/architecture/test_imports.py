@@ -28,9 +28,8 @@ def modules_of(package):
 
 
 LIGHT = [
-    name
-    for package in ("harness", "results", "reports", "workloads/metrics")
-    for name in modules_of(package)
+    "workloads.quality",
+    *(name for each in ("harness", "results", "reports") for name in modules_of(each)),
 ]
 
 
