@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import types
 import warnings
@@ -229,6 +230,8 @@ class _Comparison:
         self._keep(v for optimizer in self._optimizers for v in optimizer.variables)
         self._eager = _tf_keras_parts.eager_generator()
         self._draws = self._eager and self._eager.getstate()
+
+        gc.collect()  # workers then have the same variables, of which each is gathered
 
         def gathered(values: Any) -> tuple[Any, ...]:
             parts = grouped([tf.constant(value)[tf.newaxis] for value in values])
