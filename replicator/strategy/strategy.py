@@ -98,14 +98,18 @@ class ReplicatorStrategy(StepStrategy):
         """Names and programs of the steps that were traced, for ``explain``."""
         return [(step.name, step.program) for step in self._steps.items()]
 
-    @contextlib.contextmanager
-    def scope(self, *, verify: bool = False) -> Iterator[ReplicatorStrategy]:
+    def scope(self, *, verify: bool = False) -> Any:
         """Makes variables, models and optimizers inside it the replicator's."""
         if verify and self.one_replica is not None:
-            self._verifies = True
-        # As the base class does it.
-        with _explained(), self.extended._scope(self) as strategy:  # noqa: SLF001
-            yield strategy
+            self._verifies = True  # from this call on, for whoever enters it later
+
+        @contextlib.contextmanager
+        def explained() -> Iterator[ReplicatorStrategy]:
+            # As the base class does it.
+            with _explained(), self.extended._scope(self) as strategy:  # noqa: SLF001
+                yield strategy
+
+        return explained()
 
     def run(
         self,
