@@ -76,13 +76,17 @@ def train(repl, folder):
             repl.schedule(step, inputs, num_steps=NUM_STEPS)
         repl.join()
         call += 1
+        try:
+            values = {
+                "plain": distinct(module.plain),
+                "heavy": distinct(momentum.wrapped.momentums),
+                "num_updates": [int(o.iterations.numpy()) for o in (sgd, momentum)],
+            }
+        except tf.errors.UnavailableError:
+            continue  # TensorFlow's own words; the next call says which server is lost
+        num_counted = repl.staleness().num_updates
         messages.send(
-            call=call,
-            redone=repl.num_redone,
-            plain=distinct(module.plain),
-            heavy=distinct(momentum.wrapped.momentums),
-            num_updates=[int(o.iterations.numpy()) for o in (sgd, momentum)],
-            num_counted=repl.staleness().num_updates,
+            call=call, redone=repl.num_redone, num_counted=num_counted, **values
         )
         if call % SAVE_EVERY == 0:
             messages.send(saving=call)
