@@ -232,11 +232,7 @@ class CheckpointManager:
             ).encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
-        # Also a barrier: no worker proceeds before the checkpoint is complete.
-        failures = filter(None, repl.gather_bytes(outcome.encode()))
-        if failure := next(failures, b"").decode():
-            repl.check_alive()
-            raise CheckpointError(failure)
+        raise_failure(repl, outcome)
         return self._require_latest()
 
     def _write(self, inventory: Inventory) -> str:
@@ -519,3 +515,11 @@ def _library_version() -> str:
         return importlib.metadata.version("replicator-harness")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def raise_failure(repl: Job, outcome: str) -> None:
+    """Raises what failed in any process; none goes on before all are here."""
+    failures = filter(None, repl.gather_bytes(outcome.encode()))
+    if failure := next(failures, b"").decode():
+        repl.check_alive()
+        raise CheckpointError(failure)

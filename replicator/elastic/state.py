@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from replicator.backends.base import Replicator, refuse
 from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory
-from replicator.checkpoint.manager import CheckpointManager
+from replicator.checkpoint.manager import CheckpointManager, raise_failure
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
 from replicator.elastic.supervisor import STOPPED, VARIABLE
 from replicator.errors import CheckpointError, ElasticError
@@ -290,7 +290,7 @@ class ElasticState:
         if repl.is_chief and (to_disk or is_due):
             self._commits.copy(Path(job.disk))
         if to_disk or every == 1:  # otherwise steps go on meanwhile
-            self._agree(self._commits.finish())
+            raise_failure(repl, self._commits.finish())
         if to_disk and job.is_first_of_host:  # memory of an idle host is free
             shutil.rmtree(job.memory, ignore_errors=True)
         if is_stopping:
@@ -308,7 +308,7 @@ class ElasticState:
             return
         if best <= on_disk or min(in_memory) < best:  # not all hosts have it
             copies = best > on_disk and in_memory.index(best) == repl.worker_id
-            self._agree(_copy(memory, disk) if copies else "")
+            raise_failure(repl, _copy(memory, disk) if copies else "")
             path = _newest(disk)
         metadata = self._commits.read_metadata(path)
         if self._inputs is not None:
@@ -322,12 +322,6 @@ class ElasticState:
         if repl.is_chief:
             how = restored.input_position or "none"
             print(f"continues at step {self.step}; inputs: {how}", flush=True)  # noqa: T201
-
-    def _agree(self, outcome: str) -> None:
-        """Waits for all workers, and raises what failed on any."""
-        failures = filter(None, self._repl.gather_bytes(outcome.encode()))
-        if failure := next(failures, b"").decode():
-            raise CheckpointError(failure)
 
     def _check_batches(self, inputs: InputIterator, metadata: Metadata) -> None:
         """Refuses inputs whose batches do not stay as ``batches`` says."""

@@ -210,15 +210,9 @@ class VariableTable:
         if self.detects_writes:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
-            written = (
-                entry
-                for entry in local
-                if entry.last_synced is not None
-                and self.is_checked(entry)
-                # Of a partial one, the function of the reset compares the mean.
-                and (entry.kind is Kind.PARTIAL or was_written(entry))
-            )
-            self.resets.apply(written, is_certain=False)
+            copied = (entry for entry in local if entry.last_synced is not None)
+            checked = filter(was_written, filter(self.is_checked, copied))
+            self.resets.apply(checked, is_certain=False)
             _tf_compat.wait_for_remote_ops()
         return [
             LocalState(
