@@ -117,7 +117,10 @@ class CheckpointManager:
 
     Attributes:
       directory: Directory of the checkpoints.
+      is_asked: A flag of the chief, which all processes have after ``save``.
     """
+
+    is_asked = False
 
     def __init__(
         self,
@@ -232,7 +235,7 @@ class CheckpointManager:
             ).encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
-        raise_failure(repl, outcome)
+        self.is_asked = raise_failure(repl, outcome, flag=self.is_asked)
         return self._require_latest()
 
     def _write(self, inventory: Inventory) -> str:
@@ -517,9 +520,14 @@ def _library_version() -> str:
         return "not installed"
 
 
-def raise_failure(repl: Job, outcome: str) -> None:
-    """Raises what failed in any process; none goes on before all are here."""
-    failures = filter(None, repl.gather_bytes(outcome.encode()))
-    if failure := next(failures, b"").decode():
+def raise_failure(repl: Job, outcome: str, *, flag: bool = False) -> bool:
+    """Raises what failed in any process, else returns the flag of the chief.
+
+    No process goes on before all are here.
+    """
+    texts = repl.gather_bytes(json.dumps([outcome, flag]).encode())
+    outcomes, flags = zip(*map(json.loads, texts), strict=True)
+    if failure := next(filter(None, outcomes), ""):
         repl.check_alive()
         raise CheckpointError(failure)
+    return bool(flags[0])

@@ -5,6 +5,7 @@ Free of TensorFlow.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _PORTS = FIRST_PORT, LAST_PORT
 _MAX_PORT_TRIES = 1000
+_MAX_CLAIMS = 64
+_claims: collections.deque[socket.socket] = collections.deque()
 _POLL_SEC = 0.02
 _KILL_WAIT_SEC = 60.0
 _TAIL_LINES = 20
@@ -276,8 +279,10 @@ def reserved_ports(num_ports: int) -> Iterator[list[int]]:
                 socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             )
             with contextlib.suppress(OSError):
-                probe.bind(("", random.SystemRandom().randint(*_PORTS)))
-                chosen.append(probe.getsockname()[1])
+                port = random.SystemRandom().randint(*_PORTS)
+                probe.bind(("", port))
+                _claim(port)
+                chosen.append(port)
         else:
             raise LocalClusterError(
                 f"could not find {num_ports} free ports from {_PORTS[0]} to "
@@ -285,6 +290,21 @@ def reserved_ports(num_ports: int) -> Iterator[list[int]]:
                 "them"
             )
         yield chosen
+
+
+def _claim(port: int) -> None:
+    """Keeps other processes from drawing a port until its server has started.
+
+    Raises:
+      OSError: Another process has drawn it.
+    """
+    with contextlib.ExitStack() as failed:
+        claim = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        claim.bind(f"\0replicator port {port}")  # abstract: ends with the process
+        failed.pop_all()
+    _claims.append(claim)
+    if len(_claims) > _MAX_CLAIMS:
+        _claims.popleft().close()
 
 
 # Whoever may connect must be expected to: port scanners, health checks, floods. So a

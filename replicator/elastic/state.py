@@ -278,14 +278,14 @@ class ElasticState:
         is_due = self._num_commits % every == 0
         self._num_commits += 1
         repl.also_writes = job.is_first_of_host
+        # All workers stop after the same commit: what the chief sees counts.
+        self._commits.is_asked = repl.is_chief and Path(job.stop_file).exists()
         try:
             self._commits.save(self.step)
         finally:
             repl.also_writes = False
         self._committed = self.step
-        # All workers stop after the same commit: what the chief sees counts.
-        asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
-        is_stopping = bool(repl.gather_bytes(asked)[0])
+        is_stopping = self._commits.is_asked
         to_disk = to_disk or is_stopping
         if repl.is_chief and (to_disk or is_due):
             self._commits.copy(Path(job.disk))

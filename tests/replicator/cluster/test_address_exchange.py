@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
 from concurrent import futures
 
@@ -44,6 +46,19 @@ def process(mine, timeout_sec=SOON_SEC):
 @pytest.fixture
 def port():
     return local_cluster.free_ports(1)[0]
+
+
+def test_a_port_is_drawn_once(monkeypatch):
+    """Others that draw, before it is bound, get other ports."""
+    monkeypatch.setattr(local_cluster, "_PORTS", (31900, 31999))
+    drawn = [*local_cluster.free_ports(20), *local_cluster.free_ports(20)]
+    other = (
+        "from replicator.cluster import local_cluster;"
+        f"local_cluster._PORTS = {local_cluster._PORTS};"
+        "print(*local_cluster.free_ports(20))"
+    )
+    output = subprocess.check_output([sys.executable, "-c", other], text=True)
+    assert 60 == len({*drawn, *map(int, output.split())})
 
 
 def connect(port):
