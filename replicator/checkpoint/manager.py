@@ -228,11 +228,12 @@ class CheckpointManager:
                 kinds={path: state.kind.value for path, state in local.items()},
                 positions=tuple(positions),
             )
-            # Not asdict, which would copy the facts of each variable first.
-            fields = {"format": FORMAT, **vars(metadata)}
-            self._metadata.value = json.dumps(
-                fields, default=dataclasses.asdict
-            ).encode()
+            # Not asdict, which copies: most of the time that this function would take.
+            described = json.dumps(
+                {"format": FORMAT, **vars(metadata)},
+                default=lambda of: {name: getattr(of, name) for name in of.__slots__},
+            )
+            self._metadata.value = described.encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
         self.is_asked = raise_failure(repl, outcome, flag=self.is_asked)

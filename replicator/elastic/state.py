@@ -1,14 +1,15 @@
 """ElasticState: commits, and the position in the training loop, of an elastic job.
 
 A commit is a checkpoint in the memory of each host (a folder of ``/dev/shm``) and, now
-and then, a copy on disk. The kernel clears each new page of a file in memory, which
-takes longer than to write it. So two files are written in turn, and keep their pages.
+and then, a copy on disk. The kernel clears and finds each page of a file in memory,
+which takes longer than to copy it: so two files are written in turn, and stay mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import shutil
 import struct
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _COUNT = struct.Struct("<Q")
 _FILES = "0", "1"
+_MOST_HEADER_BYTES = 1024  # of an array in NumPy's format
 
 
 class _Commits(CheckpointManager):
@@ -53,6 +55,7 @@ class _Commits(CheckpointManager):
         super().__init__(*args, **options)
         self._thread = futures.ThreadPoolExecutor(1)
         self._unfinished: list[futures.Future[str]] = []
+        self._mapped: dict[int, mmap.mmap] = {}  # by inode: files may be removed
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -64,6 +67,11 @@ class _Commits(CheckpointManager):
         """Copies what was saved last to disk, once it is written."""
         done = self._thread.submit(_copy, Path(self.directory), folder)
         self._unfinished.append(done)
+
+    def remove(self) -> None:
+        """Frees the memory."""
+        self._mapped.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def finish(self) -> str:
         """Waits for what is being written; returns why it failed, if it did."""
@@ -82,9 +90,45 @@ class _Commits(CheckpointManager):
         texts = [text.value for text in (self._metadata, *self._workers)]
         # Not copies: a step that changes a variable meanwhile gives it a new buffer.
         values = [each.value() for _, each in sorted(inventory.variables.items())]
-        done = self._thread.submit(_write, Path(self.directory), texts, values)
-        self._unfinished.append(done)
+        self._unfinished.append(self._thread.submit(self._fill, texts, values))
         return outcome
+
+    def _fill(self, texts: Sequence[bytes], values: Sequence[Any]) -> str:
+        """Writes a commit over the older one; returns why it could not."""
+        joined = tf.train.BytesList(value=texts).SerializeToString()
+        arrays = [np.frombuffer(joined, np.uint8), *map(np.asarray, values)]
+        size = sum(_MOST_HEADER_BYTES + array.nbytes for array in arrays)
+        path = min((Path(self.directory) / name for name in _FILES), key=_count_of)
+        try:
+            file = self._map(path, size)
+        except (OSError, ValueError) as error:
+            return (
+                f"a commit could not be written to {str(path)!r}: {error}; the one "
+                "before is still there; free memory, or pass another --memory-dir"
+            )
+        file.seek(0)
+        file.write(_COUNT.pack(0))
+        for array in arrays:
+            header = np.lib.format.header_data_from_array_1_0(array)
+            np.lib.format.write_array_header_1_0(file, header)
+            # Not written: meanwhile no other thread could run.
+            place = np.frombuffer(file, np.uint8, array.nbytes, file.tell())
+            place[:] = array.reshape(-1).view(np.uint8)
+            file.seek(array.nbytes, os.SEEK_CUR)
+        file.seek(0)
+        file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
+        return ""
+
+    def _map(self, path: Path, size: int) -> mmap.mmap:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b") as file:
+            key = os.fstat(file.fileno()).st_ino
+            if key not in self._mapped or len(self._mapped[key]) < size:
+                # All pages now: memory that is full would end the process later.
+                os.posix_fallocate(file.fileno(), 0, size)
+                self._mapped[key] = mmap.mmap(file.fileno(), 0)
+            return self._mapped[key]
 
     def _read_texts(self, path: str) -> list[bytes]:
         with _opened(path) as (_, texts):
@@ -95,27 +139,6 @@ class _Commits(CheckpointManager):
             for _, variable in sorted(inventory.variables.items()):
                 value = np.load(file).view(variable.dtype.as_numpy_dtype)
                 ownership.fill(variable, value)
-
-
-def _write(folder: Path, texts: Sequence[bytes], values: Sequence[Any]) -> str:
-    joined = tf.train.BytesList(value=texts).SerializeToString()
-    path = min((folder / name for name in _FILES), key=_count_of)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        with path.open("r+b", buffering=0) as file:
-            file.write(_COUNT.pack(0))
-            for array in (np.frombuffer(joined, np.uint8), *values):
-                np.save(file, np.asarray(array), allow_pickle=False)
-            file.truncate()
-            file.seek(0)
-            file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
-    except (OSError, ValueError) as error:
-        return (
-            f"a commit could not be written to {str(path)!r}: {error}; the one before "
-            "is still there; free memory, or pass another --memory-dir"
-        )
-    return ""
 
 
 def _newest(folder: Path) -> Path:
@@ -292,7 +315,7 @@ class ElasticState:
         if to_disk or every == 1:  # otherwise steps go on meanwhile
             raise_failure(repl, self._commits.finish())
         if to_disk and job.is_first_of_host:  # memory of an idle host is free
-            shutil.rmtree(job.memory, ignore_errors=True)
+            self._commits.remove()
         if is_stopping:
             sys.exit(STOPPED)
 

@@ -1,5 +1,6 @@
 """ElasticState in one process: commits, positions, learning rates, errors."""
 
+import errno
 import json
 import os
 import shutil
@@ -104,6 +105,28 @@ def test_a_disk_that_cannot_be_written_ends_training_at_the_next_commit(
     with pytest.raises(CheckpointError, match="could not be copied"):
         trainer.train(replicator.create("single"), tmp_path, 9, commit_every=2)
     assert [0, 1, 2, 3] == [record["step"] for record in trainer.records(tmp_path)]
+
+
+def test_full_memory_ends_training_and_the_commit_before_counts(
+    begin, tmp_path, monkeypatch, capsys
+):
+    """There is room for the first of the two files."""
+    repl = replicator.create("single")
+    begin(1)
+    allocate, sizes = os.posix_fallocate, []
+
+    def allocate_once(descriptor, start, size):
+        sizes.append(size)
+        if len(sizes) > 1:
+            raise OSError(errno.ENOSPC, "memory is full")
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_once)
+    with pytest.raises(CheckpointError, match=r"could not be written.*memory is full"):
+        trainer.train(repl, tmp_path, 9, commit_every=2)
+    begin(2)
+    trainer.train(repl, tmp_path, 0)
+    assert "continues at step 2;" in capsys.readouterr().out
 
 
 def test_what_is_no_variable_is_refused(begin):
