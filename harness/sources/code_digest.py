@@ -155,15 +155,20 @@ def _fingerprint(path: str) -> str:
             with open(path, "rb") as file:  # noqa: PTH123 - of 600 files
                 content = file.read()
             if path.endswith(".py"):
-                # ``ast.dump`` of a cleaned copy would give the same more slowly.
-                parts: list[str] = []
-                _add(ast.parse(content), parts.append)
-                content = "\0".join(parts).encode("utf-8", "backslashreplace")
+                content = _code(content)
             fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
             _known[path] = *stamp, fingerprint
     except (OSError, SyntaxError, ValueError) as error:
         raise _unreadable(path, error) from error
     return fingerprint
+
+
+@functools.cache  # two revisions share most files
+def _code(content: bytes) -> bytes:
+    # ``ast.dump`` of a cleaned copy would give the same more slowly.
+    parts: list[str] = []
+    _add(ast.parse(content), parts.append)
+    return "\0".join(parts).encode("utf-8", "backslashreplace")
 
 
 def _unreadable(path: str, error: Exception) -> PlanError:

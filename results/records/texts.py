@@ -43,10 +43,13 @@ def shortened(text: str) -> str:
     own = ""
     with contextlib.suppress(RuntimeError):  # this user has none
         own = str(Path.home())
-    if own not in ("", "/", "."):
+    # Whole records are read so: most hold no such folder, which ``in`` finds sooner.
+    if own not in ("", "/", ".") and own in text:
         # Not where the folder's name continues.
         text = re.sub(rf"{_START}{re.escape(own)}(?![\w.-])", "~", text)
-    return _USUAL.sub("~", text)
+    if any(folder in text for folder in ("/home/", "/Users/", "/root/")):
+        return _USUAL.sub("~", text)
+    return text
 
 
 MASK: Final = "***"

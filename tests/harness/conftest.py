@@ -230,7 +230,7 @@ def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.chdir(tmp_path)
 
     def run(*args: Any, overrides: Any = None) -> Any:
-        code = cli.main(args, run_overrides=overrides)
+        code = cli.main(args, run_overrides=overrides or {"canary": _canary})
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -88,7 +88,7 @@ def run(repository, monkeypatch, capsys, forked_trials):
     monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
 
     def call(*arguments):
-        code = cli.main(arguments)
+        code = cli.main(arguments, run_overrides={"canary": lambda _core: 0.2})
         return code, *capsys.readouterr()
 
     return call
