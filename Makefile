@@ -10,7 +10,7 @@ PEERS := build/peers
 CALLBACKS := build/callbacks
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
-TEST_FLAGS ?= --numprocesses 4 --dist loadfile
+TEST_FLAGS ?= --numprocesses 3 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 SWEEP_GPU_FLAGS ?= --workload resnet50 --backends single,in_graph,tf_mirrored --mode weak
 FUZZ_PROGRAMS ?= 10000
