@@ -117,10 +117,7 @@ class CheckpointManager:
 
     Attributes:
       directory: Directory of the checkpoints.
-      is_asked: A flag of the chief, which all processes have after ``save``.
     """
-
-    is_asked = False
 
     def __init__(
         self,
@@ -236,8 +233,11 @@ class CheckpointManager:
             self._metadata.value = described.encode()
             writes = repl.is_chief or repl.also_writes
             outcome = self._write(inventory) if writes else ""
-        self.is_asked = raise_failure(repl, outcome, flag=self.is_asked)
+        self._conclude(outcome)
         return self._require_latest()
+
+    def _conclude(self, outcome: str) -> None:
+        raise_failure(self._repl, outcome)
 
     def _write(self, inventory: Inventory) -> str:
         """Writes the files under the next number; returns why it failed, if it did.

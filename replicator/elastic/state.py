@@ -56,6 +56,7 @@ class _Commits(CheckpointManager):
         self._thread = futures.ThreadPoolExecutor(1)
         self._unfinished: list[futures.Future[str]] = []
         self._mapped: dict[int, mmap.mmap] = {}  # by inode: files may be removed
+        self.is_asked = False  # to stop: set by the chief, and after a save by all
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -93,6 +94,9 @@ class _Commits(CheckpointManager):
         self._unfinished.append(self._thread.submit(self._fill, texts, values))
         return outcome
 
+    def _conclude(self, outcome: str) -> None:
+        self.is_asked = raise_failure(self._repl, outcome, flag=self.is_asked)
+
     def _fill(self, texts: Sequence[bytes], values: Sequence[Any]) -> str:
         """Writes a commit over the older one; returns why it could not."""
         joined = tf.train.BytesList(value=texts).SerializeToString()
@@ -101,22 +105,22 @@ class _Commits(CheckpointManager):
         path = min((Path(self.directory) / name for name in _FILES), key=_count_of)
         try:
             file = self._map(path, size)
-        except (OSError, ValueError) as error:
+            file.seek(0)
+            file.write(_COUNT.pack(0))
+            for array in arrays:
+                header = np.lib.format.header_data_from_array_1_0(array)
+                np.lib.format.write_array_header_1_0(file, header)
+                # Not written: meanwhile no other thread could run.
+                place = np.frombuffer(file, np.uint8, array.nbytes, file.tell())
+                place[:] = array.reshape(-1).view(np.uint8)  # of texts, a TypeError
+                file.seek(array.nbytes, os.SEEK_CUR)
+            file.seek(0)
+            file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
+        except (OSError, TypeError, ValueError) as error:
             return (
                 f"a commit could not be written to {str(path)!r}: {error}; the one "
                 "before is still there; free memory, or pass another --memory-dir"
             )
-        file.seek(0)
-        file.write(_COUNT.pack(0))
-        for array in arrays:
-            header = np.lib.format.header_data_from_array_1_0(array)
-            np.lib.format.write_array_header_1_0(file, header)
-            # Not written: meanwhile no other thread could run.
-            place = np.frombuffer(file, np.uint8, array.nbytes, file.tell())
-            place[:] = array.reshape(-1).view(np.uint8)
-            file.seek(array.nbytes, os.SEEK_CUR)
-        file.seek(0)
-        file.write(_COUNT.pack(json.loads(texts[0])["step"] + 1))
         return ""
 
     def _map(self, path: Path, size: int) -> mmap.mmap:

@@ -129,6 +129,34 @@ def test_full_memory_ends_training_and_the_commit_before_counts(
     assert "continues at step 2;" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+def test_variables_of_any_type_are_committed_or_refused(begin, is_text):
+    """An empty one and a scalar among them; texts have no bytes to keep."""
+    dtypes = tf.bfloat16, tf.bool, tf.complex64, tf.float16, tf.int8, tf.uint64
+    values = [tf.cast([[0, 1, 1]], dtype) for dtype in dtypes]
+    values += [tf.zeros([0, 3]), tf.constant(7.0), tf.constant(["a"])][: 2 + is_text]
+
+    def state_of(values):
+        variables = {f"v{index}": tf.Variable(v) for index, v in enumerate(values)}
+        return replicator.ElasticState(replicator.create("single"), **variables), [
+            variables[name] for name in sorted(variables)
+        ]
+
+    begin(1, disk_every=100)
+    state, _ = state_of(values)
+    state.step = 5
+    if is_text:
+        with pytest.raises(CheckpointError, match="could not be written"):
+            state.commit(to_disk=True)
+        return
+    state.commit(to_disk=True)
+    begin(2, host="b")
+    state, found = state_of([tf.zeros_like(value) for value in values])
+    assert 5 == state.step
+    for value, variable in zip(values, found, strict=True):
+        np.testing.assert_array_equal(value.numpy(), variable.numpy())
+
+
 def test_what_is_no_variable_is_refused(begin):
     begin(1)
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
