@@ -153,10 +153,7 @@ def _fingerprint(path: str) -> str:
         *stamp_before, fingerprint = _known.get(path, (0, 0, ""))
         if stamp != tuple(stamp_before):
             with open(path, "rb") as file:  # noqa: PTH123 - of 600 files
-                content = file.read()
-            if path.endswith(".py"):
-                content = _code(content)
-            fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+                fingerprint = _digest(file.read(), path.endswith(".py"))
             _known[path] = *stamp, fingerprint
     except (OSError, SyntaxError, ValueError) as error:
         raise _unreadable(path, error) from error
@@ -164,11 +161,13 @@ def _fingerprint(path: str) -> str:
 
 
 @functools.cache  # two revisions share most files
-def _code(content: bytes) -> bytes:
-    # ``ast.dump`` of a cleaned copy would give the same more slowly.
-    parts: list[str] = []
-    _add(ast.parse(content), parts.append)
-    return "\0".join(parts).encode("utf-8", "backslashreplace")
+def _digest(content: bytes, is_code: bool) -> str:
+    if is_code:
+        # ``ast.dump`` of a cleaned copy would give the same more slowly.
+        parts: list[str] = []
+        _add(ast.parse(content), parts.append)
+        content = "\0".join(parts).encode("utf-8", "backslashreplace")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _unreadable(path: str, error: Exception) -> PlanError:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PORTS = FIRST_PORT, LAST_PORT
 _MAX_PORT_TRIES = 1000
-_MAX_CLAIMS = 64
+_MAX_CLAIMS = 64  # of an older one, the server has started
 _claims: collections.deque[socket.socket] = collections.deque()
 _POLL_SEC = 0.02
 _KILL_WAIT_SEC = 60.0
@@ -298,10 +298,12 @@ def _claim(port: int) -> None:
     Raises:
       OSError: Another process has drawn it.
     """
-    with contextlib.ExitStack() as failed:
-        claim = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
         claim.bind(f"\0replicator port {port}")  # abstract: ends with the process
-        failed.pop_all()
+    except OSError:
+        claim.close()
+        raise
     _claims.append(claim)
     if len(_claims) > _MAX_CLAIMS:
         _claims.popleft().close()
