@@ -77,6 +77,8 @@ def trained(repl, num_steps=NUM_STEPS, num_blocks=1):
         model = transformer(num_blocks)
         optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
         optimizer = repl.wrap_optimizer(optimizer)
+        # A step that makes slots is traced twice; conformance has such steps.
+        optimizer.build(model.trainable_variables)
 
     def step(batch):
         with tf.GradientTape() as tape:
