@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 
 from harness.machine.machine_state import TICK_SEC
-from results.records import machine_record
+from results.records import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from harness.machine.machine_state import CoreClock
-    from results.records.machine_record import GpuUse
+    from results.records.measuring import GpuUse
 
 
 MAX_FOREIGN_FRACTION = 0.03
@@ -147,7 +147,7 @@ def discard_reason(disturbance: Disturbance, num_retraces: int) -> str:
         ).replace("%", " %")
     if disturbance.num_throttled:
         return f"its cores were throttled {_times(disturbance.num_throttled)}"
-    if reason := machine_record.discard_reason(disturbance.gpus):
+    if reason := measuring.discard_reason(disturbance.gpus):
         return reason
     if num_retraces:
         return f"its step function was retraced {_times(num_retraces)}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from harness.machine.gpus import Gpu
     from harness.machine.owned_folders import Owned
-    from results.records.machine_record import MachineState
+    from results.records.measuring import MachineState
     from results.records.models import Placement
 
 

@@ -21,7 +21,7 @@ import psutil
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpus
-from results.records.machine_record import GpuUse, memory_text, others_text, unread_text
+from results.records.measuring import GpuUse, memory_text, others_text, unread_text
 from results.records.texts import printable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from harness.errors import PlanError
 from results.errors import UnavailableRecordError
-from results.records.machine_record import GpuSettings
+from results.records.measuring import GpuSettings
 from results.records.texts import printable
 from results.store import untrusted
 

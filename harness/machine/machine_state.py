@@ -19,7 +19,7 @@ import psutil
 from harness import SOURCE_ROOT
 from harness.machine import environment, gpus
 from replicator.core import cgroups
-from results.records.machine_record import MachineState
+from results.records.measuring import MachineState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

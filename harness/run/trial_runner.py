@@ -34,7 +34,7 @@ from harness.run import aggregate, trial_tree
 from harness.run.aggregate import Conclusion
 from harness.run.trial_tree import ProcessTree, TrialExit
 from harness.trial import rank_file
-from results.records import machine_record
+from results.records import measuring
 from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.sources.code_digest import SourceTree
-    from results.records.machine_record import GpuUses
+    from results.records.measuring import GpuUses
     from results.records.models import Block, Environment, PlannedTrial
     from results.store.study_store import Store
 
@@ -144,8 +144,8 @@ class Prepared:
             )
         if gpu_uses is not None and self.gpus:
             uses = gpu_uses(*aggregate.window_ns(conclusion))
-            uses = machine_record.with_products(uses, conclusion.gpu_tflops)
-            reason = machine_record.discard_reason(uses)
+            uses = measuring.with_products(uses, conclusion.gpu_tflops)
+            reason = measuring.discard_reason(uses)
             if reason and conclusion.status is TrialStatus.OK:
                 conclusion = conclusion.but(
                     Phase.MEASURE,

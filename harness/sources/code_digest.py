@@ -32,7 +32,7 @@ from harness.command import identity, program
 from harness.errors import DifferentStudyError, PlanError
 from harness.machine import machine_state
 from results import plugins
-from results.records.machine_record import MachineState
+from results.records.measuring import MachineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

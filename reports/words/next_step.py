@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reports.view import View
     from results.figures.lost_time import LostTime
     from results.figures.scaling import Comparison, Point
-    from results.records.machine_record import MachineState
+    from results.records.measuring import MachineState
     from results.records.models import Plan
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study

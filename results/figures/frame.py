@@ -15,7 +15,7 @@ import pandas as pd
 
 from results.figures import learning_gains, lost_time, scaling, trial_metrics
 from results.plugins import PluginError
-from results.records.machine_record import joules_per_example
+from results.records.measuring import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
 from results.study import cases, equivalence

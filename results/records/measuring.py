@@ -1,17 +1,22 @@
-"""Records of how a study is measured; ``docs/measuring.md`` explains the words."""
+"""Records of how a study is measured, and on what machine.
+
+``docs/measuring.md`` explains the words.
+"""
 
 from __future__ import annotations
 
+import operator
 from enum import Enum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from results.records.machine_record import GpuUses
 from results.records.record_base import (
     MAX_METRICS,
+    MAX_REPLICAS,
     MIN_SEC,
     Amount,
+    Cores,
     Duration,
     Fraction,
     Index,
@@ -23,11 +28,259 @@ from results.records.record_base import (
     Record,
     Repeats,
     Steps,
+    Text,
     Total,
     TrialId,
     Word,
+    mapping,
     optional,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# The state of the machine that a trial ran on, as far as it moves performance.
+
+VOIDING_REASONS = frozenset(
+    {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
+)
+"""Reasons for a lower clock that the machine is to blame for. A power limit is none:
+under full load most GPUs run at theirs."""
+
+
+class GpuUse(Record):
+    """One GPU over a measured window or a block. None: the driver did not say."""
+
+    index: Index = Field(description="its number for the driver")
+    num_samples: Total = Field(description="readings that the figures are taken from")
+    clock_mhz: Amount | None = optional("of the multiprocessors, mean over readings")
+    lowest_clock_mhz: Amount | None = None
+    memory_clock_mhz: Amount | None = optional("mean over readings")
+    power_watts: Amount | None = optional("mean over readings")
+    temperature_celsius: Amount | None = optional("of the chip, the highest reading")
+    slowed_by: Annotated[tuple[Name, ...], Field(max_length=64)] = optional(
+        "why its clock was lowered in any reading", ()
+    )
+    energy_joules: Amount | None = optional("between the first and the last reading")
+    watched_sec: Amount = optional("between the first and the last reading", 0.0)
+    num_foreign_processes: Total | None = optional(
+        "that had a context on it; the most in one reading"
+    )
+    faults: tuple[Name, ...] = optional(
+        "what the driver said where it could not read it, and errors of its"
+        " memory that appeared",
+        (),
+        max_length=8,
+        exclude_if=operator.not_,
+    )
+    product_tflops: Amount | None = optional(
+        "TFLOP/s of a bfloat16 matrix product before the warm-up steps"
+    )
+
+    @property
+    def discard_reason(self) -> str:
+        """Why nothing measured on it counts, as one phrase; empty if it does."""
+        if self.faults:
+            return self.faults[0]
+        if self.num_foreign_processes:
+            return others_text(self.num_foreign_processes, self.index)
+        causes = [reason for reason in self.slowed_by if reason in VOIDING_REASONS]
+        if causes:
+            return (
+                f"the clock of GPU {self.index} was lowered by {' and '.join(causes)}"
+            )
+        return ""
+
+
+def unread_text(index: int, said: str) -> str:
+    """Says that the driver could not read a GPU."""
+    return f"GPU {index} could not be read ({said}): unknown who used it"
+
+
+def memory_text(count: int, index: int) -> str:
+    """Says that memory of a GPU has lost what was in it."""
+    errors = (
+        "1 uncorrected ECC error" if count == 1 else f"{count} uncorrected ECC errors"
+    )
+    return f"{errors} appeared on GPU {index}"
+
+
+def others_text(count: int, index: int) -> str:
+    """Says that other processes used a GPU."""
+    others = "1 other process" if count == 1 else f"{count} other processes"
+    return f"{others} used GPU {index}"
+
+
+GpuUses = Annotated[
+    tuple[GpuUse, ...], Field(max_length=MAX_REPLICAS, exclude_if=operator.not_)
+]
+"""Stored where there are some: records of trials on CPUs are as they were before GPUs
+were watched, and sources of older revisions, which reject unknown fields, read them."""
+
+
+def with_products(
+    uses: Sequence[GpuUse], tflops: Sequence[float]
+) -> tuple[GpuUse, ...]:
+    """Returns what a trial's GPUs did, with the rates of a matrix product on them."""
+    if len(tflops) != len(uses):
+        return tuple(uses)
+    return tuple(
+        use.model_copy(update={"product_tflops": rate})
+        for use, rate in zip(uses, tflops, strict=True)
+    )
+
+
+def discard_reason(uses: Sequence[GpuUse]) -> str:
+    """Returns why the first of the GPUs to blame makes a figure discarded, or ""."""
+    return next((use.discard_reason for use in uses if use.discard_reason), "")
+
+
+def joules_per_example(uses: Sequence[GpuUse], examples_per_sec: float) -> float | None:
+    """Returns the energy of all GPUs per example; None where one did not say."""
+    watts = 0.0
+    for use in uses:
+        if use.energy_joules is None or not use.watched_sec:
+            return None
+        watts += use.energy_joules / use.watched_sec
+    return watts / examples_per_sec if uses else None
+
+
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+
+_SHORT_COMMIT: Final = 12
+
+
+class MachineState(Record):
+    """Settings of kernel and firmware, and the source code. None: cannot be read."""
+
+    glibc_version: Name | None = None
+    transparent_huge_pages: Name | None = optional("always, madvise or never")
+    cpu_governor: Name | None = optional(
+        "of the trial's cores; joined by + where they differ"
+    )
+    is_boost_enabled: bool | None = optional(
+        "whether cores may exceed their base clock"
+    )
+    is_smt_active: bool | None = optional("whether cores run two threads at once")
+    num_numa_nodes: Cores | None = None
+    gpu_driver: Name | None = None
+    container: Name | None = optional(
+        "what it ran in, and the id of the image where it is known"
+    )
+    git_commit: Commit | None = optional("of the source tree; None outside of git")
+    is_source_modified: bool | None = optional(
+        "whether Python files differ from that commit"
+    )
+
+    def without_code(self) -> dict[str, Any]:
+        """Returns the fields that say where was measured: no code, and no image."""
+        left_out = {"git_commit", "is_source_modified", "container"}
+        return self.model_dump(mode="json", exclude=left_out)
+
+    @property
+    def commit_text(self) -> str:
+        """The commit in words, abbreviated; empty outside of git."""
+        if self.git_commit is None:
+            return ""
+        changes = " with changes" if self.is_source_modified else ""
+        return f"{self.git_commit[:_SHORT_COMMIT]}{changes}"
+
+
+class GpuSettings(Record):
+    """One GPU of a trial. None: the driver did not say."""
+
+    index: Index = Field(description="its number for the driver")
+    power_limit_watts: Amount | None = optional("enforced now")
+    is_persistent: bool | None = optional(
+        "whether the driver stays loaded without users"
+    )
+    is_ecc_enabled: bool | None = optional("whether its memory corrects errors")
+    num_corrected_errors: Total | None = optional("of its memory, since the last reset")
+    num_uncorrected_errors: Total | None = optional(
+        "of its memory, since the last reset"
+    )
+    pcie_generation: Total | None = optional(
+        "the highest that GPU and slot have; idle, it is less"
+    )
+    pcie_width: Total | None = optional("lanes in use")
+    num_nvlinks: Total | None = optional("that are active")
+    paths: Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)] = optional(
+        "to each GPU of the trial, in their order, as 'nvidia-smi topo -m'"
+        " names them: X itself, NV18 over 18 links, PIX, PXB, PHB, NODE, SYS; ?",
+        (),
+    )
+
+
+CpuSet = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=MAX_REPLICAS)], ...],
+    Field(max_length=MAX_REPLICAS),
+]
+
+
+class Placement(Record):
+    """Cores and threads of a trial's processes."""
+
+    cpusets: tuple[CpuSet, ...] = Field(
+        max_length=2 * MAX_REPLICAS,
+        description="per process, disjoint where processes run replicas",
+    )
+    cores_per_replica: Cores
+    num_intra_op_threads: Cores
+    num_inter_op_threads: Cores
+    num_available_cores: Cores
+    cgroup_quota_cores: Amount | None = None
+    is_oversubscribed: bool
+    device_sharing: Literal["exclusive", "shared"]
+
+
+class Environment(Record):
+    """Facts about the machine and software of one trial, without the host name."""
+
+    schema_version: Literal[6] = 6
+    fingerprint: Name = Field(
+        description="hash of the facts that must match to compare"
+    )
+    cpu_model: Name
+    num_physical_cores: Cores | None
+    num_logical_cores: Cores
+    memory_bytes: Total
+    gpus: tuple[Name, ...] = Field(default=(), max_length=1_000)
+    kernel: Name
+    python_version: Name
+    packages: dict[Name, Name] = Field(max_length=1_000)
+    environment_variables: dict[Name, Text] = mapping()
+    load_average_before: Amount | None = None
+    load_average_after: Amount | None = None
+    canary_before_sec: Amount | None = None
+    canary_after_sec: Amount | None = None
+    foreign_cpu_fraction: Fraction | None = optional(
+        "CPU time of other processes during the trial, 0..1"
+    )
+    stolen_cpu_fraction: Fraction | None = optional(
+        "CPU time given to other guests of the hypervisor"
+    )
+    gpu_uses: GpuUses = optional("of the trial's GPUs, over the measured window", ())
+    gpu_settings: tuple[GpuSettings, ...] = optional(
+        "of the trial's GPUs, before it started",
+        (),
+        max_length=MAX_REPLICAS,
+        exclude_if=operator.not_,
+    )
+    nccl_version: Name | None = optional(
+        "that its processes had loaded; several are joined by '+'",
+        None,
+        exclude_if=operator.not_,
+    )
+    machine_state: MachineState | None = None
+    placement: Placement
+
+    @property
+    def machine_name(self) -> str:
+        """The machine in words: its processor, cores and GPUs."""
+        cores = f"{self.placement.num_available_cores} cores"
+        return ", ".join([self.cpu_model, cores, *sorted(set(self.gpus))])
+
 
 MAX_ATTEMPTS = 3
 """Attempts at one block: a discarded block is repeated up to twice in its round."""

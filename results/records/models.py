@@ -13,14 +13,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from results.records import program as program_lib
-from results.records.machine_record import Environment, Placement
 from results.records.measuring import (
     Allocator,
     Block,
     Contrast,
     Control,
+    Environment,
     Measuring,
     Order,
+    Placement,
     StepSettings,
 )
 from results.records.program import Evidence, Identity, Program, Readings

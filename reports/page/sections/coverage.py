@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from reports.page import page
 from reports.words import caveats, formats
 from results.figures import scaling
-from results.records.machine_record import joules_per_example
+from results.records.measuring import joules_per_example
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

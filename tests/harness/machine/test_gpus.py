@@ -12,7 +12,7 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 from harness.errors import PlanError, UnfitMachineError
 from harness.machine import gpu_watch, gpus
 from harness.machine.gpu_watch import GpuReading, GpuWatch
-from results.records.machine_record import GpuSettings, GpuUse, discard_reason
+from results.records.measuring import GpuSettings, GpuUse, discard_reason
 
 
 def _visible(limit):

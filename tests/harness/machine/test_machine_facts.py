@@ -12,7 +12,7 @@ from repositories import commit, git
 from harness.cli import exit_codes
 from harness.machine import environment, machine_state
 from harness.run import trial_tree
-from results.records.machine_record import MachineState
+from results.records.measuring import MachineState
 from results.records.models import Placement
 from results.store.study_store import Store
 

@@ -14,7 +14,7 @@ from reports.view import view_store
 from reports.words import brief, formats, judgement
 from results import Estimate, load_study
 from results.judging import gate, gate_metrics
-from results.records.machine_record import GpuUse
+from results.records.measuring import GpuUse
 from results.statistics import run_scores
 
 

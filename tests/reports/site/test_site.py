@@ -17,7 +17,7 @@ from reports.site import build, card, comparison
 from results import Estimate, load_study
 from results.errors import WriteStoreError
 from results.judging import gate_metrics
-from results.records.machine_record import MachineState
+from results.records.measuring import MachineState
 
 METRIC = gate_metrics.THROUGHPUT
 
