@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_trials
 import pytest
 
 from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.run import trial_tree
 from results.figures import frame
 from results.records.models import Control, TrialStatus
 from results.store.study_store import Store
@@ -122,23 +125,28 @@ def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
     assert "Seeds together" in page
 
 
-def test_a_case_is_checked_and_measured_in_turns(sweep, tmp_path):
+def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
     """Two replicas equal one, then take turns with their control; blocks may be
     discarded.
 
-    Without actors, of which each trial would start its own.
+    Without actors, of which each trial would start its own. The full run has sweeps
+    whose processes all import TensorFlow.
     """
-    done = sweep(
+    monkeypatch.chdir(tmp_path)
+    options = (
         "--workload=d4pg --data=synthetic --preset=smoke --backends=in_graph "
         "--replicas=2 --mode=weak --order=interleaved --repeats=1 --set=rounds=1 "
-        "--budget=none --json"
+        "--budget=none --json --study=s"
     )
-    assert done.returncode in ALLOWED, done.stderr
-    summary = json.loads(done.stdout)
+    with forked_trials.installed(trial_tree.WORKER_COMMAND, forked_trials.REAL):
+        code = cli.main(("sweep", *options.split()))
+    out, err = capsys.readouterr()
+    assert code in ALLOWED, err
+    summary = json.loads(out)
     assert summary["coverage"]["planned"] == 2
     assert ["matches"] == [match["outcome"] for match in summary["matches"]]
     for trial in Store.open(tmp_path / "runs" / "s").trials():
-        assert trial.result is not None, done.stderr
+        assert trial.result is not None, err
         assert all(trial.result.ranks[0].losses)
         assert (trial.result.flops_per_example or 0) > 10_000
         assert all(check.is_passed for check in trial.result.sanity)

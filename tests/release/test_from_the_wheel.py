@@ -197,6 +197,7 @@ def environ(tmp_path, wheels):
         "PATH": folders,
         "HOME": os.environ["HOME"],
         "PYTHONPATH": str(blocked),
+        "PIP_NO_COMPILE": "1",
         "PIP_NO_DEPS": "1",
         "PIP_NO_INDEX": "1",
         "PACKAGE": str(wheels[0]),

@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -94,6 +95,7 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+        self._is_asked = threading.Lock()
         atexit.register(self._end)
 
     def fits(self, env):
@@ -123,8 +125,10 @@ class ForkServer:
 
     def ask(self, request, streams=()):
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))
-        self._socket.sendmsg([json.dumps(request).encode()], [rights][: len(streams)])
-        answer = self._socket.recv(_LONGEST_REQUEST)
+        data = json.dumps(request).encode()
+        with self._is_asked:
+            self._socket.sendmsg([data], [rights][: len(streams)])
+            answer = self._socket.recv(_LONGEST_REQUEST)
         if not answer:
             raise RuntimeError(f"the server of forks ended: {self._process.poll()}")
         return json.loads(answer)

@@ -1,8 +1,8 @@
 """Trials that are forked, for tests that look at what they record.
 
-They are those with the fake worker, and those of a user's program. Most of the time of
-one is the import of its records, which the server of forks has imported. Tests that
-look for processes of a trial start them as users do.
+They are those with a fake worker, those of a user's program, and real ones. Most of the
+time of one is the import of its records, which the server of forks has imported. Tests
+that look for processes of a trial start them as users do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE, GATES = "fake_worker", "gate_worker"
-PROGRAMS = "harness.command.worker"
+PROGRAMS, REAL = "harness.command.worker", "harness.trial.worker"
+LIGHT = (MODULE, GATES, PROGRAMS)
 
 
 def command_of(module, folder):
@@ -33,7 +34,7 @@ def command_of(module, folder):
 
 @contextlib.contextmanager
 def installed(command, module=MODULE):
-    """Forks trials of this tree: those of a command, and those of programs."""
+    """Forks trials of a command, and those of programs; of gates, any revision's."""
     from harness.run import trial_runner, trial_tree
 
     modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
@@ -41,7 +42,9 @@ def installed(command, module=MODULE):
     def start(words, **options):
         tree = options["env"].get("PYTHONPATH", "").partition(os.pathsep)[0]
         for first, name in modules.items():
-            if tuple(words[: len(first)]) == first and tree == str(ROOT):
+            is_known = name == GATES or tree == str(ROOT)
+            if tuple(words[: len(first)]) == first and is_known:
+                options["env"] = {**options["env"], "FORKED_TRIAL_OF": tree}
                 return _fork(name, words[len(first) :], **options)
         return psutil.Popen(words, **options)
 
@@ -55,14 +58,14 @@ def _fork(module, arguments, *, stdin, stdout, stderr, env, cwd, start_new_sessi
     assert (stdin, start_new_session) == (subprocess.PIPE, True)
     reader, writer = os.pipe()
     streams = reader, stdout.fileno(), stderr.fileno()
-    pid = _server().fork([module, *arguments], env, cwd, streams, module)
+    server = _server((*fork_server.MODULES, REAL) if module == REAL else LIGHT)
+    pid = server.fork([module, *arguments], env, cwd, streams, module)
     os.close(reader)
-    return fork_server.ForkedProcess(_server(), pid, os.fdopen(writer, "wb"))
+    return fork_server.ForkedProcess(server, pid, os.fdopen(writer, "wb"))
 
 
 @functools.cache
-def _server():
+def _server(modules):
     folder = ROOT / "tests" / "harness"
     paths = os.pathsep.join(map(str, (ROOT, folder, folder / "judging")))
-    env = {**os.environ, "PYTHONPATH": paths}
-    return fork_server.ForkServer(env, (MODULE, GATES, PROGRAMS))
+    return fork_server.ForkServer({**os.environ, "PYTHONPATH": paths}, modules)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import re
 
+import forked_trials
 import psutil
 import pytest
 import synthetic_trial
@@ -94,6 +95,8 @@ with open("rows.csv", "w", buffering=1) as file:
         print(f"{step},{7 + step}", file=file)
 """
 SLEEPS = ("987", "988")
+# Whose processes are looked for, or ended: the other trials are forked.
+STARTED = ("hangs", "is killed", "leaves a process behind", "writes for ever")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +137,13 @@ def ran(tmp_path_factory, make_spec):
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
         patch.setattr(trial_tree, "read_oom_kills", lambda: 7)
-        running = {
-            name: pool.submit(trial_runner.run_trial, store, trial, settings)
-            for name, trial in trials.items()
-        }
-        for future in running.values():
-            future.result()
+
+        def run(name):
+            trial_runner.run_trial(store, trials[name], settings)
+
+        list(pool.map(run, STARTED))
+        with forked_trials.installed(trial_tree.WORKER_COMMAND):
+            list(pool.map(run, trials.keys() - STARTED))
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 
 

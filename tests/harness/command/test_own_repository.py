@@ -178,7 +178,7 @@ def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
 def test_a_gate_judges_two_revisions_of_the_repository(run, repository):
     git(repository, "checkout", "--quiet", "slow")
     code, out, err = run(
-        *("gate", *OWN, "--replicas=1", "--mode=weak", "--repeats=5", "--alpha=45%"),
+        *("gate", *OWN, "--replicas=1", "--mode=weak", "--repeats=3"),
         *("--baseline=fast", "--setup=echo prepared > .prepared"),
     )
     git(repository, "checkout", "--quiet", "main")

@@ -42,7 +42,7 @@ def repository(tmp_path_factory: Any) -> Path:
         ("slower", "slowdown.txt", "1.1"),
         ("sent_less", "counted.json", counted),
         ("learned_more", "learned.txt", "1.25"),
-        ("fails", "slowdown.txt", "not a number"),
+        ("fails", "slowdown.txt", '"not a number"'),
     ):
         (folder / file).write_text(content)
         commit(folder, name)

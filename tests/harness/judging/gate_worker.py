@@ -2,12 +2,15 @@
 
 The factors of time and accuracy are in ``slowdown.txt`` and ``learned.txt`` beside the
 packages that run, and what a step has in ``counted.json``, so two revisions differ by
-what their trees hold. Steps of one process vary by less than 1 %.
+what their trees hold. Where a trial is forked, whose modules are those of the tests,
+they are beside those that it would have imported. Steps of one process vary by less
+than 1 %.
 """
 
 import dataclasses
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,11 +23,14 @@ from harness.trial import measure
 from harness.trial.measure import exact_metric
 from results.records.models import Control
 
-_ROOT = Path(harness.__file__).resolve().parents[1]
-_FILE = _ROOT / "slowdown.txt"
-_LEARNED = _ROOT / "learned.txt"
-_COUNTED = _ROOT / "counted.json"
 _OF_STEPS = {"graph_nodes": 100, "collective_bytes": 1030}
+
+
+def read(name, default):
+    """Returns what a file of the sources has as JSON."""
+    imported = Path(harness.__file__).resolve().parents[1]
+    path = Path(os.environ.get("FORKED_TRIAL_OF", imported)) / name
+    return json.loads(path.read_text()) if path.is_file() else default
 
 
 class Program(fake_worker.Program):
@@ -32,13 +38,13 @@ class Program(fake_worker.Program):
 
     def __init__(self, spec, *arguments):
         super().__init__(spec, *arguments)
-        factor = float(_FILE.read_text()) if _FILE.is_file() else 1.0
+        factor = float(read("slowdown.txt", 1.0))
         # Repetitions vary so that no A/A control can differ from its case by chance.
         is_slower = (spec.repetition_index + (spec.control is Control.AA)) % 2
         self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
 
     def evaluate(self):
-        factor = float(_LEARNED.read_text()) if _LEARNED.is_file() else 1.0
+        factor = float(read("learned.txt", 1.0))
         (metric,) = super().evaluate()
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
@@ -46,7 +52,7 @@ class Program(fake_worker.Program):
 def run_counted(is_aa_control, run_step):
     """A control counts otherwise, and is compared with nothing."""
     run_step()
-    found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
+    found = read("counted.json", _OF_STEPS)
     return [
         exact_metric(name, value + is_aa_control, unit="", n=1, protocol="")
         for name, value in found.items()
