@@ -70,7 +70,6 @@ sys.path[:0] = [
     str(path)
     for path in (
         SUPPORT,
-        *(SUPPORT / name for name in ("damage", "graphs", "machines", "studies")),
         FOLDER / "validation" / "statistics",
     )
     if str(path) not in sys.path

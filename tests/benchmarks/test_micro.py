@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import benchmark_json
 import pytest
+import study_files
 
 from harness.cli import exit_codes
 
@@ -20,7 +20,7 @@ NOISY = (0.7, 1.4, 0.8, 1.3)
 
 
 def _with(times=(1.0,), **fields):
-    return json.dumps(benchmark_json.document({"test_a": times}, **fields))
+    return json.dumps(study_files.benchmarks({"test_a": times}, **fields))
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def micro(monkeypatch):
 def compare(micro, tmp_path, capsys):
     def run(new, old, *options, **fields):
         paths = [
-            str(benchmark_json.write(tmp_path / "new.json", new, **fields)),
-            str(benchmark_json.write(tmp_path / "old.json", old)),
+            str(study_files.write_benchmarks(tmp_path / "new.json", new, **fields)),
+            str(study_files.write_benchmarks(tmp_path / "old.json", old)),
         ]
         code = micro.main(["compare", *paths, *options])
         return code, *capsys.readouterr()
@@ -127,7 +127,7 @@ def test_the_worst_verdict_is_that_of_the_whole(compare):
         ].replace("\\", "")
 
 
-INTEL = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
+INTEL = {**study_files.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_bad_arguments_end_with_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     for name in ("a.json", "b.json"):
-        benchmark_json.write(tmp_path / name, {"test_a": QUIET})
+        study_files.write_benchmarks(tmp_path / name, {"test_a": QUIET})
     try:
         code = micro.main(arguments)
     except SystemExit as ended:
@@ -213,7 +213,7 @@ BAD = [
     (_with(benchmarks=[{"fullname": "x"}]), r"benchmarks\.0\.stats\.median: Field req"),
     (_with([0.0]), r"median: Input should be greater"),
     (_with([float("nan")]), r"median: Input should be"),
-    (_with(benchmarks=[benchmark_json.entry("a", 1.0)] * 2), r"a benchmark twice"),
+    (_with(benchmarks=[study_files.benchmark("a", 1.0)] * 2), r"a benchmark twice"),
     (None, r"No such file"),
 ]
 

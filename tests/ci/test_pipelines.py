@@ -4,24 +4,25 @@
 hosts: pinned actions, dangerous triggers, expressions in scripts.
 """
 
+import os
 import re
+import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
-from pipelines import (
-    GITLAB,
-    PIPELINES,
-    ROOT,
-    WORKFLOWS,
-    arguments_after,
-    commands_in,
-    harness_commands,
-    read,
-    scripts_in,
-)
 
 from harness.cli.main import cli
 
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+GITLAB = ROOT / "docs" / "gitlab" / "pipeline.yml"
+PIPELINES = [*WORKFLOWS, GITLAB]
+
+_OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")", "{", "}", ";;"}
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)")
 # What a job may do besides reading: (file, job) -> permissions, each with its reason
 # beside it in the workflow.
 WRITES = {
@@ -41,6 +42,62 @@ of_each_workflow = pytest.mark.parametrize(
 of_each_pipeline = pytest.mark.parametrize(
     "path", PIPELINES, ids=lambda path: path.name
 )
+
+
+def read(path):
+    """Returns a pipeline of strings: ``on`` is a key, not a truth value."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+
+
+def scripts_in(node):
+    """Yields the shell scripts of a pipeline, of either host."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == "run" and isinstance(value, str):
+                yield value
+            elif name == "script":
+                yield from value
+            else:
+                yield from scripts_in(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from scripts_in(item)
+
+
+def commands_in(script):
+    """Returns the simple commands of a shell script, as lists of words."""
+    text = _SUBSTITUTION.sub("WORD", script.replace("\\\n", " "))
+    commands = []
+    for line in text.splitlines():
+        words = shlex.shlex(line, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        current = []
+        for word in words:
+            if word in _OPERATORS:
+                commands.append(current)
+                current = []
+            else:
+                current.append("WORD" if word.startswith("$") else word)
+        commands.append(current)
+    return [command for command in commands if command]
+
+
+def arguments_after(words, *start):
+    """Returns what follows some words in a command; None if they are not in it."""
+    for i in range(len(words) - len(start) + 1):
+        if tuple(words[i : i + len(start)]) == start:
+            return words[i + len(start) :]
+    return None
+
+
+def harness_commands(path):
+    """Returns the arguments of each command of the harness in a pipeline."""
+    found = (
+        arguments_after(command, "-m", "harness")
+        for script in scripts_in(read(path))
+        for command in commands_in(script)
+    )
+    return [arguments for arguments in found if arguments is not None]
 
 
 def jobs_of(path):
@@ -213,3 +270,74 @@ def test_the_programs_of_the_makefile_exist():
 
     assert len(named) > 10
     assert [] == sorted(name for name in named if not (ROOT / name).is_file())
+
+
+# The recipe of ``docs/ci.md`` for ``git bisect run`` with a gate as its test.
+(RECIPE,) = re.findall(
+    r"```sh\n(git bisect start .*?)^```$",
+    (ROOT / "docs" / "ci.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+GATE = RECIPE[RECIPE.index("replicator-harness") : RECIPE.index("  case")]
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    done = subprocess.run(
+        ("git", *who, *words), cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def bisect(folder, codes):
+    """Runs the recipe; gates exit with the code that their commit holds."""
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    for index, code in enumerate(codes):
+        (folder / "code").write_text(f"{code} {index}")
+        git(folder, "add", "code")
+        git(folder, "commit", "--quiet", "-m", f"c{index}")
+        git(folder, "tag", "v1.0" if index == 0 else f"c{index}")
+    tool = folder / ".git" / "replicator-harness"
+    tool.write_text('#!/bin/sh\nread code rest < code\nexit "$code"\n')
+    tool.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", RECIPE],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    tags = {git(folder, "rev-parse", f"c{i}"): f"c{i}" for i in range(1, len(codes))}
+    return done.returncode, done.stdout + done.stderr, tags
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_the_first_commit_whose_gate_regresses_is_named(tmp_path, first):
+    _, out, tags = bisect(tmp_path, [0] * first + [1] * (6 - first))
+    (found,) = re.findall(r"^(\w+) is the first bad commit", out, re.MULTILINE)
+
+    assert f"c{first}" == tags[found], out
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 130])
+def test_a_gate_without_a_verdict_decides_nothing(tmp_path, code):
+    """Inconclusive, failed and unfit: git names a range.
+
+    A command that cannot be carried out would be as wrong of each commit.
+    """
+    status, out, tags = bisect(tmp_path, [0, 0, code, 1, 1])
+
+    assert status
+    if 3 <= code <= 6:
+        assert "only 'skip'ped commits left" in out
+        named = {name for commit, name in tags.items() if f"\n{commit}\n" in out}
+        assert {"c2", "c3"} == named
+    else:
+        assert "first bad commit" not in out
+
+
+def test_its_gate_has_options_that_exist():
+    _, subcommand, *options = shlex.split(GATE.replace("\\\n", " "))
+
+    assert cli.commands[subcommand].make_context(subcommand, options).params

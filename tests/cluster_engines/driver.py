@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support/studies"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 import known_digests
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_words import overridden, smoke_sweep
+from command_lines import overridden, smoke_sweep
 from slurm_cluster import finished
 
 from replicator.cluster.environment import expand_nodes

@@ -10,9 +10,9 @@ import re
 import shutil
 import time
 
-import drawn
+import covering
 import pytest
-from command_words import smoke_sweep
+from command_lines import smoke_sweep
 from slurm_cluster import finished
 
 from results.records.models import TrialStatus
@@ -215,7 +215,7 @@ def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
 @pytest.mark.full
 def test_kills_of_the_harness_leave_nothing_on_any_node(slurm, harness, shared):
     """SIGKILL at random moments, in the full run; ``make faults`` kills 20 times."""
-    chance = drawn.chance("kills under Slurm")
+    chance = covering.chance("kills under Slurm")
     num_kills, kept = 0, {}
     while True:
         words = (*SWEEP, f"--repeats={NUM_TRIALS}")

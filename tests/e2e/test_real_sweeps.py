@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked_trials
+import fork_server
 import pytest
 
 from harness.cli import exit_codes
@@ -138,7 +138,7 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
         "--replicas=2 --mode=weak --order=interleaved --repeats=1 --set=rounds=1 "
         "--budget=none --json --study=s"
     )
-    with forked_trials.installed(trial_tree.WORKER_COMMAND, forked_trials.REAL):
+    with fork_server.installed(trial_tree.WORKER_COMMAND, fork_server.REAL):
         code = cli.main(("sweep", *options.split()))
     out, err = capsys.readouterr()
     assert code in ALLOWED, err

@@ -13,8 +13,8 @@ from typing import Any
 
 import covering
 import pytest
-import short_resnet
-from fake_nvml import FakeNvml, make_gpus
+import small_programs
+from fake_machine import FakeNvml, make_gpus
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -23,19 +23,19 @@ FOLDER = Path(__file__).parent
 # Runs another program while networks are short.
 SHORT = f"""
 import runpy, sys
-sys.path.append({str(Path(short_resnet.__file__).parent)!r})
-import short_resnet
+sys.path.append({str(Path(small_programs.__file__).parent)!r})
+import small_programs
 
-with short_resnet.short():
+with small_programs.short():
     runpy.run_path("{{path}}", run_name="__main__")
 """
 # Runs another program whose devices are taken for GPUs.
 AS_GPUS = f"""
 import runpy, sys
-sys.path.append({str(Path(short_resnet.__file__).parent)!r})
-import virtual_gpus
+sys.path.append({str(Path(small_programs.__file__).parent)!r})
+import tiny_models
 
-virtual_gpus.take_cpus_for_gpus()
+tiny_models.take_cpus_for_gpus()
 runpy.run_path("{{path}}", run_name="__main__")
 """
 

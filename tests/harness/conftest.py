@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import forked_trials
+import fork_server
 import known_digests
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
-from fake_root import FakeRoot
-from loads import QUIET
+from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE_WORKER = forked_trials.command_of("fake_worker", Path(__file__).parent)
+FAKE_WORKER = fork_server.command_of("fake_worker", Path(__file__).parent)
 
 SMALL = (
     "--workload=resnet50",
@@ -45,7 +43,7 @@ SMALL = (
 
 _DRIVER = f"""
 import sys
-sys.path.append({str(ROOT / "tests" / "support" / "studies")!r})
+sys.path.append({str(ROOT / "tests" / "support")!r})
 import known_digests
 known_digests.use()
 from harness.cli import running
@@ -95,7 +93,7 @@ def _without_plugins() -> None:
 
 @pytest.fixture(name="forked_trials")
 def _forked_trials() -> Iterator[None]:
-    with forked_trials.installed(FAKE_WORKER):
+    with fork_server.installed(FAKE_WORKER):
         yield
 
 
@@ -279,7 +277,7 @@ def refuse(harness: Any, written: Any) -> Any:
 @contextlib.contextmanager
 def _quick_sweeps(folder: Path) -> Iterator[pytest.MonkeyPatch]:
     with (
-        forked_trials.installed(FAKE_WORKER),
+        fork_server.installed(FAKE_WORKER),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(folder)

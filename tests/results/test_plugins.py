@@ -5,7 +5,7 @@ import re
 import types
 
 import pytest
-from plugin_packages import install
+from command_lines import install
 
 from results import plugins
 from results.figures import trial_metrics

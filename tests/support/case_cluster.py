@@ -4,16 +4,18 @@
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import covering
 import fork_server
 import pytest
-from case_results import ResultFolder
+from cluster_member import ResultFolder
 
 from replicator.cluster.local_cluster import LocalCluster
 
@@ -152,3 +154,14 @@ def ran(module, folder, *, timeout_sec=CASE_TIMEOUT_SEC, **how):
         if not running.ends_well(timeout_sec):
             pytest.fail(f"{module} failed in a process\n{running.cluster.tails()}")
     return running
+
+
+def load(path):
+    """A module by its file; it may import others of its folder."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "path", [*sys.path, str(path.parent)]):
+        spec.loader.exec_module(module)
+    return module

@@ -12,16 +12,23 @@ A module of cases has
 - ``afterwards(folder)``, if something follows the last case: for as long as it takes.
 """
 
+from __future__ import annotations
+
+import base64
+import dataclasses
 import faulthandler
 import importlib
 import json
 import os
+import pickle
+import re
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
-from case_results import CaseResult, ResultFolder
+import numpy as np
 
 from replicator.cluster import environment
 
@@ -82,6 +89,142 @@ def evaluate(case, made, timeout_sec):
     finally:
         faulthandler.cancel_dump_traceback_later()
     return result
+
+
+_POLL_SEC = 0.02
+_PICKLED = "__pickled__"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """What came of a case in one process."""
+
+    value: Any = None  # What it returned; tuples have become lists.
+    error: str = ""  # Type and message of what it raised; empty if it returned.
+    trace: str = ""  # Where that was raised.
+    duration_sec: float = 0.0  # Time that the case took.
+
+    def to_json(self):
+        """As text; what JSON does not know, such as arrays, is pickled in it."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps(fields, default=_pickled)
+
+    @classmethod
+    def from_json(cls, text):
+        return cls(**json.loads(text, object_hook=_unpickled))
+
+
+def _pickled(value):
+    return {_PICKLED: base64.b64encode(pickle.dumps(value)).decode("ascii")}
+
+
+def _unpickled(found):
+    if set(found) != {_PICKLED}:
+        return found
+    return pickle.loads(base64.b64decode(found[_PICKLED]))
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultFolder:
+    """One file per case and process; a file is there when it is complete."""
+
+    path: Path  # The folder.
+    num_processes: int  # Processes that run the cases.
+
+    def write(self, case_name, process, result):
+        part = self._file(case_name, process).with_suffix(".part")
+        part.write_text(result.to_json(), encoding="utf-8")
+        part.rename(part.with_suffix(".json"))
+
+    def has(self, case_name, process):
+        return self._file(case_name, process).exists()
+
+    def has_all(self, case_name):
+        return all(self.has(case_name, p) for p in range(self.num_processes))
+
+    def read(self, case_name, process):
+        text = self._file(case_name, process).read_text(encoding="utf-8")
+        return CaseResult.from_json(text)
+
+    def read_all(self, case_name):
+        return [self.read(case_name, p) for p in range(self.num_processes)]
+
+    def wait_for_all(self, case_name, timeout_sec):
+        deadline = time.monotonic() + timeout_sec
+        while not self.has_all(case_name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"not every process came out of {case_name} in {timeout_sec:g} s"
+                )
+            time.sleep(_POLL_SEC)
+        return self.read_all(case_name)
+
+    def _file(self, case_name, process):
+        # No suffix is taken off a name with a dot in it.
+        return self.path / f"{case_name}.{process}.json"
+
+
+_POLL_SEC = 0.02
+
+
+def send(**fields):
+    """Writes a message of this process to its output."""
+    sys.stdout.write(json.dumps({"time": time.time(), **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def received(cluster, member, *, num_lines_before=0):
+    """All messages of a process, after so many lines of its output."""
+    text = cluster.output(*member)
+    # The last line may still be being written.
+    lines = text[: text.rfind("\n") + 1].splitlines()[num_lines_before:]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def last(messages, field):
+    """The last value of a field, or None."""
+    values = [message[field] for message in messages if field in message]
+    return values[-1] if values else None
+
+
+def wait_until(condition, cluster, timeout_sec):
+    """Waits for a condition; when the time is over, fails with the outputs."""
+    deadline = time.monotonic() + timeout_sec
+    while not condition():
+        assert time.monotonic() < deadline, cluster.tails()
+        time.sleep(_POLL_SEC)
+
+
+def check(expected, found):
+    assert expected == found, f"{found!r} in place of {expected!r}"
+
+
+def check_message(pattern, call):
+    """The call raises an error that says this."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (its type is a part of the text)
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = "no error"
+    assert re.search(pattern, text, re.DOTALL), text
+
+
+def check_messages(calls):
+    """Each call, by pattern."""
+    for pattern, call in calls.items():
+        check_message(pattern, call)
+
+
+def gathered(repl, value):
+    """What all workers have, in their order."""
+    return list(map(json.loads, repl.gather_bytes(json.dumps(value).encode())))
+
+
+def check_close(expected, weights):
+    """To the rounding of sums of float32 in another order."""
+    for want, got in zip(expected, weights, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Which cases of a product of parameters are enough to cover all of its values."""
+"""Which cases of a product, and which of a series, a run has."""
 
 import itertools
 import os
+import random
+
+import hypothesis
 
 # Set by ``make test-full``.
 VARIABLE = "FULL_TESTS"
@@ -70,3 +73,16 @@ def left_for_the_full_run(items):
         kept = set(covering(values, mark.get("strength", 1), prefer))
         left += [case for index, case in enumerate(cases) if index not in kept]
     return left
+
+
+SEED = os.environ.get("FAULTS_SEED", "")
+
+
+def chance(name):
+    """Returns the numbers of a series, or of one of its cases."""
+    return random.Random(f"{name} {SEED}" if SEED else str(name))
+
+
+def series(test):
+    """Lets a test that Hypothesis draws for follow the variable, too."""
+    return hypothesis.seed(int(SEED))(test) if SEED else test

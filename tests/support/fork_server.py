@@ -26,7 +26,9 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
@@ -225,6 +227,63 @@ def _run(request):
     with contextlib.suppress(KeyError):
         sys.modules["numpy"].random.seed()
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+# Trials that are forked, for tests that look at what they record: those with a fake
+# worker, those of a user's program, and real ones. Most of the time of one is the
+# import of its records, which the server has imported. Tests that look for processes of
+# a trial start them as users do.
+ROOT = Path(__file__).resolve().parents[2]
+MODULE, GATES = "fake_worker", "gate_worker"
+PROGRAMS, REAL = "harness.command.worker", "harness.trial.worker"
+LIGHT = (MODULE, GATES, PROGRAMS)
+
+
+def command_of(module, folder):
+    """Starts without ``site``: a quarter of the time of a trial."""
+    paths = [*(path for path in sys.path if path.endswith("-packages")), str(folder)]
+    code = f"import sys; sys.path += {paths!r}; import {module}; "
+    return (sys.executable, "-S", "-c", f"{code}sys.exit({module}.main())")
+
+
+@contextlib.contextmanager
+def installed(command, module=MODULE):
+    """Forks trials of a command, and those of programs; of gates, any revision's."""
+    from harness.run import trial_runner, trial_tree
+
+    modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
+
+    def start(words, **options):
+        tree = options["env"].get("PYTHONPATH", "").partition(os.pathsep)[0]
+        for first, name in modules.items():
+            is_known = name == GATES or tree == str(ROOT)
+            if tuple(words[: len(first)]) == first and is_known:
+                options["env"] = {**options["env"], "FORKED_TRIAL_OF": tree}
+                return _fork_trial(name, words[len(first) :], **options)
+        return psutil.Popen(words, **options)
+
+    names = vars(psutil) | {"Popen": start}
+    with mock.patch.object(trial_tree, "psutil", types.SimpleNamespace(**names)):
+        yield
+
+
+def _fork_trial(
+    module, arguments, *, stdin, stdout, stderr, env, cwd, start_new_session
+):
+    assert (stdin, start_new_session) == (subprocess.PIPE, True)
+    reader, writer = os.pipe()
+    streams = reader, stdout.fileno(), stderr.fileno()
+    server = _server((*MODULES, REAL) if module == REAL else LIGHT)
+    pid = server.fork([module, *arguments], env, cwd, streams, module)
+    os.close(reader)
+    return ForkedProcess(server, pid, os.fdopen(writer, "wb"))
+
+
+@functools.cache
+def _server(modules):
+    folder = ROOT / "tests" / "harness"
+    paths = os.pathsep.join(map(str, (ROOT, folder, folder / "judging")))
+    return ForkServer({**os.environ, "PYTHONPATH": paths}, modules)
 
 
 if __name__ == "__main__":

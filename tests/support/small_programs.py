@@ -5,12 +5,18 @@ every kind of layer, of whose repetitions most are left out.
 """
 
 import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import small_fit
-from short_resnet import short
 
 from workloads import catalog, controls
+from workloads.d4pg.streams import StepStreams, StreamsSpec
+from workloads.resnet50 import model
 
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS = {
@@ -63,3 +69,50 @@ def match(make, repl):
     )
     losses = [program.run() for _ in range(controls.NUM_STEPS)]
     return losses, changes, program
+
+
+# The stem, three convolutions of each block and its projection.
+NUM_CONVOLUTIONS = 1 + 2 * (3 + 1)
+
+
+@contextlib.contextmanager
+def short():
+    """Makes networks that are built inside short: one block in each of two stages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "NUM_BLOCKS", (1, 1))
+        patch.setattr(model, "WIDTHS", (8, 16))
+        yield
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_streams(num_streams=1, steps_per_stream=100, **changes):
+    fields = {
+        "observation_shape": (1,),
+        "observation_dtype": "float32",
+        "action_size": 1,
+        **changes,
+    }
+    spec = StreamsSpec(
+        num_streams=num_streams, steps_per_stream=steps_per_stream, **fields
+    )
+    return StepStreams(spec)
+
+
+@contextlib.contextmanager
+def child(code, *words, descriptor=None):
+    """A Python program, which may use a descriptor that is its last word."""
+    passed = () if descriptor is None else (descriptor,)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words, *map(str, passed)],
+        pass_fds=passed,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,10 +1,15 @@
 """Tiny models and their training, the same in tests and in their processes."""
 
+import contextlib
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import replicator
+from replicator.core import devices, topology
+from replicator.engine import convolutions
 
 GLOBAL_BATCH_SIZE = 12  # two, three and four replicas share it evenly
 NUM_BATCHES = 4
@@ -255,3 +260,129 @@ def trajectory(repl, *args, num_steps, num_steps_per_run=1, **options):
     losses = training.run(num_steps, num_steps_per_run=num_steps_per_run)
     repl.assert_in_sync()
     return {"losses": losses, "weights": training.weights()}
+
+
+WIDTH, PARTS = 8, 4
+
+
+def mean_squared(outputs, targets):
+    return tf.reduce_mean(tf.square(outputs - targets))
+
+
+def on_cpus(num_replicas, num_stages, **options):
+    """A replicator whose replicas have a CPU device for each stage."""
+    return replicator.create(
+        "in_graph",
+        num_replicas=num_replicas,
+        devices=[f"CPU:{i}" for i in range(num_replicas * num_stages)],
+        logical_devices_per_replica=num_stages,
+        **options,
+    )
+
+
+class Model:
+    """Stages on a replicator, and a step that trains them, in a pipeline or not."""
+
+    def __init__(
+        self, num_replicas, num_stages, layers=(), *, of_optimizer=None, **options
+    ):
+        keras.utils.set_random_seed(0)
+        self.repl = on_cpus(num_replicas, num_stages, **options)
+        self.stages = []
+        with self.repl.context():
+            for k in range(num_stages):
+                with replicator.logical_device(k):
+                    self.stages.append(
+                        keras.Sequential(
+                            [
+                                keras.Input((WIDTH,)),
+                                keras.layers.Dense(WIDTH, activation="tanh"),
+                                *(make() for make in layers),
+                            ]
+                        )
+                    )
+            self.optimizer = self.repl.wrap_optimizer(
+                keras.optimizers.Adam(0.01), **(of_optimizer or {})
+            )
+        self.is_scaled = "loss_scale" in (of_optimizer or {})
+
+    def pipeline(self, **options):
+        stages = [functools.partial(stage, training=True) for stage in self.stages]
+        options = {"num_microbatches": PARTS} | options
+        return replicator.Pipeline(stages, **options)
+
+    def train(self, pipeline=None, num_steps=20):
+        """Losses of each step and all weights after the last."""
+
+        def loss_fn(outputs, targets):
+            loss = mean_squared(outputs, targets)
+            return self.optimizer.scale_loss(loss) if self.is_scaled else loss
+
+        def step(batch):
+            if pipeline is None:
+                with tf.GradientTape() as tape:
+                    values = batch[0]
+                    for k, stage in enumerate(self.stages):
+                        with replicator.logical_device(k):
+                            values = stage(values, training=True)
+                    loss = loss_fn(values, batch[1])
+                variables = [v for s in self.stages for v in s.trainable_variables]
+                found = zip(tape.gradient(loss, variables), variables, strict=True)
+            else:
+                loss, found = pipeline.loss_and_gradients(batch, loss_fn)
+            self.optimizer.apply_gradients(found)
+            return loss
+
+        self.step = step  # explain() speaks of steps that still exist
+        inputs = self.repl.make_input_iterator(batches)
+        losses = [
+            float(self.repl.reduce("mean", self.repl.run(step, inputs)))
+            for _ in range(num_steps)
+        ]
+        self.repl.assert_in_sync()
+        weights = [v.numpy().ravel() for s in self.stages for v in s.variables]
+        return np.array(losses), np.concatenate(weights)
+
+
+def staged_examples():
+    """Four batches of one replica."""
+    return np.random.default_rng(0).standard_normal((64, WIDTH), np.float32)
+
+
+def batches(context):
+    """Four staged_examples for each micro-batch of a replica."""
+    x = staged_examples()
+    data = tf.data.Dataset.from_tensor_slices((x, np.roll(x, 1, axis=1)))
+    data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
+    return data.repeat().batch(4 * PARTS, drop_remainder=True)
+
+
+def outcomes(program, repl):
+    """What a function of a scope returns on one device and on replicas."""
+    found = []
+    for scope in (contextlib.nullcontext(), repl.scope()):
+        keras.utils.clear_session()  # names of layers and metrics
+        keras.utils.set_random_seed(1)
+        found.append(program(scope))
+    return found
+
+
+def assert_as_on_one_device(program, repl, rtol=1e-5, atol=1e-6):
+    """Compares all numbers in the nests: sums of float32 in another order."""
+    one, other = map(keras.tree.flatten_with_path, outcomes(program, repl))
+    assert [path for path, _ in one] == [path for path, _ in other]
+    for (path, expected), (_, found) in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, rtol, atol, err_msg=str(path))
+
+
+def take_cpus_for_gpus(replace=setattr):
+    """Every CPU device has memory of its own, and is not one of NCCL's."""
+    replace(devices, "memory", lambda device: device)
+    replace(devices, "have_virtual_gpus", lambda names: True)
+    are_own = property(
+        lambda self: len(set(self.replica_devices)) == len(self.replica_devices)
+    )
+    replace(topology.Topology, "has_own_gpus", are_own)
+    # On GPUs, convolutions stay what they are.
+    replace(convolutions, "multiply", lambda *_: None)
+    replace(convolutions, "fuse", lambda *_: None)

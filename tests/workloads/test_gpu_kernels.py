@@ -21,7 +21,7 @@ from replicator._tf import compat as _tf_compat
 pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "tests/support/graphs/gpu_graphs.py"
+SCRIPT = ROOT / "tests/support/gpu_graphs.py"
 CASES = gpu_graphs.cases()
 # What decides on the host which part of a graph runs next.
 CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}

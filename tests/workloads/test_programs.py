@@ -6,9 +6,9 @@ import types
 
 import numpy as np
 import pytest
-import short_resnet
+import small_programs
 import tensorflow as tf
-from graph_flops import multiply_adds
+from graphs import multiply_adds
 from small_programs import build as build_small
 
 import replicator
@@ -282,7 +282,7 @@ def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
         return built[-1]
 
     monkeypatch.setattr(type(info), "build", note)
-    with short_resnet.short():
+    with small_programs.short():
         catalog.warm_up("resnet50", "smoke", ("float32", "mixed_bfloat16"))
 
     assert ["float32", "bfloat16"] == [program.compute_dtype for program in built]

@@ -13,9 +13,9 @@ import pathlib
 import numpy as np
 import pytest
 import scipy.stats
+from case_cluster import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loading import load
 
 from workloads import quality
 from workloads.quality import Moments, inception_score, kid

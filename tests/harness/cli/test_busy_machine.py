@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from command_words import overridden, smoke_sweep
+from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.machine import disturbance

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
-from command_words import overridden
-from loads import QUIET
+from command_lines import overridden
+from fake_machine import QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

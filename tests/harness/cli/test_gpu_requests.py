@@ -5,8 +5,8 @@ import re
 import shutil
 
 import pytest
-from command_words import overridden, smoke_sweep
-from fake_nvml import FakeGpu, FakeMig, make_gpus, without
+from command_lines import overridden, smoke_sweep
+from fake_machine import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.machine import gpu_watch, gpus

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from plugin_packages import install
+from command_lines import install
 
 from harness.cli import exit_codes
 from results.store.study_store import Store

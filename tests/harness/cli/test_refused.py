@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from command_words import overridden
-from fake_nvml import FakeNvml, make_gpus
+from command_lines import overridden
+from fake_machine import FakeNvml, make_gpus
 
 from harness.launch.ray import RayHost
 from harness.machine import machine_state

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_words import overridden
+from command_lines import overridden
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

@@ -6,11 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-import fake_slurm
 import jsonschema
 import pytest
-from command_words import overridden
-from fake_nvml import make_gpus
+import slurm_cluster
+from command_lines import overridden
+from fake_machine import make_gpus
 
 from harness.cli import documents, exit_codes, main
 from harness.cli.subcommands.sweep_command import RunRequest
@@ -219,7 +219,9 @@ def test_each_shipped_study_can_be_planned(path, succeed, install_gpus, monkeypa
 def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     harness, write, monkeypatch, tmp_path_factory
 ):
-    submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
+    submitted_to = slurm_cluster.install_stand_ins(
+        tmp_path_factory.mktemp("slurm"), monkeypatch
+    )
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
     monkeypatch.setattr("sys.argv", ["harness", "sweep", name, "--set=seed=3"])
     code, out, err = harness("sweep", name, "--set=seed=3")

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from command_words import overridden, smoke_sweep
+from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from results.store import manifest

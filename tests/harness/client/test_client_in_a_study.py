@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_words import overridden
-from repositories import commit, git
+from command_lines import commit, git, overridden
 
 from harness.cli import exit_codes
 from harness.client import scaling_client

@@ -3,7 +3,7 @@
 import concurrent.futures
 import re
 
-import forked_trials
+import fork_server
 import psutil
 import pytest
 import synthetic_trial
@@ -142,7 +142,7 @@ def ran(tmp_path_factory, make_spec):
             trial_runner.run_trial(store, trials[name], settings)
 
         list(pool.map(run, STARTED))
-        with forked_trials.installed(trial_tree.WORKER_COMMAND):
+        with fork_server.installed(trial_tree.WORKER_COMMAND):
             list(pool.map(run, trials.keys() - STARTED))
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_nvml import make_gpus
+from fake_machine import make_gpus
 
 from harness.command import numbers as numbers_lib
 from harness.command import program, reader, worker

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from repositories import commit, git
+from command_lines import commit, git
 
 from harness.cli import exit_codes
 from harness.command import identity, numbers, program

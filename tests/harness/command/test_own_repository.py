@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from repositories import commit, git
+from command_lines import commit, git
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

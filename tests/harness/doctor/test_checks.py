@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from loads import QUIET
+from fake_machine import QUIET
 
 from harness.cli import exit_codes
 from harness.doctor import checks, pair

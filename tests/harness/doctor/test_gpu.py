@@ -7,7 +7,7 @@ import os
 import re
 
 import pytest
-from fake_nvml import FakeGpu, FakeMig, make_gpus, without
+from fake_machine import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.doctor import checks, gpu

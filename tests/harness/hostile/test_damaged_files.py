@@ -18,22 +18,26 @@ import traceback
 import warnings
 
 import covering
-import damaged
-import drawn
+import damaging
 import pytest
-import read_files
-from command_words import smoke_sweep
-from hung import Hung, at_most
+from command_lines import smoke_sweep
+from damaging import Hung, at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.command.numbers import parse_metric
+from harness.command.reader import MetricFile, ReadingError
 from harness.machine import gpus
 from harness.run import trial_tree
+from harness.run.aggregate import conclude
+from harness.run.trial_tree import TrialExit
+from reports.words import judgement
+from results.errors import ResultsError
 from results.judging import gate as gate_module
 from results.records import identity
-from results.records.models import GateCase, GateRecord, TrialSpec
+from results.records.models import GateCase, GateRecord, StatusRecord, TrialSpec
 from results.store import lock
 from results.store.study_store import Store
 
@@ -191,6 +195,52 @@ def all_discarded(path):
         other.write_text(re.sub(r'"foreign_cpu_fraction": [\d.]+', others, text))
 
 
+def of_numbers(kind, key):
+    """Reads the numbers of a program, as ``--metric`` does."""
+
+    def read(path):
+        with contextlib.suppress(ReadingError):
+            metric = parse_metric(f"throughput={kind}:out:{key}")
+            MetricFile(metric, path).read()
+
+    return read
+
+
+def of_note(path):
+    """Reads what was compiled for which GPUs, as ``doctor`` does."""
+    gpus.noted_code(path.parent)
+
+
+def of_gate(path):
+    """Says what a gate concluded, as its page does."""
+    with contextlib.suppress(ResultsError):
+        if record := gate_module.read_gate(Store(path.parent)):
+            view = judgement.GateView(record=record, why_none="", head="a", base="b")
+            assert view.sentence
+            assert view.level
+            assert all(map(judgement.change, record.cases))
+
+
+def of_trial(path):
+    """Concludes what a trial has written, and stores it."""
+    place = path.parents[1]
+    store, trial_id = Store(place / "runs" / "new"), "0" * 20
+    store.trial_dir(trial_id).mkdir(parents=True)
+    spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
+    for exit_code in (0, 1, -9):
+        ended = TrialExit(exit_code=exit_code, num_oom_kills=0)
+        found = conclude(trial_id, spec, path.parent, ended)
+        status = StatusRecord(
+            trial_id=trial_id,
+            status=found.status,
+            started_at="2026-01-01T00:00:00+00:00",
+            ended_at="2026-01-01T00:00:00+00:00",
+            duration_sec=1.0,
+            failure=found.failure,
+        )
+        store.write_status(trial_id, status)
+
+
 READERS = {
     "observations": (
         "runs/r/trials/*/rank_0.jsonl",
@@ -213,13 +263,13 @@ READERS = {
     ),
     "parameter sweep": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "records of a page": ("records.zip", ("verify records.zip",)),
-    "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
+    "what a gate concluded": ("runs/r/gate.json", (of_gate, "status r")),
     "study file": ("study.toml", ("sweep --dry-run study.toml",)),
-    "numbers in JSON": ("numbers.json", (read_files.of_numbers("json", "a.b"),)),
-    "numbers in CSV": ("numbers.csv", (read_files.of_numbers("csv", "rate"),)),
-    "note of compiled code": ("cuda/*", (read_files.of_note,)),
-    "what a trial wrote": ("trial/rank_0.jsonl", (read_files.of_trial,)),
-    "what ended first": ("trial/first_exit.json", (read_files.of_trial,)),
+    "numbers in JSON": ("numbers.json", (of_numbers("json", "a.b"),)),
+    "numbers in CSV": ("numbers.csv", (of_numbers("csv", "rate"),)),
+    "note of compiled code": ("cuda/*", (of_note,)),
+    "what a trial wrote": ("trial/rank_0.jsonl", (of_trial,)),
+    "what ended first": ("trial/first_exit.json", (of_trial,)),
 }  # fmt: skip
 
 
@@ -244,10 +294,10 @@ KNOWN = {
     ),
     "blocks that are a link": (
         "load within blocks",
-        lambda path: damaged.put(path, "loop"),
+        lambda path: damaging.put(path, "loop"),
     ),
     "a block that is a list": ("load within blocks", with_bytes(b"[]\n")),
-    "an owner without an end": ("owner", lambda path: damaged.put(path, "endless")),
+    "an owner without an end": ("owner", lambda path: damaging.put(path, "endless")),
     "no block that counts": ("load of blocks", all_discarded),
     "a count without what it was": (
         "what a gate concluded",
@@ -298,12 +348,12 @@ def read(whole, tmp_path, monkeypatch):
 def test_a_damaged_file_is_no_fault(name, read):
     wrong = []
     for number in range(-(-NUM_FILES // len(READERS))):
-        chance = drawn.chance(f"{name} {number}")
+        chance = covering.chance(f"{name} {number}")
         how = []
 
         def damage(paths, chance=chance, how=how):
             path = chance.choice(paths)
-            how.append(damaged.damage(path, chance))
+            how.append(damaging.damage(path, chance))
             return path
 
         if faults := read(name, damage):
@@ -441,11 +491,11 @@ def damage(root, kind, first, second, new):
     path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
     if kind == "place":
         others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
-        what = damaged.PLACES[first % len(damaged.PLACES)]
-        damaged.put(others[max(0, second % 9 - 4)], what)
+        what = damaging.PLACES[first % len(damaging.PLACES)]
+        damaging.put(others[max(0, second % 9 - 4)], what)
         return
     if kind == "bytes":
-        damaged.damage(path, random.Random(first))
+        damaging.damage(path, random.Random(first))
         return
     with contextlib.suppress(
         ValueError, LookupError, TypeError, OSError, RecursionError
@@ -484,7 +534,7 @@ def check(root, reader):
         run("sweep", "--study", root.name, "--runs-dir=.", "--retry=failed")
 
 
-@drawn.series
+@covering.series
 @settings(
     max_examples=NUM_STUDIES,
     deadline=None,

@@ -12,10 +12,8 @@ import re
 import shutil
 
 import covering
-import drawn
 import pytest
-from failing_reads import ERRNOS, FailingReads
-from failing_writes import FailingWrites
+from damaging import ERRNOS, FailingReads, FailingWrites
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -61,7 +59,7 @@ OUTPUTS = {
 SEVERAL = ("site", "MLPerf", "render")
 """Outputs of several files, of which each is whole or as it was."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES)
-SHIFT = int(drawn.SEED or 0)
+SHIFT = int(covering.SEED or 0)
 """Each errno at each call needs as many series as there are of them."""
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
 EVERY = 1 if covering.is_full() else 149

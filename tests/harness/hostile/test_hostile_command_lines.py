@@ -12,10 +12,9 @@ from pathlib import Path
 
 import click
 import covering
-import drawn
-import published_studies
 import pytest
-from hung import at_most
+import study_files
+from damaging import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -221,7 +220,7 @@ def run(arguments):
     return code, out.getvalue(), err.getvalue(), time.monotonic() - start
 
 
-@drawn.series
+@covering.series
 @settings(
     max_examples=NUM_CASES,
     deadline=None,
@@ -279,7 +278,7 @@ def test_an_option_that_may_not_repeat_is_given_once(harness, words):
             assert re.match(r"error: --[a-z-]+ is given 2 times, and only one", err)
 
 
-STUDY = published_studies.study("d4pg")
+STUDY = study_files.published("d4pg")
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ import subprocess
 
 import covering
 import pytest
-from loads import BUSY, QUIET
+from fake_machine import BUSY, QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

@@ -7,12 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import forked_trials
-import gate_process
+import command_lines
+import fork_server
 import pytest
-from command_words import overridden
-from loads import QUIET
-from repositories import commit, git
+from command_lines import commit, git, overridden
+from fake_machine import QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -21,8 +20,8 @@ from harness.machine import disturbance
 from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-WORKER = forked_trials.command_of("gate_worker", Path(__file__).parent)
-GATE = (*gate_process.GATE, "--set=rounds=3")
+WORKER = fork_server.command_of("gate_worker", Path(__file__).parent)
+GATE = (*command_lines.GATE, "--set=rounds=3")
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +94,7 @@ def gate(
     def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
         return harness(*overridden(of, *arguments), overrides=gate_overrides | replaced)
 
-    with forked_trials.installed(WORKER, forked_trials.GATES):
+    with fork_server.installed(WORKER, fork_server.GATES):
         yield run
 
 
@@ -106,7 +105,7 @@ def template_of_gates(
     """Returns a directory with a finished gate of two equal revisions, made once."""
     root: Path = tmp_path_factory.mktemp("gates")
     with (
-        forked_trials.installed(WORKER, forked_trials.GATES),
+        fork_server.installed(WORKER, fork_server.GATES),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(root)

@@ -7,9 +7,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import forked_trials
+import fork_server
 import pytest
-from repositories import commit, git
+from command_lines import commit, git
 
 from harness.cli import exit_codes
 from harness.errors import RevisionError
@@ -70,7 +70,7 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
     gate, tmp_path, temporary, other_lock
 ):
     words = (f"--baseline={other_lock}", "--repeats=2", "--study=s")
-    with forked_trials.installed(WORKER, forked_trials.GATES):  # not of its Python
+    with fork_server.installed(WORKER, fork_server.GATES):  # not of its Python
         code, out, err = gate(*words, worker_command=WORKER)
     assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
     trials = list(Store.open(tmp_path / "runs" / "s").trials())

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gate_process import GATE
-from loads import QUIET
+from command_lines import GATE
+from fake_machine import QUIET
 
 from harness.cli import exit_codes
 from harness.machine import disturbance

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from gate_process import DRIVER, GATE, WORKER, worktrees
+from command_lines import DRIVER, GATE, WORKER, worktrees
 
 from harness.cli import exit_codes
 from harness.judging import revisions

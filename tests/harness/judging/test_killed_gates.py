@@ -6,10 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-import drawn
+import covering
 import pytest
-from gate_process import DRIVER, GATE, worktrees
-from repositories import git
+from command_lines import DRIVER, GATE, git, worktrees
 
 from harness.judging import revisions
 from harness.machine import owned_folders
@@ -26,7 +25,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
     repository, tmp_path, temporary
 ):
     """SIGKILL at random moments; ``make faults`` kills a hundred."""
-    chance = drawn.chance("kills of gates")
+    chance = covering.chance("kills of gates")
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     num_left = 0
     for kill in range(NUM_KILLS):

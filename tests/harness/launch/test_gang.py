@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 
-import fake_slurm
 import psutil
 import pytest
-from command_words import smoke_sweep
-from hung import until
+import slurm_cluster
+from command_lines import smoke_sweep
+from damaging import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
@@ -33,7 +33,7 @@ SWEEP = smoke_sweep(
 @pytest.fixture
 def sweep(harness, overrides, tmp_path, tmp_path_factory, monkeypatch):
     """Returns a function that sweeps in an allocation of two nodes."""
-    fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
+    slurm_cluster.install_stand_ins(tmp_path_factory.mktemp("slurm"), monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
 

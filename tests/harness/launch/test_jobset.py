@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from command_words import overridden
+from command_lines import overridden
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
-from kubernetes_rules import expanded
+from kubernetes_api import expanded
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

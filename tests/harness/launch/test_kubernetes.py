@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import kubernetes_api
-import kubernetes_rules
 import pytest
 import synthetic_trial
 import yaml
-from hung import until
+from damaging import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
@@ -69,7 +68,7 @@ def harness(harness, monkeypatch):
 
 
 def write_template(folder, **fields):
-    content = json.dumps(kubernetes_rules.template(**fields))
+    content = json.dumps(kubernetes_api.template(**fields))
     (folder / "pod.yaml").write_text(content)
 
 
@@ -92,14 +91,14 @@ def conditions_of(server, job):
 
 
 def options_of(nodes=None, **fields):
-    template = kubernetes_rules.template(**fields)
+    template = kubernetes_api.template(**fields)
     return KubernetesOptions(pod_template=template, nodes=nodes)
 
 
 def job_of(options, **fields):
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
     made = kubernetes.sweep_job(job, options, "runs")
-    assert [] == kubernetes_rules.problems("jobs", made)
+    assert [] == kubernetes_api.problems("jobs", made)
     return made["spec"], made["spec"]["template"]["spec"]
 
 
@@ -213,7 +212,7 @@ def test_what_a_pod_needs_is_asked_for(harness, sweep, tmp_path, left_out, messa
             word for word in sweep if not word.startswith("--set=pod-template")
         )
     else:
-        content = kubernetes_rules.template(claim="studies")
+        content = kubernetes_api.template(claim="studies")
         del content["spec"][left_out]
         (tmp_path / "pod.yaml").write_text(json.dumps(content))
     code, _, err = harness(*sweep)
@@ -317,7 +316,7 @@ def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
 @needs_kubectl
 @pytest.mark.usefixtures("in_pod")
 def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
-    monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
+    monkeypatch.delitem(kubernetes_api.KINDS, "jobsets")
 
     with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
         kubernetes.GangSet(gang_of(tmp_path, "true"), OPTIONS, os.environ)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import synthetic_trial
-from command_words import smoke_sweep
-from hung import until
+from command_lines import smoke_sweep
+from damaging import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError

@@ -4,9 +4,9 @@ import os
 import re
 import subprocess
 
-import fake_slurm
 import pytest
-from command_words import overridden, smoke_sweep
+import slurm_cluster
+from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import PlanError
@@ -36,7 +36,9 @@ ON_RAY = (*SWEEP, "--launcher=ray")
 @pytest.fixture
 def slurm(tmp_path_factory, monkeypatch):
     """Puts programs into PATH that answer as Slurm's; returns what was submitted."""
-    return fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
+    return slurm_cluster.install_stand_ins(
+        tmp_path_factory.mktemp("slurm"), monkeypatch
+    )
 
 
 @pytest.fixture

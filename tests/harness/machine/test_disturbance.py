@@ -7,8 +7,8 @@ import sys
 
 import psutil
 import pytest
-from hung import until
-from loads import QUIET
+from damaging import until
+from fake_machine import QUIET
 
 from harness.machine import disturbance
 from harness.machine.machine_state import TICK_SEC, CoreClock, read_core_clock

@@ -7,7 +7,7 @@ import time
 
 import pynvml
 import pytest
-from fake_nvml import FakeGpu, FakeMig, make_gpus, without
+from fake_machine import FakeGpu, FakeMig, make_gpus, without
 
 from harness.errors import PlanError, UnfitMachineError
 from harness.machine import gpu_watch, gpus

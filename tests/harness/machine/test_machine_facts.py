@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from repositories import commit, git
+from command_lines import commit, git
 
 from harness.cli import exit_codes
 from harness.machine import environment, machine_state

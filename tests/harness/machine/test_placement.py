@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from fake_nvml import make_gpus
+from fake_machine import make_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 

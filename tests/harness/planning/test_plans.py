@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeNvml, make_gpus
+from fake_machine import FakeNvml, make_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

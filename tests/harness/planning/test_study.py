@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from command_words import overridden
+from command_lines import overridden
 
 from harness.cli import exit_codes
 from harness.machine import machine_state

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from command_words import smoke_sweep
-from ended import finished_in, observed_in
-from loads import QUIET
+from command_lines import smoke_sweep
+from fake_machine import QUIET
+from study_files import finished_in, observed_in
 
 from harness.cli import exit_codes
 from harness.errors import Interrupted, StudyError

@@ -12,14 +12,13 @@ import re
 import shutil
 import subprocess
 
-import drawn
-import ext4_disk
+import covering
+import damaging
 import pytest
-from command_words import overridden, smoke_sweep
-from ended import ended_ids, finished_in, observed_in
-from failing_reads import ERRNOS, FailingReads
-from failing_writes import FailingWrites
-from loads import QUIET
+from command_lines import overridden, smoke_sweep
+from damaging import ERRNOS, FailingReads, FailingWrites
+from fake_machine import QUIET
+from study_files import ended_ids, finished_in, observed_in
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -84,7 +83,7 @@ def test_a_failed_call_loses_nothing_of_what_was_measured(
         assert exit_codes.OK == run()[0]
     num_calls, num_trials = faults.count, len(Store(root).read_plan().trials)
     assert num_calls > (50 if is_read else 20), "it read or wrote nothing"
-    chance = drawn.chance(f"{kind} {order}")
+    chance = covering.chance(f"{kind} {order}")
     errnos = ERRNOS if is_read else WRITE_ERRNOS
     wrong = []
     for number in range((NUM_READS if is_read else NUM_WRITES) // len(ORDERS)):
@@ -151,7 +150,7 @@ def disk(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("mounting a disk needs root")
     try:
-        with ext4_disk.mounted(tmp_path_factory.mktemp("power")) as made:
+        with damaging.mounted(tmp_path_factory.mktemp("power")) as made:
             yield made
     except OSError as error:
         pytest.skip(f"no ext4 can be made and mounted here: {error}")
@@ -210,7 +209,7 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
     disk.insert(MOUNTS[0])
     assert exit_codes.OK == run(*sweep)[0]
     num_calls, num_trials = writes.count, len(Store(root).read_plan().trials)
-    chance = drawn.chance(f"power {order}")
+    chance = covering.chance(f"power {order}")
     wrong, num_kept = [], 0
     for number in range(NUM_CUTS // len(ORDERS)):
         options = MOUNTS[number % len(MOUNTS)]

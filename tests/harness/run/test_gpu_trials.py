@@ -5,8 +5,8 @@ import os
 import re
 
 import pytest
-from command_words import smoke_sweep
-from fake_nvml import ANSWERS, make_gpus, without
+from command_lines import smoke_sweep
+from fake_machine import ANSWERS, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli import main as cli

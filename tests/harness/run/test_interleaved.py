@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_words import overridden, smoke_sweep
+from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.machine import machine_state

@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import covering
-import drawn
 import psutil
 import pytest
-from command_words import overridden, smoke_sweep
-from ended import ended_ids, observed_in
-from hung import until
+from command_lines import overridden, smoke_sweep
+from damaging import until
+from study_files import ended_ids, observed_in
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -97,7 +96,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
 ):
     """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice."""
     memory_before = set(SHARED_MEMORY.iterdir())
-    chance = drawn.chance("kills")
+    chance = covering.chance("kills")
     num_kills = num_studies = 0
     # How long an undisturbed start takes here and now, for moments that hit it all.
     duration = 2.0

@@ -8,9 +8,9 @@ import threading
 
 import psutil
 import pytest
-from command_words import overridden, smoke_sweep
-from ended import ended_ids
-from hung import until
+from command_lines import overridden, smoke_sweep
+from damaging import until
+from study_files import ended_ids
 
 from harness.cli import exit_codes
 from harness.run import trial_tree

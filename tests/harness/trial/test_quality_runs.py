@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from command_words import overridden, smoke_sweep
+from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.trial import measure as steps_lib

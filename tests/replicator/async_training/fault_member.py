@@ -3,8 +3,8 @@
 It continues from the last checkpoint, and trains until somebody is killed.
 """
 
+import cluster_member
 import keras
-import messages
 import numpy as np
 import tensorflow as tf
 
@@ -70,7 +70,7 @@ def train(repl, folder):
     )
     restored = manager.restore()
     call = restored.step if restored else 0
-    messages.send(restored=call)
+    cluster_member.send(restored=call)
     while True:
         for _ in range(NUM_DISPATCHES):
             repl.schedule(step, inputs, num_steps=NUM_STEPS)
@@ -85,13 +85,13 @@ def train(repl, folder):
         except tf.errors.UnavailableError:
             continue  # TensorFlow's own words; the next call says which server is lost
         num_counted = repl.staleness().num_updates
-        messages.send(
+        cluster_member.send(
             call=call, redone=repl.num_redone, num_counted=num_counted, **values
         )
         if call % SAVE_EVERY == 0:
-            messages.send(saving=call)
+            cluster_member.send(saving=call)
             manager.save(call)
-            messages.send(saved=call)
+            cluster_member.send(saved=call)
 
 
 def set_up(folder):
@@ -104,7 +104,7 @@ def end(folder):
         repl = replicator.create("async", recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, folder)
     except replicator.ReplicatorError as error:
-        messages.send(error=type(error).__name__, message=str(error))
+        cluster_member.send(error=type(error).__name__, message=str(error))
         raise
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import case_cluster
 import pytest
-from loading import load
+from case_cluster import load
 
 pytestmark = pytest.mark.processes
 

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import case_cluster
-import messages
+import cluster_member
 import pytest
-from loading import load
+from case_cluster import load
 
 pytestmark = pytest.mark.processes
 
@@ -30,17 +30,17 @@ class Job:
         self._num_lines_before = 0
 
     def reported(self, name):
-        sent = messages.received(
+        sent = cluster_member.received(
             self.cluster, CHIEF, num_lines_before=self._num_lines_before
         )
-        return messages.last(sent, name)
+        return cluster_member.last(sent, name)
 
     def last(self):
-        sent = messages.received(self.cluster, CHIEF)
+        sent = cluster_member.received(self.cluster, CHIEF)
         return [message for message in sent if "call" in message][-1]
 
     def wait_until(self, condition, timeout_sec=START_SEC):
-        messages.wait_until(condition, self.cluster, timeout_sec)
+        cluster_member.wait_until(condition, self.cluster, timeout_sec)
 
     def wait_for_calls(self, number):
         before = self.reported("call") or self.reported("restored") or 0

@@ -6,7 +6,7 @@ import time
 import keras
 import pytest
 import tensorflow as tf
-from hung import until
+from damaging import until
 
 import replicator
 from replicator import errors

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from executed_graph import executed
-from hung import until
+from damaging import until
+from graphs import executed
 from tensorflow.python.eager import context as eager_context
 from tiny_models import Training
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tiny_models
-from checks import check, check_messages
+from cluster_member import check, check_messages
 
 import replicator
 from replicator import InputReplicationMode

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from staged_model import Model, batches
 from tensorflow.python.eager import context as eager_context
+from tiny_models import Model, batches
 
 import replicator
 

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_models import Training
-from virtual_gpus import take_cpus_for_gpus
+from tiny_models import Training, take_cpus_for_gpus
 
 import replicator
 from replicator import errors

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checks import check_message, check_messages
+from cluster_member import check_message, check_messages
 
 import replicator
 

@@ -4,9 +4,9 @@ import contextlib
 import socket
 from concurrent import futures
 
+import damaging
 import grpc
 import pytest
-import strangers
 import tensorflow as tf
 
 from replicator import errors
@@ -32,7 +32,7 @@ def at():
     """Starts a stranger; returns its address."""
     with contextlib.ExitStack() as started:
         yield lambda how: started.enter_context(
-            strangers.listening(free_ports(1)[0], how)
+            damaging.listening(free_ports(1)[0], how)
         )
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import tensorflow as tf
-from hung import until
+from damaging import until
 
 from replicator.cluster import environment, liveness
 from replicator.cluster import workers as workers_lib

@@ -8,8 +8,8 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from checks import check_messages
-from collective_calls import make_call
+from cluster_member import check_messages
+from graphs import make_call
 
 import replicator
 from replicator import PerReplica

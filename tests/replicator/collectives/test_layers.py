@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checks import check_messages
+from cluster_member import check_messages
 
 import replicator
 

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import tensorflow as tf
-from checks import check_message, check_messages
+from cluster_member import check_message, check_messages
 
 import replicator
 from tests.replicator.conftest import make

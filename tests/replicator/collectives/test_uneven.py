@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import uneven_epoch
-from checks import check_messages
+from cluster_member import check_messages
 
 import replicator
 from replicator import InputContext, errors

@@ -8,8 +8,8 @@ import subprocess
 import time
 
 import pytest
+from damaging import until
 from elastic_job import SUPERVISOR
-from hung import until
 
 pytestmark = pytest.mark.processes
 

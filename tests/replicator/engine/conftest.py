@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from collective_calls import make_call
+from graphs import make_call
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch

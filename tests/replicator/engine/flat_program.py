@@ -17,7 +17,7 @@ import replicator
 from replicator.core import devices, topology
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from virtual_gpus import take_cpus_for_gpus
+from tiny_models import take_cpus_for_gpus
 
 NUM_DEVICES = 8
 NUM_REPLICAS = (2, 8)

@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
-from collective_calls import make_call
+from graphs import make_call
 
 from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import FlatGroup, Group, make_topology

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from collective_calls import make_call
+from graphs import make_call
 
 from replicator.collectives.kinds import (
     AllConcat,

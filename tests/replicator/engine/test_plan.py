@@ -5,7 +5,7 @@ import types
 
 import pytest
 import tensorflow as tf
-from collective_calls import SUM, make_call
+from graphs import SUM, make_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

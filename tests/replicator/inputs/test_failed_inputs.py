@@ -7,7 +7,7 @@ import case_cluster
 import fork_server
 import pytest
 import tensorflow as tf
-from loading import load
+from case_cluster import load
 
 import replicator
 from replicator import InputReplicationMode

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from checks import check_message, check_messages
+from cluster_member import check_message, check_messages
 
 import replicator
 from replicator import InputReplicationMode

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checks import check_message
+from cluster_member import check_message
 
 import replicator
 from tests.replicator.conftest import make

@@ -3,8 +3,8 @@
 import functools
 import re
 
+import graphs
 import keras
-import moved_bytes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,8 +32,8 @@ def _total(training):
 
 
 def _moved(training):
-    program = moved_bytes.only_program(training.repl)
-    return moved_bytes.between_devices(moved_bytes.linked_graph(program))
+    program = graphs.only_program(training.repl)
+    return graphs.between_devices(graphs.linked_graph(program))
 
 
 def _held(training, variables):
@@ -143,7 +143,7 @@ def test_sums_of_calls_are_on_their_owners():
     held = _held(training, sums)
     assert _total(training) == sum(held.values())
     assert max(held.values()) <= 0.3 * sum(held.values())
-    program = moved_bytes.only_program(training.repl)
+    program = graphs.only_program(training.repl)
     # Each owner has a branch of its own, with the kernels of its variables.
     assert "ResourceApplyAdam" not in {n.op for n in program._assembly.copies.nodes()}
 
@@ -166,7 +166,7 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
 
     training = Training(copies(), "dense", average, sharded_update=True)
     training.run(1)
-    copied = moved_bytes.only_program(training.repl)._assembly.copies
+    copied = graphs.only_program(training.repl)._assembly.copies
     nodes = {node.name: node for node in copied.nodes()}
     (branch,) = (node.name for node in nodes.values() if node.op.endswith("If"))
     owner = branch.partition("/")[0]
@@ -187,8 +187,8 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
 def test_gathers_wait_for_the_layer_before_the_last():
     """In the linked graph, on every replica: no other weights are there meanwhile."""
     training = _trained("parameters")
-    program = moved_bytes.only_program(training.repl)
-    graph = moved_bytes.linked_graph(program)
+    program = graphs.only_program(training.repl)
+    graph = graphs.linked_graph(program)
     gathers, copied = program.analysis.gathers, program._assembly.copies
 
     def before(name):

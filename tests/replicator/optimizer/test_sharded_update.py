@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checks import check_message
+from cluster_member import check_message
 from tiny_models import Training, copies, dense
 
 import replicator

@@ -5,7 +5,7 @@ import copy
 import keras
 import pytest
 import tensorflow as tf
-from checks import check_message
+from cluster_member import check_message
 
 import replicator
 from replicator import errors

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from staged_model import mean_squared, on_cpus
+from tiny_models import mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError

@@ -8,7 +8,7 @@ import re
 import keras
 import pytest
 import tensorflow as tf
-from staged_model import Model, mean_squared, on_cpus
+from tiny_models import Model, mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError

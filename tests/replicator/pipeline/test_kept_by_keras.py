@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from staged_model import mean_squared, on_cpus
+from tiny_models import mean_squared, on_cpus
 
 import replicator
 from replicator.errors import PipelineError

@@ -2,10 +2,10 @@
 
 import functools
 
-import moved_bytes
+import graphs
 import numpy as np
 import pytest
-from staged_model import WIDTH, Model
+from tiny_models import WIDTH, Model
 
 from replicator import errors
 
@@ -53,7 +53,7 @@ def test_owners_keep_the_sums_of_a_stage_on_its_devices():
 
     buckets = [
         bucket
-        for plan in moved_bytes.only_program(model.repl).plans
+        for plan in graphs.only_program(model.repl).plans
         for bucket in plan.buckets
         if bucket.is_for_owner
     ]

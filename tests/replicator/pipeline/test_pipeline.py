@@ -9,8 +9,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from executed_graph import before, partitions, together
-from staged_model import PARTS, WIDTH, Model, batches, examples, mean_squared, on_cpus
+from graphs import before, partitions, together
+from tiny_models import (
+    PARTS,
+    WIDTH,
+    Model,
+    batches,
+    mean_squared,
+    on_cpus,
+    staged_examples,
+)
 
 import replicator
 
@@ -43,7 +51,7 @@ def test_batch_norm_has_statistics_of_micro_batches_and_one_update():
     model = Model(1, 2, [keras.layers.BatchNormalization])
     norm = model.stages[0].layers[1]
     dense = model.stages[0].layers[0]
-    inputs = examples()[: 4 * PARTS]
+    inputs = staged_examples()[: 4 * PARTS]
     values = np.array_split(np.tanh(inputs @ dense.kernel + dense.bias), PARTS)
     means = np.mean([part.mean(axis=0) for part in values], axis=0)
     variances = np.mean([part.var(axis=0) for part in values], axis=0)

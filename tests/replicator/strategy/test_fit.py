@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 import numpy as np
-import one_device
 import pytest
 import tensorflow as tf
+import tiny_models
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -333,7 +333,9 @@ def test_fit_equals_one_device(name, placement, tmp_path):
     repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
     folder = tmp_path if "callbacks" in name else None
 
-    one_device.assert_equal(lambda scope: trained(program, folder, scope), repl)
+    tiny_models.assert_as_on_one_device(
+        lambda scope: trained(program, folder, scope), repl
+    )
 
 
 def _of_tokens(y, y_pred):
@@ -390,7 +392,7 @@ def test_a_loss_by_token_is_divided_by_the_tokens_of_all_replicas(
         return model.fit(words, words, **fit).history, model.get_weights()
 
     repl = replicator.create("in_graph", num_replicas=num_replicas)
-    one_device.assert_equal(program, repl, rtol=2e-5, atol=2e-6)
+    tiny_models.assert_as_on_one_device(program, repl, rtol=2e-5, atol=2e-6)
 
 
 @contextlib.contextmanager
@@ -420,7 +422,7 @@ def test_fit_in_float64_is_as_exact_as_on_one_device():
 
     with _policy("float64"):
         repl = replicator.create("in_graph", num_replicas=4)
-        one_device.assert_equal(program, repl, rtol=1e-12, atol=1e-13)
+        tiny_models.assert_as_on_one_device(program, repl, rtol=1e-12, atol=1e-13)
 
 
 def test_the_loss_scale_of_keras_skips_the_same_updates_on_all_replicas():
@@ -442,7 +444,7 @@ def test_the_loss_scale_of_keras_skips_the_same_updates_on_all_replicas():
 
     repl = replicator.create("in_graph", num_replicas=2, variable_placement="mirrored")
     # Of float16, of which products of two halves of a batch differ.
-    one_device.assert_equal(program, repl, rtol=5e-3, atol=5e-3)
+    tiny_models.assert_as_on_one_device(program, repl, rtol=5e-3, atol=5e-3)
 
 
 def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last():
@@ -458,7 +460,9 @@ def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last():
             model.compile(keras.optimizers.SGD(0.01), "mse")
         return model.fit(X, Y, batch_size=16, verbose=0).history, model.get_weights()
 
-    one_device.assert_equal(program, replicator.create("in_graph", num_replicas=2))
+    tiny_models.assert_as_on_one_device(
+        program, replicator.create("in_graph", num_replicas=2)
+    )
 
 
 def step_by_step(strategy, model, optimizer):
@@ -503,7 +507,7 @@ def test_an_optimizer_that_was_made_outside_and_makes_no_slots_trains_alike(
             step_by_step(strategy, model, optimizer)
         return int(optimizer.iterations.numpy()), model.get_weights()
 
-    one_device.assert_equal(program, repl)
+    tiny_models.assert_as_on_one_device(program, repl)
 
 
 def test_scores_before_training_do_not_change_it():

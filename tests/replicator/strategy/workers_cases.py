@@ -7,7 +7,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from checks import check, check_message
+from cluster_member import check, check_message
 
 import replicator
 

@@ -9,10 +9,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from command_lines import plain
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from plain_text import plain
 from synthetic import Lost, interleaving_shape
 
 import reports

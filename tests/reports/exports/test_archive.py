@@ -6,8 +6,8 @@ import re
 import shutil
 import zipfile
 
-import published_studies
 import pytest
+import study_files
 from click.testing import CliRunner
 
 from harness.cli import exit_codes, main
@@ -28,7 +28,7 @@ def run(*words):
 
 
 def test_verify_accepts_what_was_downloaded(tmp_path):
-    original = published_studies.study(STUDY)
+    original = study_files.published(STUDY)
     path = tmp_path / build.RECORDS
     path.write_bytes(exports.records_of(Store.open(original)))
     with zipfile.ZipFile(path) as file:
@@ -60,7 +60,7 @@ OLD = {  # until 2026-11-29
 
 
 def test_a_study_with_the_old_names_is_verified_and_exported_with_the_new(tmp_path):
-    original = published_studies.study(STUDY)
+    original = study_files.published(STUDY)
     shutil.copytree(original, root := tmp_path / STUDY)
     for path in root.rglob("*.json"):
         text = path.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pandas as pd
 import pytest
-from changed_study import with_results
+from study_files import with_results
 
 from reports.exports import benchmark_formats, export_formats, exports
 from reports.words import formats, judgement

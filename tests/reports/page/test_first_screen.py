@@ -6,7 +6,7 @@ import re
 
 import pytest
 import rich.console
-from plain_text import plain, visible
+from command_lines import plain, visible
 from synthetic import Lost, every, interleaving_shape
 
 from reports.charts import over_replicas

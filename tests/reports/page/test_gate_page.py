@@ -4,7 +4,7 @@ import functools
 import re
 
 import pytest
-from plain_text import plain, visible
+from command_lines import plain, visible
 
 from reports.exports import exports
 from reports.page import build

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from plain_text import visible
+from command_lines import visible
 from synthetic import ALL_CONTROLS, Lost, interleaving_shape
 
 from reports.page import build

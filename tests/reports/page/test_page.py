@@ -15,7 +15,7 @@ import sys
 
 import matplotlib as mpl
 import pytest
-from plain_text import visible
+from command_lines import visible
 
 from reports.page import build
 from reports.page.sections import learning, overview

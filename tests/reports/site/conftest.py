@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from changed_study import edit_record
+from study_files import edit_record
 
 PAGE = '<!DOCTYPE html>\n<html>\n<body>\n<a class="skip" href="#x">Skip</a>\nx\n</body>'
 

@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import published_studies
 import pytest
+import study_files
 from click.testing import CliRunner
-from plain_text import plain
+from command_lines import plain
 
 from harness.cli import main
 from reports.site import build
@@ -21,7 +21,7 @@ BRACKETS = re.compile(r"\[\d[\d.]*, \d[\d.]*\]")
 
 
 def records(name):
-    return str(published_studies.SITE / "studies" / name / "records.zip")
+    return str(study_files.SITE / "studies" / name / "records.zip")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def built(tmp_path_factory):
 
 
 def test_every_link_leads_somewhere(built):
-    for folder in (published_studies.SITE, built):
+    for folder in (study_files.SITE, built):
         pages = list(folder.rglob("*.html"))
         assert len(pages) > 2
         for page in pages:
@@ -56,9 +56,9 @@ def test_every_link_leads_somewhere(built):
 def test_a_page_says_whose_it_is_without_a_click(built):
     page = (built / "studies" / NAME / "index.html").read_text("utf-8")
     closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
-    study = load_study(Store.open(published_studies.study(NAME)))
+    study = load_study(Store.open(study_files.published(NAME)))
     commits = next_step.commits_of(study.cases)
-    published = (published_studies.SITE / "studies" / NAME / "index.html").read_text()
+    published = (study_files.SITE / "studies" / NAME / "index.html").read_text()
 
     assert "TF-Replicator (Buchlovsky et al. 2019)" in closed
     assert "tf.distribute.MirroredStrategy with the stock Keras update" in closed

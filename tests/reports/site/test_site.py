@@ -7,9 +7,9 @@ import posixpath
 import re
 
 import pytest
-from changed_study import with_environments
 from click.testing import CliRunner
-from plain_text import plain, visible
+from command_lines import plain, visible
+from study_files import with_environments
 
 from harness.cli import main
 from reports.charts import bars

@@ -5,8 +5,8 @@ import itertools
 import re
 
 import pytest
-from changed_study import with_blocks, with_environments, with_results
-from plain_text import plain
+from command_lines import plain
+from study_files import with_blocks, with_environments, with_results
 
 from reports.page.sections import coverage, overview
 from reports.view import view_store

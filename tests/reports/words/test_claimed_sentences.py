@@ -10,9 +10,9 @@ import pathlib
 import gate_claims
 import noise_models
 import page_claims
-import published_studies
 import pytest
-from plain_text import plain
+import study_files
+from command_lines import plain
 from synthetic import Lost, interleaving_shape
 
 from reports.view import view_store
@@ -28,9 +28,9 @@ def _rows(store):
     return {page_claims.row_of(plain(text)) for text in judged.sentences}
 
 
-@pytest.mark.parametrize("name", published_studies.NAMES)
+@pytest.mark.parametrize("name", study_files.PUBLISHED)
 def test_published_studies_say_only_what_has_a_row(name):
-    found = _rows(Store.open(published_studies.study(name)))
+    found = _rows(Store.open(study_files.published(name)))
 
     assert {page_claims.INTERVAL, page_claims.FASTER} & found
 

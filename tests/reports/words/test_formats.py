@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 import pytest
+from command_lines import plain
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_text import plain
 
 from harness.catalog import BACKENDS, PEERS
 from reports import output_file

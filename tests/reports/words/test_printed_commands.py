@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import published_studies
 import pytest
+import study_files
 from click.testing import CliRunner
 
 from harness.cli import main, running
@@ -23,7 +23,7 @@ from results import Store
 from results.records.models import TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = sorted(published_studies.SITE.glob("studies/*/index.html"))
+PUBLISHED = sorted(study_files.SITE.glob("studies/*/index.html"))
 COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
 IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
@@ -48,7 +48,7 @@ def _run(command, runs_dir, monkeypatch):
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
-    study = published_studies.study(page.parent.name)
+    study = study_files.published(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")
     commands = sorted({html.unescape(of) for of in COMMAND.findall(text)})

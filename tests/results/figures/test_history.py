@@ -4,9 +4,9 @@ import dataclasses
 import re
 
 import pytest
-from changed_study import edit_record
-from loads import QUIET
-from plain_text import plain
+from command_lines import plain
+from fake_machine import QUIET
+from study_files import edit_record
 from synthetic import interleaving_shape, make_store
 
 from harness.machine.disturbance import discard_reason

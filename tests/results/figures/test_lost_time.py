@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from changed_study import with_blocks, with_results
 from known_losses import (
     LOST,
     OF_BLOCKS,
@@ -17,6 +16,7 @@ from known_losses import (
     of_blocks,
     of_controls,
 )
+from study_files import with_blocks, with_results
 from synthetic import ALL_CONTROLS, Lost, interleaving_shape, make_store
 
 from results import errors, load_study

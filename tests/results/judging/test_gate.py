@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from changed_study import with_blocks, with_environments, with_results
+from study_files import with_blocks, with_environments, with_results
 
 from reports.site.comparison import compare_studies
 from reports.words import judgement

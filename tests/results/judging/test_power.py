@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
-from changed_study import with_blocks
+from study_files import with_blocks
 
 from results import errors, load_study
 from results.judging import gate_metrics, paired_gate, power

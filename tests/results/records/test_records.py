@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 
-import damaged
+import damaging
 import pytest
-from changed_study import edit_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study_files import edit_record
 
 from results import Store, errors
 from results.records import identity, schema
@@ -144,7 +144,7 @@ def _first(store, name):
     ],
 )
 def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
-    damaged.put(_first(store, "result.json"), what)
+    damaging.put(_first(store, "result.json"), what)
     (problem,) = store.read().problems
 
     assert re.search(reason, problem.reason)

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from hung import until
+from damaging import until
 
 from results import errors
 from results.store import atomic, lock

@@ -4,8 +4,8 @@ import json
 import struct
 import zlib
 
-import published_studies
 import pytest
+import study_files
 from pydantic import TypeAdapter
 
 from results.records.models import (
@@ -130,7 +130,7 @@ def test_a_record_that_is_nested_deeply_is_damaged():
 
 
 def test_a_picture_holds_pixels_only():
-    study = published_studies.study("sngan")
+    study = study_files.published("sngan")
     drawn = min(study.glob("trials/*/samples_*.png")).read_bytes()
     chunk = b"zTXt" + b"Comment\0\0" + zlib.compress(TOKEN.encode())
     packed = struct.pack(">I", len(chunk) - 4) + chunk

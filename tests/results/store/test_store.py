@@ -5,8 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from changed_study import edit_record
-from ended import ended_ids
+from study_files import edit_record, ended_ids
 
 from results import Store, errors
 from results.records.models import SCHEMA_VERSION

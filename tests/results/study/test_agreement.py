@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from changed_study import with_results
+from study_files import with_results
 
 from reports.view import view_store
 from reports.words import caveats

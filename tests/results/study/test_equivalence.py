@@ -6,7 +6,7 @@ import re
 
 import pytest
 import rich.console
-from plain_text import visible
+from command_lines import visible
 
 from reports.exports import exports
 from reports.page import build

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from changed_study import edit_record
+from study_files import edit_record
 
 from reports.site.comparison import compare_studies
 from results import load_study

@@ -6,8 +6,8 @@ import copy
 import math
 
 import numpy as np
-import published_studies
 import pytest
+import study_files
 
 from results import Store, load_study
 from results.statistics import estimates
@@ -69,7 +69,7 @@ def test_intervals_are_what_other_code_says(stated, logs, spread):
 @pytest.fixture(scope="module")
 def published():
     """Returns a published study of two backends in both modes, and its raw trials."""
-    store = Store.open(published_studies.study("resnet50-two-cores"))
+    store = Store.open(study_files.published("resnet50-two-cores"))
     study = load_study(store)
     return study, trials.compare(store, study.entries, Check())
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from d4pg_streams import ROOT, child, make_streams
+from small_programs import ROOT, child, make_streams
 
 from workloads.d4pg.actor import ActorSettings, Policy, PolicySpec
 from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool

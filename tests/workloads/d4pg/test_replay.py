@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from d4pg_streams import child, make_streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from small_programs import child, make_streams
 
 from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib

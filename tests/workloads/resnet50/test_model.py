@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.special
-import short_resnet
+import small_programs
 import tensorflow as tf
 
 from workloads.common.training import LARS, PolynomialSchedule
@@ -128,7 +128,7 @@ def test_moving_statistics_follow_the_batch():
 
 
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
-    with short_resnet.short():
+    with small_programs.short():
         made = model_lib.ResNet50(
             ResNet50Config(compute_dtype="mixed_bfloat16", zero_gamma=False)
         )

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import short_resnet
 import small_programs
 import tensorflow as tf
 
@@ -230,7 +229,7 @@ def test_two_replicas_report_what_one_does(pair):
     assert (4, 8) == (pair.per_replica_batch_size, pair.global_batch_size)
     assert all(check.is_passed for check in pair.sanity()), pair.sanity()
     assert [359, 359] == [metric.num_examples for metric in pair.evaluate()]
-    assert len(pair._repl.local_state()) == 2 * short_resnet.NUM_CONVOLUTIONS
+    assert len(pair._repl.local_state()) == 2 * small_programs.NUM_CONVOLUTIONS
     # Their pixels were sent as bytes, and are normalised by the step.
     assert tf.uint8 == pair._inputs.element_spec["image"].dtype
     assert math.log(1000) == pytest.approx(found[0], abs=0.7)

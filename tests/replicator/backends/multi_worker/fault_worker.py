@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-import messages
+import cluster_member
 from tiny_models import Training
 
 import replicator
@@ -53,7 +53,7 @@ def train(repl, folder, mode, victim):
         here = folder / f"worker_{repl.worker_id}_came_to_the_fault"
         if step == FAULT_STEP and not here.exists():
             here.touch()
-            messages.send(at_fault=True, pid=os.getpid())
+            cluster_member.send(at_fault=True, pid=os.getpid())
             if repl.worker_id == victim:
                 misbehave(mode, repl)
             if mode == "other_step":
@@ -61,7 +61,9 @@ def train(repl, folder, mode, victim):
             if mode == "exchange":
                 repl.assert_in_sync()
         loss = repl.reduce("mean", repl.run(training.step, training.batch(step)))
-        messages.send(step=step, loss=float(loss), num_threads=count_waiting_threads())
+        cluster_member.send(
+            step=step, loss=float(loss), num_threads=count_waiting_threads()
+        )
         if (step + 1) % SAVE_EVERY == 0:
             manager.save(step + 1)
 
@@ -83,13 +85,13 @@ def end(folder, mode, victim, num_workers):
     try:
         train(repl, folder, mode, victim)
     except replicator.ReplicatorError as error:
-        messages.send(error=type(error).__name__, message=str(error))
+        cluster_member.send(error=type(error).__name__, message=str(error))
         try:
             repl.run(lambda: 1.0)
         except replicator.ReplicatorError as again:
-            messages.send(again=type(again).__name__)
+            cluster_member.send(again=type(again).__name__)
         return
-    messages.send(done=True)
+    cluster_member.send(done=True)
 
 
 CASES = {"end": end}

@@ -4,9 +4,8 @@ import time
 
 import pytest
 import tensorflow as tf
-from checks import check, check_close, check_message, gathered
-from tiny_models import Training, share
-from virtual_gpus import take_cpus_for_gpus
+from cluster_member import check, check_close, check_message, gathered
+from tiny_models import Training, share, take_cpus_for_gpus
 
 import replicator
 from replicator.core import devices

@@ -10,7 +10,7 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
-from checks import check, check_close, check_messages, gathered
+from cluster_member import check, check_close, check_messages, gathered
 from tiny_models import Training
 
 import replicator

@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import case_cluster
-import messages
+import cluster_member
+import damaging
 import pytest
-import strangers
-from loading import load
-from messages import wait_until
+from case_cluster import load
+from cluster_member import wait_until
 
 import replicator
 
@@ -37,11 +37,13 @@ def cluster_of(tmp_path, mode, num_workers=2, victim=1):
 
 
 def field(cluster, worker, name):
-    return messages.last(messages.received(cluster, ("worker", worker)), name)
+    return cluster_member.last(
+        cluster_member.received(cluster, ("worker", worker)), name
+    )
 
 
 def losses(cluster, worker=0):
-    sent = messages.received(cluster, ("worker", worker))
+    sent = cluster_member.received(cluster, ("worker", worker))
     return {x["step"]: x["loss"] for x in sent if "step" in x}
 
 
@@ -111,7 +113,7 @@ def test_a_dead_worker_is_known_from_a_stranger_at_its_port(tmp_path):
     with cluster_of(tmp_path, "exchange") as cluster:
         wait_until(lambda: field(cluster, 1, "at_fault"), cluster, START_SEC)
         cluster.kill("worker", 1)
-        with strangers.listening(port_of(cluster, 1), "silent"):
+        with damaging.listening(port_of(cluster, 1), "silent"):
             check_others_end(cluster, 2, victim=1)
         assert "has exited; a sync" in field(cluster, 0, "message")
 

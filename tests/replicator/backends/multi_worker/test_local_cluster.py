@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hung import until
+from damaging import until
 
 from replicator import errors
 from replicator.cluster.local_cluster import LocalCluster

@@ -14,7 +14,7 @@ import numpy as np
 import sharded_cases
 import tensorflow as tf
 import uneven_epoch
-from checks import check, check_message, check_messages, gathered
+from cluster_member import check, check_message, check_messages, gathered
 from tiny_models import share
 
 import replicator

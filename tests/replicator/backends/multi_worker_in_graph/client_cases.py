@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 import tiny_models
 import uneven_epoch
-from checks import check, check_close, check_message
+from cluster_member import check, check_close, check_message
 
 import replicator
 from replicator.engine import plan
@@ -242,7 +242,7 @@ def workers_send_each_other_a_few_tensors_per_step():
     That is a vector per type of outputs, and one of statistics, whatever the number of
     replicas. Transfers of nothing are at most four per replica, as on one machine.
     """
-    from executed_graph import executed
+    from graphs import executed
 
     for num_replicas in (2, 12):
         repl = make(num_replicas)

@@ -11,7 +11,7 @@ import case_cluster
 import numpy as np
 import pytest
 import tiny_models
-from messages import wait_until
+from cluster_member import wait_until
 
 import replicator
 

@@ -4,9 +4,9 @@ import socket
 import time
 from pathlib import Path
 
+import damaging
 import pytest
-import strangers
-from loading import load
+from case_cluster import load
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +56,7 @@ def test_a_server_ends_when_its_client_is_killed(stepping_client):
     cluster = stepping_client.cluster
     start = time.monotonic()
     cluster.kill("worker", 0)
-    with strangers.listening(port_of(cluster, 0), "garbage"):
+    with damaging.listening(port_of(cluster, 0), "garbage"):
         codes = cluster.wait(timeout_sec=60)
 
     assert 0 == codes["worker", 1]

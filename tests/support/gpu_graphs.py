@@ -1,6 +1,6 @@
 """Writes the graphs that workloads run on two GPUs, of which none is needed.
 
-    python tests/support/graphs/gpu_graphs.py <folder>
+    python tests/support/gpu_graphs.py <folder>
 
 One file per step and data type: what the optimizer of graphs made of it. In a process
 of its own, since the rules of oneDNN are chosen when TensorFlow starts.

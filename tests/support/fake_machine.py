@@ -1,10 +1,4 @@
-"""A stand-in for the library of the NVIDIA driver, with the GPUs that a test describes.
-
-``FakeNvml`` takes the place of the module ``pynvml``: its constants and exceptions are
-the real ones, its functions answer from the GPUs of the test. A function without an
-answer here fails the test that calls it, so that no path of the harness runs unnoticed
-on answers that nobody wrote.
-"""
+"""Machines that are not there: their GPUs, their ``/proc`` and their loads."""
 
 from __future__ import annotations
 
@@ -13,6 +7,8 @@ import functools
 from types import SimpleNamespace
 
 import pynvml
+
+from harness.machine.disturbance import Disturbance
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -217,3 +213,47 @@ class FakeNvml:
     def _check_open(self):
         if not self.num_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+
+class FakeRoot:
+    """Writes the files of ``/proc`` and ``/sys`` below a temporary directory."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, name, text):
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def cores(self, *rows):
+        """Sets idle, irq, softirq and steal of cores 0, 1, ..., in ticks."""
+        lines = ["cpu  1 2 3 4 5 6 7 8 0 0"]
+        for cpu, (idle, irq, softirq, steal) in enumerate(rows):
+            lines.append(f"cpu{cpu} 5 5 5 {idle} 0 {irq} {softirq} {steal} 0 0")
+        self.write("proc/stat", "\n".join([*lines, "intr 5 0", "ctxt 7", ""]))
+
+    def thread(self, pid, tid, run_sec, delay_sec=0):
+        """Sets the totals of one thread."""
+        text = f"{round(run_sec * 1e9)} {round(delay_sec * 1e9)} 3\n"
+        self.write(f"proc/{pid}/task/{tid}/schedstat", text)
+
+    def process(self, pid, user, system, name="a) b (c"):
+        """Sets the totals of one process in ticks; its name can have parentheses."""
+        fields = " ".join(["S", *"0" * 10, str(user), str(system), *"0" * 20])
+        self.write(f"proc/{pid}/stat", f"{pid} ({name}) {fields}\n")
+
+
+QUIET = Disturbance(
+    foreign_cpu_fraction=0.012345678,
+    foreign_resolution=0.031,
+    stolen_cpu_fraction=0.001234567,
+    stolen_resolution=0.031,
+    run_delay_sec=0.012345678,
+    num_throttled=0,
+)
+"""The block counts."""
+BUSY = dataclasses.replace(
+    QUIET, foreign_cpu_fraction=0.312345678, run_delay_sec=0.112345678
+)
+"""The block is discarded."""

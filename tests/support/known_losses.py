@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 import synthetic
-from changed_study import with_results
+from study_files import with_results
 
 from results import load_study
 from results.figures import lost_time, scaling

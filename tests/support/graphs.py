@@ -1,0 +1,265 @@
+"""What a graph has: ops that run, their products, bytes that move, collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import function_def_to_graph
+
+from replicator.collectives.kinds import AllReduce, Collective
+
+_SENDS = ("_Send", "_HostSend")
+_RECEIVES = ("_Recv", "_HostRecv")
+# What runs on the host, or passes on what is there.
+_WITHOUT_LAUNCH = frozenset(
+    {
+        *_SENDS,
+        *_RECEIVES,
+        "_Arg",
+        "_DeviceArg",
+        "_DeviceRetval",
+        "_HostRetval",
+        "_Retval",
+        "Assert",
+        "AssignVariableOp",  # takes the tensor as it is
+        "Const",
+        "Identity",
+        "IdentityN",
+        "IteratorGetNext",
+        "NoOp",
+        "PreventGradient",
+        "ReadVariableOp",
+        "Reshape",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Squeeze",
+        "StopGradient",
+        "VarHandleOp",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executed:
+    """The largest function that was started."""
+
+    num_nodes: int  # Of all partitions.
+    # Transfers of nothing, for which something on another device waits.
+    num_controls: int
+    num_data: int  # Transfers of values between devices.
+
+
+def partitions(first_call):
+    """Returns the graph of each device of the largest function that a call starts."""
+    context = eager_context.context()
+    context.enable_graph_collection()
+    try:
+        first_call()
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    return max(
+        (graph.partition_graphs for graph in graphs),
+        key=lambda found: sum(len(part.node) for part in found),
+    )
+
+
+def before(graph):
+    """Returns a function from a node of a graph to all nodes that end before it."""
+    inputs = {
+        node.name: [text.removeprefix("^").partition(":")[0] for text in node.input]
+        for node in graph.node
+    }
+
+    def ancestors(name):
+        stack, found = list(inputs[name]), set[str]()
+        while stack:
+            one = stack.pop()
+            if one not in found:
+                found.add(one)
+                stack += inputs.get(one, [])
+        return found
+
+    return ancestors
+
+
+def together(graphs):
+    """Joins the graphs of all devices: what receives has what is sent as its input."""
+    joined = type(graphs[0])()
+    for graph in graphs:
+        joined.node.extend(graph.node)
+    sent = {_rendezvous(node): node.name for node in joined.node if node.op in _SENDS}
+    for node in joined.node:
+        if node.op in _RECEIVES:
+            node.input.append(sent[_rendezvous(node)])
+    return joined
+
+
+def _rendezvous(node):
+    names = ("tensor_name", "send_device", "recv_device")
+    return tuple(node.attr[name].s for name in names)
+
+
+def executed(first_call, *, between_processes=False):
+    """Returns what a call executes; no call of the same function may be before it."""
+    return count(partitions(first_call), between_processes=between_processes)
+
+
+def count(graphs, *, between_processes=False):
+    """Counts what ``executed`` does in the graphs of all devices."""
+    sources = [
+        nodes[send.input[0].partition(":")[0]]
+        for part in graphs
+        for nodes in [{node.name: node for node in part.node}]
+        for send in part.node
+        if send.op in _SENDS and (_leaves_process(send) or not between_processes)
+    ]
+    num_controls = sum(map(_is_dummy, sources))
+    return Executed(
+        num_nodes=sum(len(part.node) for part in graphs),
+        num_controls=num_controls,
+        num_data=len(sources) - num_controls,
+    )
+
+
+def launches(graph):
+    """Counts the nodes of a device that would start a kernel on a GPU."""
+    return sum(node.op not in _WITHOUT_LAUNCH for node in graph.node)
+
+
+def _leaves_process(send):
+    """Whether what is sent goes to a device of another process."""
+    source, target = (send.attr[f"{end}_device"].s for end in ("send", "recv"))
+    return bool(source.rpartition(b"/")[0] != target.rpartition(b"/")[0])
+
+
+def _is_dummy(node):
+    """Whether a node is the empty constant that TensorFlow sends for a control edge."""
+    if node.op != "Const" or not node.input:
+        return False
+    return [0] == [dim.size for dim in node.attr["value"].tensor.tensor_shape.dim]
+
+
+COUNTED = (
+    "BatchMatMulV2",
+    "MatMul",
+    "Conv2D",
+    "Conv2DBackpropInput",
+    "Conv2DBackpropFilter",
+)
+
+
+def multiply_adds(function, *args):
+    """Returns the products of convolutions and matrices that the outputs need."""
+    traced = tf.function(function, autograph=False).get_concrete_function(*args)
+    outputs = [t for t in tf.nest.flatten(traced.outputs) if t is not None]
+    pending, seen, total = [t.op for t in outputs], set(), 0
+    while pending:
+        op = pending.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        total += of_op(op)
+        pending += [tensor.op for tensor in op.inputs]
+    return total
+
+
+def of_op(op):
+    if op.type not in COUNTED:
+        assert "Conv" not in op.type, op.type
+        assert "MatMul" not in op.type, op.type
+        return 0
+    shapes = [tensor.shape.as_list() for tensor in op.inputs]
+    if op.type == "BatchMatMulV2":
+        inner = shapes[0][-2 if op.get_attr("adj_x") else -1]
+        return math.prod(op.outputs[0].shape) * inner
+    if op.type == "MatMul":
+        rows, inner = shapes[0][::-1] if op.get_attr("transpose_a") else shapes[0]
+        columns = shapes[1][0 if op.get_attr("transpose_b") else 1]
+        return rows * inner * columns
+    if op.type == "Conv2D":
+        return math.prod(op.outputs[0].shape) * math.prod(shapes[1][:3])
+    if op.type == "Conv2DBackpropInput":
+        return math.prod(shapes[2]) * math.prod(shapes[1][:3])
+    assert op.type == "Conv2DBackpropFilter"
+    sizes = op.inputs[1]  # of the kernel; its gradient has no static shape
+    if sizes.op.type == "ShapeN":
+        kernel = sizes.op.inputs[sizes.value_index].shape.as_list()
+    else:
+        kernel = tf.get_static_value(sizes)
+    return math.prod(shapes[2]) * math.prod(kernel[:3])
+
+
+def only_program(repl):
+    ((_, program),) = repl._programs.items()
+    return program
+
+
+def linked_graph(program):
+    """The function of a step as a graph whose shapes are known."""
+    assembly = program._assembly
+    function = eager_context.context().get_function_def(assembly._name)
+    shapes, names = {}, {}
+    for index, outer in enumerate(assembly.captured):
+        if outer.dtype == tf.resource:
+            (data,) = outer._handle_data.shape_and_type
+            shapes[f"capture_{index}"] = data.shape
+    for node in function.node_def:
+        if node.op != "ReadVariableOp":
+            continue
+        # A read has no shape of its own in a function.
+        handle, dtype = node.input[0], node.attr["dtype"].type
+        controls = [text for text in node.input if text.startswith("^")]
+        node.op = "Placeholder"
+        del node.input[:]
+        node.input.extend(controls)
+        node.attr.clear()
+        node.attr["dtype"].type = dtype
+        node.attr["shape"].shape.CopyFrom(shapes[handle])
+        names[f"{node.name}:value:0"] = f"{node.name}:output:0"
+    for node in function.node_def:
+        for place, text in enumerate(node.input):
+            node.input[place] = names.get(text, text)
+    num_inputs = len(function.signature.input_arg)
+    known = [None] * len(assembly.captured)
+    specs = [spec.shape for spec in tf.nest.flatten(program._specs)]
+    num_replicas = (num_inputs - len(known)) // max(len(specs), 1)
+    return function_def_to_graph.function_def_to_graph(
+        function, input_shapes=[*known, *specs * num_replicas]
+    )
+
+
+def between_devices(graph):
+    """By device, the bytes of its tensors times the other devices that use each."""
+    moved = {}
+    for op in graph.get_operations():
+        for tensor in op.outputs:
+            users = {user.device for user in tensor.consumers()} - {op.device, ""}
+            if op.type == "Placeholder" and not op.device:
+                continue  # an argument, which every device gets
+            if tensor.dtype == tf.resource or not users:
+                continue
+            size = tensor.shape.num_elements() * tensor.dtype.size
+            moved[op.device] = moved.get(op.device, 0) + size * len(users)
+    return moved
+
+
+SUM = AllReduce(op="sum")
+
+
+def make_call(shapes, kind=SUM, *, num_replicas=2, dtypes=None, index=0, **options):
+    """A call on tensors of some shapes, float32 unless types are given."""
+    places = range(len(shapes))
+    facts = {
+        "operands": tuple(f"operand_{index}_{place}" for place in places),
+        "markers": tuple(f"marker_{index}_{place}" for place in places),
+        "dtypes": tuple(dtypes or [tf.float32] * len(shapes)),
+        "shapes": tuple(tf.TensorShape(shape) for shape in shapes),
+    }
+    return Collective(
+        index=index, kind=kind, num_replicas=num_replicas, **(facts | options)
+    )
