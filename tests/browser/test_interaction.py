@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from reports.page import build
-from results.figures import frame
+from results import points_frame
 from results.records.models import Failure, Phase, TrialStatus
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -24,7 +24,7 @@ def test_data_and_figures_are_saved(open_page, stores):
     page = open_page("default", scheme="dark")
     link = page.locator("a[download='scaling.csv']")
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))
-    points = frame.points_frame(stores("default"))
+    points = points_frame(stores("default"))
     expected = points[points.figure == "scaling"]
     figure = page.locator("figure[data-name=step-times]")
     drawing = _download(page, figure.get_by_text("Save as SVG").click).decode()
@@ -147,7 +147,7 @@ def _check(texts, expected):
 @pytest.fixture(scope="module")
 def efficiencies(stores):
     """The estimates of a study of three sizes that its first figure draws."""
-    points = frame.points_frame(stores("three sizes"))
+    points = points_frame(stores("three sizes"))
     of_figure = points[(points.figure == "scaling") & (points.kind == "estimate")]
     return of_figure[of_figure.quantity == "efficiency"]
 

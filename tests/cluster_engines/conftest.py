@@ -6,14 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-import known_digests
+import driver
 import pytest
 import slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 # With what makes the import of TensorFlow quick in processes of tests.
 PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-DRIVER = Path(__file__).with_name("driver.py")
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +38,10 @@ def harness(slurm, shared):
     def run(*args, **variables):
         return slurm.run(
             sys.executable,
-            DRIVER,
+            driver.__file__,
             *args,
             cwd=shared,
-            env={"PYTHONPATH": PATHS, **known_digests.variables(), **variables},
+            env={"PYTHONPATH": PATHS, **driver.variables(), **variables},
         )
 
     return run
@@ -73,7 +72,7 @@ def start_job(slurm, shared):
 def submit(slurm, folder, *args, nodes=2, options=(), **variables):
     """Submits the command line as a job of so many nodes; returns its id."""
     batch = folder / "job.sh"
-    words = " ".join(f"'{word}'" for word in (sys.executable, DRIVER, *args))
+    words = " ".join(f"'{word}'" for word in (sys.executable, driver.__file__, *args))
     batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
     done = slurm.run(
         "sbatch",
@@ -87,7 +86,7 @@ def submit(slurm, folder, *args, nodes=2, options=(), **variables):
         env={
             **os.environ,
             "PYTHONPATH": PATHS,
-            **known_digests.variables(),
+            **driver.variables(),
             **variables,
         },
     )

@@ -13,17 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import known_digests
+import driver
 import pytest
 import slurm_cluster
 
+from results import Store
 from results.records.models import TrialStatus
-from results.store.study_store import Store
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path(__file__).with_name("driver.py")
 # As documented, and short.
 SHORT = (
     "--preset=smoke", "--mode=weak", "--order=sequential", "--no-match",
@@ -55,7 +54,7 @@ class Place:
         self._make_token, self._export, self._start, self._join, self.sweep = lines
         programs = folder / "bin"
         programs.mkdir()
-        python = f'#!/bin/sh\nshift 2\nexec {sys.executable} {DRIVER} "$@"\n'
+        python = f'#!/bin/sh\nshift 2\nexec {sys.executable} {driver.__file__} "$@"\n'
         ray = f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
         for name, text in (("python", python), ("ray", ray)):
             (programs / name).write_text(text)
@@ -74,7 +73,7 @@ class Place:
             text=True,
             env={
                 **os.environ,
-                **known_digests.variables(),
+                **driver.variables(),
                 "PATH": f"{self.folder}/bin:{PROGRAMS}",
                 "PYTHONPATH": str(ROOT),
                 "HOME": str(self._home(on)),

@@ -12,8 +12,8 @@ from command_lines import overridden, smoke_sweep
 from slurm_cluster import finished
 
 from replicator.cluster.environment import expand_nodes
+from results import Store
 from results.records.models import TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

@@ -12,9 +12,8 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import trial_tree
-from results.figures import frame
+from results import Store, curves_frame, trials_frame
 from results.records.models import Control, TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 
@@ -107,8 +106,8 @@ def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
-    trials = frame.trials_frame(store)
-    curves = frame.curves_frame(store)
+    trials = trials_frame(store)
+    curves = curves_frame(store)
     page = store.report_path.read_text(encoding="utf-8")
 
     assert ["ok"] * 3 == trials.status.tolist()

@@ -31,8 +31,8 @@ import psutil
 
 from harness.trial.process_tree import find_tree
 from harness.trial.rank_file import rank_path
+from results import Store
 from results.records.models import Phase, TrialStatus
-from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("local", "slurm", "ray")

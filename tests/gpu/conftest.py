@@ -24,8 +24,8 @@ import pytest
 
 from harness.machine import gpus
 from harness.trial import gpu_probe
+from results import Store
 from results.records.models import TrialStatus
-from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from results.store.study_store import Trial

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import driver
 import fork_server
-import known_digests
 import pytest
 from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
 
@@ -23,14 +23,13 @@ from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
 from harness.trial.gpu_probe import TensorFlowGpus
+from results import Store
 from results.records.models import Plan, PlannedTrial, TrialSpec
-from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE_WORKER = fork_server.command_of("fake_worker", Path(__file__).parent)
 
 SMALL = (
     "--workload=resnet50",
@@ -40,23 +39,6 @@ SMALL = (
     "--repeats=2",
     "--order=sequential",
 )
-
-_DRIVER = f"""
-import sys
-sys.path.append({str(ROOT / "tests" / "support")!r})
-import known_digests
-known_digests.use()
-from harness.cli import running
-from harness.cli.main import main
-# The page and the import of what prints a table take longer than the trials.
-running._conclude = lambda store, *, is_json: None
-overrides = {{
-    "worker_command": {FAKE_WORKER!r},
-    "canary": lambda core: 0.2,
-    "discard_reason": lambda load, num_retraces: "",
-}}
-sys.exit(main(run_overrides=overrides))
-"""
 
 
 def _spec(**fields: Any) -> TrialSpec:
@@ -93,7 +75,7 @@ def _without_plugins() -> None:
 
 @pytest.fixture(name="forked_trials")
 def _forked_trials() -> Iterator[None]:
-    with fork_server.installed(FAKE_WORKER):
+    with fork_server.installed(driver.FAKE_WORKER):
         yield
 
 
@@ -162,7 +144,7 @@ def one_core() -> CpuTopology:
 @pytest.fixture(scope="session")
 def overrides() -> dict[str, Any]:
     return {
-        "worker_command": FAKE_WORKER,
+        "worker_command": driver.FAKE_WORKER,
         "canary": _canary,
         "discard_reason": lambda _load, _num_retraces: "",
     }
@@ -207,11 +189,12 @@ def start_harness(tmp_path: Path) -> Any:
 
     def start(*args: str, **variables: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", _DRIVER, *args],
+            [sys.executable, driver.__file__, *args],
             cwd=tmp_path,
             env={
                 **os.environ,
-                **known_digests.variables(),
+                **driver.variables(),
+                "HARNESS_QUIET": "1",
                 "PYTHONPATH": str(ROOT),
                 **{name: str(value) for name, value in variables.items()},
             },
@@ -277,7 +260,7 @@ def refuse(harness: Any, written: Any) -> Any:
 @contextlib.contextmanager
 def _quick_sweeps(folder: Path) -> Iterator[pytest.MonkeyPatch]:
     with (
-        fork_server.installed(FAKE_WORKER),
+        fork_server.installed(driver.FAKE_WORKER),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(folder)

@@ -16,8 +16,7 @@ from pathlib import Path
 import covering
 import pytest
 
-from results.figures import frame
-from results.store.study_store import Store
+from results import Store, trials_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "howto"
@@ -247,7 +246,7 @@ def lsf(tmp_path, monkeypatch):
 def test_a_launcher_is_added(tree, monkeypatch):
     """It starts trials on two hosts, and records failures."""
     (words,) = commands_of(guide_of("launcher"))
-    driver = str(tree / "tests" / "cluster_engines" / "driver.py")
+    driver = str(tree / "tests" / "support" / "driver.py")
     sweep = [*(words if covering.is_full() else [driver, *words[2:]]), "--no-match"]
 
     def run(study, code):
@@ -347,7 +346,7 @@ def test_a_loop_of_ones_own_takes_part(tmp_path, monkeypatch):
         ("report", "new", "--format=json"),
     )
     store = Store.open(tmp_path / "runs" / "new")
-    trials = frame.trials_frame(store)
+    trials = trials_frame(store)
     assert {"ok"} == set(trials.status)
     assert {"none", "twin"} == set(trials.control)
     (match,) = json.loads(said)["matches"]

@@ -23,7 +23,7 @@ import struct
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,49 +132,68 @@ READS = (
 
 
 @dataclasses.dataclass
-class FailingReads:
-    """Lets the n-th call of this process that reads below a folder fail."""
+class FailingCalls:
+    """Lets the n-th call of this process on what is below a folder fail."""
 
     root: Path  # The folder.
     place: int = -1  # Which call fails, from 0 on; none if negative.
     number: int = errno.EIO  # The errno.
     count: int = 0  # How many calls there were.
-    failed: str = ""  # Which call failed.
+    failed: str = ""  # What has failed.
+    before: Callable[[], None] = lambda: None  # Called before it fails.
+    left_out: ClassVar[tuple[str, ...]] = ()  # How names end that are not counted.
 
-    def install(self, patch):
-        """Puts itself in the place of the calls."""
-        for module, name in READS:
-            patch.setattr(module, name, self._wrapped(getattr(module, name)))
+    def is_due(self):
+        """Counts a call; returns whether it has to fail."""
+        self.count += 1
+        return self.count - 1 == self.place
 
-    def _wrapped(self, real):
+    def fail(self, what, path=None):
+        """Fails as the system does."""
+        self.failed = f"{what} {path or ''} {os.strerror(self.number)}"
+        self.before()
+        # The system says no path of a file that is open.
+        named = None if path is None or isinstance(path, int) else str(path)
+        raise OSError(self.number, os.strerror(self.number), named)
+
+    def wrapped(self, real, is_meant):
+        """Returns a call in the place of a real one, of which some are meant."""
+
         def call(path, *args, **options):
-            if self._is_ours(path) and not self._is_writing(args, options):
-                self.count += 1
-                if self.count - 1 == self.place:
-                    self.failed = f"{real.__name__} {path}"
-                    # As of the system: that of a descriptor has no path.
-                    named = () if isinstance(path, int) else (str(path),)
-                    raise OSError(self.number, os.strerror(self.number), *named)
+            if is_meant(args, options) and self.is_ours(path) and self.is_due():
+                self.fail(real.__name__, path)
             return real(path, *args, **options)
 
         return call
 
-    def _is_ours(self, path):
+    def is_ours(self, path):
         if isinstance(path, int):
             link = pathlib.Path(f"/proc/self/fd/{path}")
             path = link.readlink() if link.is_symlink() else ""
-        return str(self.root) in os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-
-    @staticmethod
-    def _is_writing(args, options):
-        mode = options.get("mode", args[0] if args else "r")
-        if isinstance(mode, str):
-            return bool(set(mode) & set("wxa+"))
-        return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+        return str(self.root) in text and not text.endswith(self.left_out)
 
 
-NOT_OURS = (".lock", "stdout.log", "stderr.log")
-"""The lock of the operating system; what trials write themselves."""
+def _is_writing(args, options):
+    mode = options.get("mode", args[0] if args else "r")
+    if isinstance(mode, str):
+        return bool(set(mode) & set("wxa+"))
+    return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+class FailingReads(FailingCalls):
+    """Those that read."""
+
+    def install(self, patch):
+        """Puts itself in the place of the calls."""
+
+        def is_reading(args, options):
+            return not _is_writing(args, options)
+
+        for module, name in READS:
+            patch.setattr(module, name, self.wrapped(getattr(module, name), is_reading))
+
+
 WRITES = ("open", "fsync", "replace", "rename", "link", "unlink", "mkdir")
 
 
@@ -204,64 +223,33 @@ class FaultyFile:
         return getattr(self._file, name)
 
 
-@dataclasses.dataclass
-class FailingWrites:
-    """Lets the n-th call of this process that writes below a folder fail."""
+class FailingWrites(FailingCalls):
+    """Those that write."""
 
-    root: Path  # The folder.
-    place: int = -1  # Which call fails, from 0 on; none if negative.
-    number: int = errno.EIO  # The errno.
-    count: int = 0  # How many calls there were.
-    failed: str = ""  # What has failed.
-    before: Callable[[], None] = lambda: None  # Called before it fails.
-
-    def is_due(self):
-        """Counts a call; returns whether it has to fail."""
-        self.count += 1
-        return self.count - 1 == self.place
-
-    def fail(self, what, path=None):
-        """Fails as the system does."""
-        self.failed = f"{what} {path or ''} {os.strerror(self.number)}"
-        self.before()
-        # The system says no path of a file that is open.
-        named = None if path is None or isinstance(path, int) else str(path)
-        raise OSError(self.number, os.strerror(self.number), named)
+    # The lock of the operating system; what trials write themselves.
+    left_out = (".lock", "stdout.log", "stderr.log")
 
     def install(self, patch, *, is_synced=False):
         """Puts itself in the place of the calls."""
         if is_synced:
             patch.setattr(os, "fsync", posix.fsync)
         for name in WRITES:
-            patch.setattr(os, name, self._call(name, getattr(os, name)))
+
+            def is_making(args, _options, name=name):
+                return name != "open" or bool(args and args[0] & os.O_CREAT)
+
+            patch.setattr(os, name, self.wrapped(getattr(os, name), is_making))
         opener = self._opener(io.open)
         patch.setattr(io, "open", opener)
         patch.setattr(builtins, "open", opener)
 
-    def _call(self, name, real):
-        def wrapped(path, *args, **options):
-            is_making = name != "open" or bool(args and args[0] & os.O_CREAT)
-            if is_making and self._is_ours(path) and self.is_due():
-                self.fail(name, path)
-            return real(path, *args, **options)
-
-        return wrapped
-
     def _opener(self, real):
         def wrapped(path, *args, **options):
-            mode = options.get("mode", args[0] if args else "r")
-            if not set(mode) & set("wxa+") or not self._is_ours(path):
-                return real(path, *args, **options)
-            return FaultyFile(real(path, *args, **options), self)
+            file = real(path, *args, **options)
+            is_counted = _is_writing(args, options) and self.is_ours(path)
+            return FaultyFile(file, self) if is_counted else file
 
         return wrapped
-
-    def _is_ours(self, path):
-        if isinstance(path, int):
-            link = pathlib.Path(f"/proc/self/fd/{path}")
-            path = link.readlink() if link.is_symlink() else ""
-        text = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        return str(self.root) in text and not text.endswith(NOT_OURS)
 
 
 _SHUTDOWN = 0x8004587D

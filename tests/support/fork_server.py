@@ -239,13 +239,6 @@ PROGRAMS, REAL = "harness.command.worker", "harness.trial.worker"
 LIGHT = (MODULE, GATES, PROGRAMS)
 
 
-def command_of(module, folder):
-    """Starts without ``site``: a quarter of the time of a trial."""
-    paths = [*(path for path in sys.path if path.endswith("-packages")), str(folder)]
-    code = f"import sys; sys.path += {paths!r}; import {module}; "
-    return (sys.executable, "-S", "-c", f"{code}sys.exit({module}.main())")
-
-
 @contextlib.contextmanager
 def installed(command, module=MODULE):
     """Forks trials of a command, and those of programs; of gates, any revision's."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from results.store.study_store import Store
+from results import Store
 
 PROGRAMS = (
     *("setpriv", "unshare", "nsenter", "ip"),

@@ -23,9 +23,9 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 from harness.run import trial_runner
 from reports.page import build
+from results import Store
 from results.records.models import SCHEMA_VERSION
 from results.store import lock
-from results.store.study_store import Store
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 

@@ -11,7 +11,7 @@ import pytest
 from command_lines import install
 
 from harness.cli import exit_codes
-from results.store.study_store import Store
+from results import Store
 
 __all__ = ["install"]
 

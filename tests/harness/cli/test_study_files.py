@@ -15,7 +15,7 @@ from fake_machine import make_gpus
 from harness.cli import documents, exit_codes, main
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.options.option import settings
-from results.store.study_store import Store
+from results import Store
 
 if sys.version_info >= (3, 11):
     import tomllib

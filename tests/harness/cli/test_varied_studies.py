@@ -8,8 +8,8 @@ import pytest
 from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
+from results import Store
 from results.store import manifest
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 SWEEP = smoke_sweep("--replicas=1,2 --repeats=2 --order=sequential --no-match")

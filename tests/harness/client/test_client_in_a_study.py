@@ -13,8 +13,8 @@ from harness.cli import exit_codes
 from harness.client import scaling_client
 from harness.run import rounds, trial_tree
 from harness.trial import process_tree
+from results import Store
 from results.records.models import Control, Order, TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 CLIENT = Path(scaling_client.__file__).parent

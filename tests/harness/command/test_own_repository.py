@@ -16,7 +16,7 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.command import identity
 from harness.judging import revisions
-from results.store.study_store import Store
+from results import Store
 
 pytestmark = pytest.mark.processes
 

@@ -34,12 +34,12 @@ from harness.run import trial_tree
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.words import judgement
+from results import Store
 from results.errors import ResultsError
 from results.judging import gate as gate_module
 from results.records import identity
 from results.records.models import GateCase, GateRecord, StatusRecord, TrialSpec
 from results.store import lock
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

@@ -14,8 +14,8 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import disturbance
 from reports.page.build import write_report
+from results import Store
 from results.store import manifest
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import command_lines
+import driver
 import fork_server
 import pytest
 from command_lines import commit, git, overridden
@@ -20,7 +21,7 @@ from harness.machine import disturbance
 from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-WORKER = fork_server.command_of("gate_worker", Path(__file__).parent)
+WORKER = driver.command_of("gate_worker", Path(__file__).parent)
 GATE = (*command_lines.GATE, "--set=rounds=3")
 
 

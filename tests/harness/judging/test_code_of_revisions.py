@@ -15,7 +15,7 @@ from harness.cli import exit_codes
 from harness.errors import RevisionError
 from harness.judging import revisions
 from harness.sources import code_digest
-from results.store.study_store import Store
+from results import Store
 
 OTHER_VERSION = "0.0.1"
 # With ``site``, which finds what was installed.

@@ -12,8 +12,8 @@ from fake_machine import QUIET
 
 from harness.cli import exit_codes
 from harness.machine import disturbance
+from results import Store
 from results.store import manifest
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

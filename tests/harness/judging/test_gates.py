@@ -17,9 +17,9 @@ from command_lines import DRIVER, GATE, WORKER, worktrees
 from harness.cli import exit_codes
 from harness.judging import revisions
 from harness.trial import process_tree
+from results import Store
 from results.judging import gate as gate_module
 from results.records.models import Control
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

@@ -24,7 +24,7 @@ from harness.launch.ray import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
-from results.store.study_store import Store
+from results import Store
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):

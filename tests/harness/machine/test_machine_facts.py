@@ -12,9 +12,9 @@ from command_lines import commit, git
 from harness.cli import exit_codes
 from harness.machine import environment, machine_state
 from harness.run import trial_tree
+from results import Store
 from results.records.measuring import MachineState
 from results.records.models import Placement
-from results.store.study_store import Store
 
 PLACE = Placement(
     cpusets=((0, 1),),

@@ -8,8 +8,8 @@ from command_lines import overridden
 from harness.cli import exit_codes
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
+from results import Store
 from results.records import identity
-from results.store.study_store import Store
 
 BASE = (
     *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),

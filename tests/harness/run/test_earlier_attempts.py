@@ -20,10 +20,10 @@ from harness.machine import disturbance
 from harness.machine.machine_state import read_huge_pages
 from harness.run import trial_tree
 from harness.trial import process_tree, rank_file
+from results import Store
 from results.errors import UnavailableRecordError
 from results.records.models import Allocator
 from results.store import study_store
-from results.store.study_store import Store
 
 SWEEP = smoke_sweep(
     "--replicas=1 --mode=weak --repeats=2 --no-match --budget=none --study=s "

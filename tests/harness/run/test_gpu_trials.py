@@ -11,9 +11,8 @@ from fake_machine import ANSWERS, make_gpus, without
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpu_watch
-from results.figures import frame
+from results import Store, trials_frame
 from results.records.models import Phase, TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
@@ -74,7 +73,7 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured, tmp_path
         uses = tuple(use.model_copy(update=used) for use in trial.env.gpu_uses)
         env = trial.env.model_copy(update={"gpu_uses": uses})
         store.write_env(trial.trial_id, env)
-    for row in frame.trials_frame(store).itertuples():
+    for row in trials_frame(store).itertuples():
         expected = row.num_replicas * 300.0 / row.examples_per_sec
         assert expected == pytest.approx(row.joules_per_example)
 

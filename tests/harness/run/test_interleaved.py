@@ -21,8 +21,8 @@ from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import rounds, sweep
 from harness.run.trial_tree import Session
 from harness.trial import process_tree, rank_file
+from results import Store
 from results.records.models import Control, Order, TrialStatus
-from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")

@@ -24,7 +24,7 @@ from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
 from reports.view import view_store
 from reports.words import formats
-from results.figures import frame
+from results import points_frame
 from results.statistics import estimates
 
 mpl.use("agg")
@@ -69,7 +69,7 @@ def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
     [("efficiency", False, True), ("speedup", False, False), ("speedup", True, True)],
 )
 def test_efficiency_is_over_doublings(make, quantity, is_log, is_even):
-    points = frame.points_frame(make(replicas=(1, 2, 4)))
+    points = points_frame(make(replicas=(1, 2, 4)))
     axes = plot.scaling(points, quantity=quantity, is_log=is_log)
     places = axes.transData.transform([(size, 1.0) for size in (1, 2, 4)])[:, 0]
     plt.close("all")
@@ -176,7 +176,7 @@ EIGHT = tuple(f"backend_{index}" for index in range(8))
 @pytest.fixture(scope="module")
 def points(make, synthetic):
     fields = {"budget": synthetic.LEARNING, "num_learning_runs": 3}
-    return frame.points_frame(make(replicas=(1, 2, 4), **fields))
+    return points_frame(make(replicas=(1, 2, 4), **fields))
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
 
 def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
     store = make(interleaving_shape(lost={"in_graph": Lost(contention=0.006)}))
-    points = frame.points_frame(store)
+    points = points_frame(store)
     axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
     whole = points.query("figure == 'waterfall' and quantity == 'step'")["value"]
 
@@ -275,7 +275,7 @@ def test_what_a_frame_has_not_is_an_error(points, act, message):
 
 
 def test_of_many_ratios_those_of_most_replicas_are_drawn(make):
-    found = frame.points_frame(make(backends=EIGHT, repeats=1))
+    found = points_frame(make(backends=EIGHT, repeats=1))
     drawn = rows.ratios(found)
 
     assert 28 * 2 < len(found[found.figure == "forest"])

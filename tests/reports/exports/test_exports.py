@@ -12,13 +12,13 @@ from pathlib import Path
 import jsonschema
 import pandas as pd
 import pytest
-from study_files import with_results
+from study_files import with_results, write_benchmarks
 
 from reports.exports import benchmark_formats, export_formats, exports
 from reports.words import formats, judgement
-from results import load_study
+from results import load_study, points_frame
 from results.errors import ResultsError
-from results.figures import frame, scaling
+from results.figures import scaling
 from results.judging import gate_metrics
 
 SCHEMA = json.loads(
@@ -86,10 +86,10 @@ def test_text_of_records_is_no_markdown(text, expected):
 def test_csv_is_the_frame_that_figures_draw(complete, broken):
     csv = io.StringIO(exports.csv_of_studies([complete, broken]))
     read = pd.read_csv(csv, low_memory=False)
-    points = frame.points_frame(complete)
+    points = points_frame(complete)
 
     assert ["study", *points.columns] == [*read.columns]
-    assert len(points) + len(frame.points_frame(broken)) == len(read)
+    assert len(points) + len(points_frame(broken)) == len(read)
     assert points["value"].tolist() == read["value"].tolist()[: len(points)]
 
 
@@ -238,12 +238,11 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
 def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
     junitparser = pytest.importorskip("junitparser")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
-    benchmark_json = importlib.import_module("benchmark_json")
     micro = importlib.import_module("benchmarks.micro")
     old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}
     new = {**old, "test_b": (2.0, 2.01, 1.99)}
     change, baseline = (
-        micro.read(benchmark_json.write(tmp_path / name, times))
+        micro.read(write_benchmarks(tmp_path / name, times))
         for name, times in (("new.json", new), ("old.json", old))
     )
     gate = micro.judged(change, baseline, name="old.json", delta=0.05, alpha=0.05)

@@ -11,14 +11,14 @@ from reports.page import build
 from reports.page.sections import overview
 from reports.view import view_store
 from reports.words import formats
-from results import load_study
-from results.figures import frame, scaling
+from results import load_study, summary
+from results.figures import scaling
 from results.figures.lost_time import PARTS
 from results.records.models import Control
 
 
 def data_of(store):
-    return json.loads(json.dumps(frame.summary(store), allow_nan=False))["figures"]
+    return json.loads(json.dumps(summary(store), allow_nan=False))["figures"]
 
 
 @pytest.fixture(scope="module")

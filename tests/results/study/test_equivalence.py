@@ -12,7 +12,8 @@ from reports.exports import exports
 from reports.page import build
 from reports.view import view_store
 from reports.words import caveats
-from results.figures import frame, scaling
+from results import summary
+from results.figures import scaling
 from results.records import identity
 from results.records.models import (
     Control,
@@ -161,7 +162,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
 def test_the_report_crosses_it_out(store):
     run(store, "in_graph", sketch=(6.0, -8.0))
     page = visible(build.build_report(store))
-    matches = frame.summary(store)["matches"]
+    matches = summary(store)["matches"]
     (found,) = (match for match in matches if match["backend"] == "in_graph")
     stream = io.StringIO()
     exports.print_summary(store, rich.console.Console(file=stream, width=200))

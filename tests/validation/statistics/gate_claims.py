@@ -13,9 +13,9 @@ import functools
 import json
 import math
 
-import claims
 import noise_models
 import numpy as np
+import page_claims
 from noise_models import SPREAD, Change
 from scipy import signal
 
@@ -116,16 +116,17 @@ class Row:
     repetitions: float
     num_gates: int
 
-    def misses(self, standard_errors=claims.STANDARD_ERRORS):
+    def misses(self, standard_errors=page_claims.STANDARD_ERRORS):
         """Whether the share is beyond what is claimed."""
         bounds = self.claim.least, self.claim.most
-        return claims.misses(self.share, *bounds, self.num_gates, standard_errors)
+        return page_claims.misses(self.share, *bounds, self.num_gates, standard_errors)
 
     @property
     def is_broken(self):
         """Whether it is, for certain, where the claim is made."""
         return (
-            self.misses(claims.CERTAIN_ERRORS) and self.model not in self.claim.exempt
+            self.misses(page_claims.CERTAIN_ERRORS)
+            and self.model not in self.claim.exempt
         )
 
 

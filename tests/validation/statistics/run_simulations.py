@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import busy_claims
-import claims
 import designs
 import gate_claims
 import noise_models
@@ -75,7 +74,7 @@ def run_truths(num_gates, seed, folder):
     write_table(table)
     rows = list(gate_claims.worst(num_gates, seed))
     if folder is not None:
-        claims.write(folder / "gates-by-truth.csv", table)
+        page_claims.write(folder / "gates-by-truth.csv", table)
         gate_claims.write_rates(rows)
     return list(gate_claims.broken(rows, num_gates))
 
@@ -90,7 +89,7 @@ def run_claims(num_gates, seed, folder):
     table = gate_claims.claims_table(found)
     write_table(table)
     if folder is not None:
-        claims.write(folder / "gates-by-noise.csv", table)
+        page_claims.write(folder / "gates-by-noise.csv", table)
     for row in (row for of_model in found for row in of_model):
         if row.is_broken:
             yield f"{row.claim.sentence}: {row.share:.3f} on noise {row.model!r}"
@@ -106,7 +105,7 @@ def run_pages(num, seed, folder):
             write_table([row.cells])
     if folder is not None:
         table = [PAGE_HEADS, *(row.cells for row in found)]
-        claims.write(folder / "pages.csv", table)
+        page_claims.write(folder / "pages.csv", table)
     for row in found:
         if row.misses():
             yield f"{row.name}: {row.claimed}: {row.shares}"

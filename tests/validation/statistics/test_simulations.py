@@ -3,7 +3,6 @@
 ``make statistics`` simulates thousands of sweeps, gates and studies.
 """
 
-import claims
 import designs
 import gate_claims
 import numpy as np
@@ -28,7 +27,7 @@ def test_sentences_of_pages_are_worth_what_is_claimed():
     rows = list(page_claims.quick_rows(60, SEED))
 
     assert 14 == len(rows)
-    assert [] == [row.name for row in rows if row.misses(claims.CERTAIN_ERRORS)]
+    assert [] == [row.name for row in rows if row.misses(page_claims.CERTAIN_ERRORS)]
 
 
 @pytest.mark.parametrize("model", ["this machine", "tails, 4 degrees"])
@@ -183,7 +182,7 @@ def test_times_to_a_target_are_covered_as_stated(n, truth):
         num_covered += min(found.low, budget) <= truth <= found.high
 
     share, stated = num_covered / 1000, found.confidence
-    assert not claims.misses(share, stated, None, 1000, claims.CERTAIN_ERRORS)
+    assert not page_claims.misses(share, stated, None, 1000, page_claims.CERTAIN_ERRORS)
     if truth < budget:
         assert_covers(num_covered, 1000, stated)
 
