@@ -318,10 +318,16 @@ def _case_and_alone(
         for alone in weak:
             if alone.backend == first.backend and alone.num_replicas == 1:
                 return max(own, key=lambda case: case.num_replicas), alone
+    what = f"--controls {names} explain a case of 2 replicas or more"
+    if num_cores == 1:
+        raise PlanError(
+            f"{what}, each on a core of its own, and there is 1 core; use "
+            "--controls none"
+        )
     raise PlanError(
-        f"--controls {names} explain a case of 2 replicas or more, on at most"
-        f" {num_cores} cores, against 1 replica of the same backend, and this sweep"
-        " does not have both; add them to --replicas, or use --controls none"
+        f"{what}, on at most {num_cores} cores, against 1 replica of the same backend, "
+        "and this sweep does not have both; add them to --replicas, or use "
+        "--controls none"
     )
 
 

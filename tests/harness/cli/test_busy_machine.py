@@ -78,6 +78,7 @@ def test_a_sweep_beside_load_has_figures_and_says_so(beside, succeed):
     succeed("verify", "s")
 
 
+@pytest.mark.two_cores
 def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     beside, succeed, tmp_path
 ):

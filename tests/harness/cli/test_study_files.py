@@ -193,6 +193,7 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("plans_for_two_cores")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_each_shipped_study_can_be_planned(path, succeed, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""

@@ -263,6 +263,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.two_cores
 @pytest.mark.usefixtures("forked_trials", "folder")
 def test_the_time_of_an_epoch_is_no_step_time(succeed):
     out = succeed(

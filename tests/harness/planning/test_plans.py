@@ -365,6 +365,22 @@ def test_controls_are_those_of_the_case_that_they_explain(
     assert [line for line in notes(options, num_cores) if note in line]
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("replicas", "num_cores", "expected"),
+    [
+        ("1,2", 1, "each on a core of its own, and there is 1 core; use"),
+        ("1,4", 2, "on at most 2 cores, against 1 replica of the same backend"),
+        ("2,4", 4, "on at most 4 cores, against 1 replica of the same backend"),
+    ],
+)
+def test_controls_without_a_case_are_refused(replicas, num_cores, expected):
+    code, _, err = _run(f"--replicas={replicas} {THREE}", num_cores, 0)
+
+    assert exit_codes.USAGE == code
+    assert "explain a case of 2 replicas or more, " + expected in err
+
+
 STAGES = (
     "--option=pipeline_stages=2 --option=num_microbatches=8 --option=recompute=true"
 )

@@ -26,10 +26,7 @@ from results.records.models import Control, Order, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
-two_cores = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2,
-    reason="needs two cores: with one, processes start one at a time",
-)
+two_cores = pytest.mark.two_cores
 ROUNDS = 3
 ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
 SWEEP = smoke_sweep(
@@ -109,6 +106,7 @@ INDEPENDENT = ("single", 2, "solo")
 
 
 @forked
+@two_cores
 def test_independent_programs_take_each_block_together(run):
     trials, _ = run("--backends=in_graph", "--controls=independent")
     independent = trials[INDEPENDENT]
@@ -126,6 +124,7 @@ def test_independent_programs_take_each_block_together(run):
     assert 2 == len(independent.env.placement.cpusets)
 
 
+@two_cores
 def test_an_independent_program_that_is_killed_fails_the_control_only(run):
     killed = "single:2:rank1_sigkill"
     trials, _ = run("--backends=in_graph", "--controls=independent", behavior=killed)

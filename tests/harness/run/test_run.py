@@ -247,6 +247,7 @@ def store(tmp_path):
     return Store(tmp_path / "runs" / "s")
 
 
+@pytest.mark.two_cores
 def test_a_sweep_compares_before_it_measures(sweep, store):
     code, _, err = sweep()
     compared = list(store.equivalence.trials())

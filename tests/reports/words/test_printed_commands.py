@@ -46,6 +46,7 @@ def _run(command, runs_dir, monkeypatch):
     return done.output
 
 
+@pytest.mark.usefixtures("plans_for_two_cores")
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
     study = study_files.published(page.parent.name)

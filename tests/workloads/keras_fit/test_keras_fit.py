@@ -239,6 +239,7 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
     )
 
 
+@pytest.mark.usefixtures("plans_for_two_cores")
 def test_the_control_without_update_is_left_out_with_a_note(tmp_path, capsys):
     words = "sweep --dry-run --workload keras_fit --preset smoke --backends in_graph"
     words += f" --replicas 1,2 --controls nosync,no_update --runs-dir {tmp_path}"
