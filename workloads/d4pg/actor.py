@@ -18,7 +18,7 @@ from .streams import NO_WEIGHTS
 
 if TYPE_CHECKING:
     from .control import EnvironmentSpec
-    from .streams import SharedWeights, StepStreams, StreamWriter
+    from .streams import SharedWeights, StepStreams
     from .study import D4PGConfig
 
 EPSILON = 1e-5  # of layer normalization
@@ -231,18 +231,6 @@ class ActorSettings:
         return float(low * (high / low) ** (stream_id / (self.num_streams - 1)))
 
 
-@dataclasses.dataclass(slots=True)
-class _Place:
-    """One environment and the state of its episode; None before it has started."""
-
-    stream_id: int
-    environment: Environment
-    writer: StreamWriter
-    seen: np.ndarray  # What the policy sees of it.
-    observation: np.ndarray | None = None
-    is_first: bool = True
-
-
 class Actor:
     """Steps several environments in turn with one policy."""
 
@@ -260,27 +248,24 @@ class Actor:
         self._actor_id = actor_id
         self._policy = None if settings.policy is None else Policy(settings.policy)
         self._version = NO_WEIGHTS
-        config, stream_ids = settings.config, settings.streams_of(actor_id)
-        count = len(stream_ids)
+        config = settings.config
+        self._stream_ids = settings.streams_of(actor_id)
+        count = len(self._stream_ids)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
         first_seed = int(seeds.generate_state(1)[0]) % (2**31 - count)
-        environments = [
+        self._environments = [
             Environment(settings.name, config, seed=first_seed + index)
             for index in range(count)
         ]
-        spec = environments[0].spec
-        self._noise = np.array([[settings.sigma(k)] for k in stream_ids], np.float32)
+        self._writers = [streams.writer(k) for k in self._stream_ids]
+        spec = self._environments[0].spec
+        sigmas = [[settings.sigma(k)] for k in self._stream_ids]
+        self._noise = np.array(sigmas, np.float32)
         *around, width = spec.observation_shape
         self._seen = np.zeros(
             (count, *around, width * config.num_stacked_frames), spec.observation_dtype
         )
-        self._places = [
-            _Place(k, environment, streams.writer(k), seen)
-            for k, environment, seen in zip(
-                stream_ids, environments, self._seen, strict=True
-            )
-        ]
         self._action_shape = (count, spec.action_size)
         self._last_time = time.monotonic()
         streams.version[actor_id] = NO_WEIGHTS
@@ -294,8 +279,8 @@ class Actor:
             self.step()
 
     def step(self) -> None:
-        for place, action in zip(self._places, self._act(), strict=True):
-            self._advance(place, action)
+        for index, action in enumerate(self._act()):
+            self._advance(index, action)
         self._beat()
 
     def _act(self) -> np.ndarray:
@@ -312,36 +297,28 @@ class Actor:
         noise += self._policy(self._seen)
         return np.minimum(np.maximum(noise, -1, out=noise), 1, out=noise)
 
-    def _advance(self, place: _Place, action: np.ndarray) -> None:
+    def _advance(self, index: int, action: np.ndarray) -> None:
+        environment = self._environments[index]
         try:
-            self._step(place, action)
+            if environment.is_over:
+                environment.reset()
+            else:
+                self._step(index, environment, action)
         except BrokenEpisodeError:
             # Published records of the episode stay, without this environment step.
-            self._streams.num_refused[place.stream_id] += 1
-            place.observation = None
+            self._streams.num_refused[self._stream_ids[index]] += 1
+        else:
+            self._seen[index] = environment.seen
 
-    def _step(self, place: _Place, action: np.ndarray) -> None:
-        if place.observation is None:
-            place.observation, place.is_first = place.environment.reset(), True
-            place.seen[...] = place.environment.seen
-            return
-        time_step = place.environment.step(action)
-        place.writer.append(
-            place.observation,
-            action,
-            time_step.reward,
-            time_step.discount,
-            is_first=place.is_first,
-            is_last=False,
-        )
-        place.observation, place.is_first = time_step.observation, False
-        if time_step.is_last:
-            place.writer.append(
-                place.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
-            )
-            self._streams.num_episodes[place.stream_id] += 1
-            place.observation, place.is_first = place.environment.reset(), True
-        place.seen[...] = place.environment.seen
+    def _step(self, index: int, environment: Environment, action: np.ndarray) -> None:
+        append = self._writers[index].append
+        before, is_first = environment.observation, environment.is_first
+        observation, reward, discount, is_last = environment.step(action)
+        append(before, action, reward, discount, is_first=is_first, is_last=False)
+        if is_last:
+            append(observation, 0.0, 0.0, 0.0, is_first=False, is_last=True)
+            self._streams.num_episodes[self._stream_ids[index]] += 1
+            environment.reset()
 
     def _wait(self) -> None:
         start = time.monotonic()

@@ -205,8 +205,10 @@ class Environment:
     """A task of the Control Suite (Tassa et al. 2018) with canonical actions."""
 
     spec: EnvironmentSpec  # Shapes of observations and actions.
+    observation: np.ndarray  # The last one.
     # What a policy sees now: the state, or the last frames, always in the same array.
     seen: np.ndarray
+    is_first: bool  # Whether the last observation begins the episode.
     is_over: bool = True  # Whether ``reset`` has to begin the next episode.
     episode_return: float = 0.0  # Rewards of the episode so far.
 
@@ -226,7 +228,10 @@ class Environment:
         self._camera = None
         self._film: tuple[tuple[int, int], Any] | None = None
         actions = self._env.action_spec()
-        self._low, self._half_range = _canonical(actions.minimum, actions.maximum)
+        # An action without bounds is not scaled.
+        self._low = np.where(actions.minimum <= -_UNBOUNDED, -1.0, actions.minimum)
+        high = np.where(actions.maximum >= _UNBOUNDED, 1.0, actions.maximum)
+        self._half_range = (high - self._low) / 2
         self._is_canonical = bool(
             np.all(self._low == -1) and np.all(self._half_range == 1)
         )
@@ -250,10 +255,9 @@ class Environment:
 
     def reset(self) -> np.ndarray:
         self._num_control_steps, self.episode_return = 0, 0.0
-        observation = self._observe(self._call(self._env.reset))
-        self.seen = self._stack.add(observation, is_first=True)
+        self._observe(self._call(self._env.reset), is_first=True)
         self.is_over = False
-        return observation
+        return self.observation
 
     def step(self, action: np.ndarray) -> Step:
         if self.is_over:
@@ -272,11 +276,10 @@ class Environment:
                 break
         if not math.isfinite(reward):
             raise BrokenEpisodeError(f"the reward is {reward}")
-        observation = self._observe(timestep)
-        self.seen = self._stack.add(observation, is_first=False)
+        self._observe(timestep, is_first=False)
         self.is_over, reward = is_last, float(reward)
         self.episode_return += reward
-        return Step(observation, reward, float(discount), is_last)
+        return Step(self.observation, reward, float(discount), is_last)
 
     def render(self, height: int = 240, width: int = 320) -> np.ndarray:
         """Returns the current state as a picture, uint8 [height, width, 3]."""
@@ -296,7 +299,7 @@ class Environment:
         except self._physics_error as error:
             raise BrokenEpisodeError(str(error)) from error
 
-    def _observe(self, timestep: Any) -> np.ndarray:
+    def _observe(self, timestep: Any, *, is_first: bool) -> None:
         state = np.empty(self._state_size, np.float32)
         end = 0
         # Slices, not np.concatenate: this is most of a step's overhead over dm_control.
@@ -306,9 +309,10 @@ class Environment:
         # Finite only if all are; no state of the suite is anywhere near 1e19.
         if not math.isfinite(state.dot(state)):
             raise BrokenEpisodeError("the state is not finite")
-        if self._camera is None:
-            return state
-        return np.ascontiguousarray(self._camera.render())
+        self.observation, self.is_first = state, is_first
+        if self._camera is not None:
+            self.observation = np.ascontiguousarray(self._camera.render())
+        self.seen = self._stack.add(self.observation, is_first=is_first)
 
 
 class FrameStack:
@@ -329,11 +333,3 @@ class FrameStack:
             self._stack[..., :-3] = self._stack[..., 3:]
             self._stack[..., -3:] = observation
         return self._stack
-
-
-def _canonical(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lower bounds and half of the ranges that [-1, 1] is mapped to."""
-    # An action without bounds is not scaled.
-    low = np.where(low <= -_UNBOUNDED, -1.0, low)
-    high = np.where(high >= _UNBOUNDED, 1.0, high)
-    return low, (high - low) / 2

@@ -31,6 +31,8 @@ _SEEDS_PER_PIPELINE = 100_000
 class Experience:
     """Actors and replay of one input pipeline of a training."""
 
+    pool: ActorPool | RayActorPool
+
     def __init__(
         self,
         training: Training,

@@ -55,6 +55,7 @@ class BasePool(contextlib.AbstractContextManager[Any]):
         self._streams = streams
         self._weights = weights
         self._num_restarts = 0
+        self._paused_sec = 0.0  # of all actors
         self._error: Exception | None = None
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
@@ -83,7 +84,7 @@ class BasePool(contextlib.AbstractContextManager[Any]):
             "num_environment_steps": streams.num_inserted() - num_episodes,
             "num_episodes": num_episodes,
             "idle_sec": float(streams.idle_sec.sum()),
-            "elapsed_sec": float(streams.elapsed_sec.sum()),
+            "elapsed_sec": max(streams.elapsed_sec.sum() - self._paused_sec, 0.0),
             "num_refused": int(streams.num_refused.sum()),
             "num_restarts": self._num_restarts,
         }
@@ -130,7 +131,7 @@ class ActorPool(BasePool):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._is_running = threading.Event()
         self._is_running.set()
-        self._paused_at = self._paused_sec = 0.0
+        self._paused_at = 0.0
         super().__init__(*args)
 
     def process_ids(self) -> list[int]:
@@ -156,11 +157,6 @@ class ActorPool(BasePool):
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes.values():
             process.send_signal(number)
-
-    def counters(self) -> dict[str, float]:
-        counts = super().counters()
-        elapsed_sec = max(counts["elapsed_sec"] - self._paused_sec, 0.0)
-        return {**counts, "elapsed_sec": elapsed_sec}
 
     def close(self) -> None:
         """Terminates the actors, stopped ones too."""
@@ -289,7 +285,7 @@ class Collector:
         records = []
         for stream in own:
             numbers = np.arange(written[stream], streams.num_written[stream])
-            slots = streams.slots(np.full_like(numbers, stream), numbers)
+            slots, _ = streams.locate(stream, numbers)
             records.append([streams.field(name)[slots] for name in FIELDS])
         return Chunk(
             records=records,

@@ -16,7 +16,6 @@ final observation, because the next state is unknown.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import threading
 import time
@@ -49,12 +48,16 @@ class Transitions:
     # Whether the transition exists: all its records exist, and the first one is not a
     # final observation; bool [n]. The other fields are undefined if not.
     is_valid: np.ndarray
-    num_steps: np.ndarray  # Environment steps from start to end, m; int64 [n].
+    # Where the fields have its first record, and its end, m later; int64 [n].
+    begin: np.ndarray
+    end: np.ndarray
     reward: np.ndarray  # R, float32 [n].
     discount: np.ndarray  # D, float32 [n].
 
 
 class TransitionReader:
+    """Makes transitions of records, which are given by their index, int64 [n]."""
+
     def __init__(self, streams: StepStreams, config: D4PGConfig) -> None:
         self._streams = streams
         self._num_return_steps = config.num_return_steps
@@ -72,10 +75,9 @@ class TransitionReader:
         low = np.where(low > 0, low + self._num_stacked_frames - 1, 0)
         return low, np.maximum(written - self._num_return_steps, low)
 
-    def read(self, streams: np.ndarray, numbers: np.ndarray) -> Transitions:
-        numbers = numbers[:, np.newaxis] + self._offsets
-        exists = numbers < self._streams.num_written[streams][:, np.newaxis]
-        slots = self._streams.slots(streams[:, np.newaxis], numbers)
+    def read(self, index: np.ndarray) -> Transitions:
+        slots, following = self._streams.locate(index[:, np.newaxis], self._offsets)
+        exists = following > 0
         is_first = self._fields["is_first"][slots] & exists
         is_last = self._fields["is_last"][slots] & exists
         is_end = is_last[:, :-1] | is_first[:, 1:]
@@ -84,7 +86,9 @@ class TransitionReader:
         stops[:, -1] = True
         count = stops.argmax(axis=1) + 1
         # The record at the far end must exist: its observation is the next one.
-        is_valid = exists[np.arange(len(numbers)), count] & ~is_end[:, 0]
+        rows = np.arange(len(index))
+        is_valid = exists[rows, count] & ~is_end[:, 0]
+        begin, end = slots[:, 0], slots[rows, count]
         within = self._offsets[:-1] < count[:, np.newaxis]
         slots = slots[:, :-1]
         # Values outside may be undefined, and times zero not be zero (NaN).
@@ -97,43 +101,39 @@ class TransitionReader:
             returns += (rewards[:, 1:] * weights).sum(axis=1)
         return Transitions(
             is_valid,
-            count,
+            begin,
+            end,
             returns.astype(np.float32),
             (self._powers[count - 1] * products[:, -1]).astype(np.float32),
         )
 
-    def actions(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return self._fields["action"][self._streams.slots(streams, numbers)]
-
-    def observations(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns the observations at records, with the previous frames."""
+    def observations(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the observations of records, with the previous frames."""
         observation = self._fields["observation"]
-        slots = self._streams.slots(streams, numbers)
         if self._num_stacked_frames == 1:
             return observation[slots]
         height, width, channels = observation.shape[1:]
-        frames = self._num_stacked_frames
+        frames, size = self._num_stacked_frames, self._streams.spec.steps_per_stream
         places = np.empty((len(slots), frames), np.int64)
         for frame in reversed(range(frames)):
             places[:, frame] = slots
-            numbers = numbers - ~self._fields["is_first"][slots]
-            slots = self._streams.slots(streams, numbers)
+            before = slots % size - ~self._fields["is_first"][slots]
+            slots = slots - slots % size + before % size
         ring = observation.reshape(-1, height * width, channels)
         stacks = np.empty((len(slots), height * width, frames * channels), np.uint8)
         # Example by example stays in the cache, and NumPy copies a channel twice as
         # fast as pixels of three bytes.
         for stack, row in zip(stacks, places.tolist(), strict=True):
-            for frame, index in enumerate(row):
+            for frame, place in enumerate(row):
                 for channel in range(channels):
-                    stack[:, frame * channels + channel] = ring[index, :, channel]
+                    stack[:, frame * channels + channel] = ring[place, :, channel]
         return stacks.reshape(-1, height, width, frames * channels)
 
 
-class Replay(abc.ABC):
-    """Transitions of the last environment steps of all streams."""
+class Replay:
+    """Transitions of the last environment steps of all streams, drawn uniformly."""
 
     wait_sec: float = 0.0  # Time that ``sample`` has waited for actors.
-    num_torn: int = 0  # Samples repeated because an actor overwrote them.
 
     def __init__(
         self,
@@ -141,9 +141,10 @@ class Replay(abc.ABC):
         config: D4PGConfig,
         *,
         min_size: int,
-        seed: int,
-        on_wait: Callable[[], None],
+        seed: int = 0,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """Creates a replay; ``on_wait`` is called while it waits."""
         self._streams = streams
         self._config, self._min_size = config, min_size
         self._on_wait = on_wait
@@ -178,40 +179,56 @@ class Replay(abc.ABC):
     ) -> dict[str, np.ndarray]:
         """Samples transitions with replacement; waits until the rate allows it."""
         self._wait(num_transitions, timeout_sec)
+        size = self._streams.spec.steps_per_stream
+        num_before = self._config.num_stacked_frames - 1
         for _ in range(_MOST_ATTEMPTS):
             with self._lock:
-                streams, numbers, probability = self._draw(num_transitions)
-            transitions = self._reader.read(streams, numbers)
+                index, probability = self._draw(num_transitions)
+            transitions = self._reader.read(index)
             batch = {
-                "observation": self._reader.observations(streams, numbers),
-                "action": self._reader.actions(streams, numbers),
+                "observation": self._reader.observations(transitions.begin),
+                "action": self._streams.field("action")[transitions.begin],
                 "reward": transitions.reward,
                 "discount": transitions.discount,
-                "next_observation": self._reader.observations(
-                    streams, numbers + transitions.num_steps
-                ),
-                "index": numbers * self._streams.spec.num_streams + streams,
+                "next_observation": self._reader.observations(transitions.end),
+                "index": index,
                 "probability": probability,
             }
-            oldest = numbers - (self._config.num_stacked_frames - 1)
-            if self._streams.is_intact(streams, oldest) and transitions.is_valid.all():
+            _, following = self._streams.locate(index, -num_before)
+            if (following < size).all() and transitions.is_valid.all():
                 self._limiter.add_sampled(num_transitions)
                 return batch
-            self.num_torn += 1
         raise StarvedReplayError(
             f"every one of {_MOST_ATTEMPTS} samples was overwritten while it was read, "
-            f"because {self._streams.spec.steps_per_stream} records per stream are too "
-            "few for the rate at which actors write: use a larger replay"
+            f"because {size} records per stream are too few for the rate at which "
+            "actors write: use a larger replay"
         )
 
-    def update_priorities(  # noqa: B027 - uniform sampling has no priorities
-        self, index: np.ndarray, td_errors: np.ndarray
-    ) -> None:
+    def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
         """Sets priorities by the size of errors; does nothing for uniform replay."""
 
-    @abc.abstractmethod
-    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns streams, numbers and probabilities of valid transitions."""
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns index and probability of valid transitions."""
+        low, high = self._reader.bounds()
+        ends = (high - low).cumsum()
+        total = int(ends[-1])
+        drawn: list[np.ndarray] = []
+        missing = count
+        # Final observations start no transition: such samples are drawn again, which
+        # keeps the others equally likely.
+        for _ in range(_MOST_ROUNDS):
+            places = self._rng.integers(total, size=missing)
+            streams = np.searchsorted(ends, places, side="right")
+            numbers = high[streams] - (ends[streams] - places)
+            index = numbers * self._streams.spec.num_streams + streams
+            drawn.append(index[self._reader.read(index).is_valid])
+            missing -= len(drawn[-1])
+            if not missing:
+                return np.concatenate(drawn), np.full(count, 1 / total)
+        raise StarvedReplayError(
+            f"none of {total} environment steps starts a transition: every episode "
+            f"ends where it begins; {self._streams.describe_actors()}"
+        )
 
     def _starved(self, waited_sec: float) -> StarvedReplayError:
         return StarvedReplayError(
@@ -237,30 +254,6 @@ class Replay(abc.ABC):
                 raise self._starved(waited)
             time.sleep(_WAIT_SEC)
         self.wait_sec += time.monotonic() - start
-
-
-class UniformReplay(Replay):
-    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        low, high = self._reader.bounds()
-        ends = (high - low).cumsum()
-        total = int(ends[-1])
-        drawn: list[tuple[np.ndarray, np.ndarray]] = []
-        missing = count
-        # Final observations start no transition: such samples are drawn again, which
-        # keeps the others equally likely.
-        for _ in range(_MOST_ROUNDS):
-            places = self._rng.integers(total, size=missing)
-            streams = np.searchsorted(ends, places, side="right")
-            numbers = high[streams] - (ends[streams] - places)
-            is_valid = self._reader.read(streams, numbers).is_valid
-            drawn.append((streams[is_valid], numbers[is_valid]))
-            missing -= int(is_valid.sum())
-            if not missing:
-                return *_joined(drawn), np.full(count, 1 / total)
-        raise StarvedReplayError(
-            f"none of {total} environment steps starts a transition: every episode "
-            f"ends where it begins; {self._streams.describe_actors()}"
-        )
 
 
 class SumTree:
@@ -317,7 +310,7 @@ class PrioritizedReplay(Replay):
         # Records in [low, high) of each stream have their leaves.
         self._low = np.zeros(spec.num_streams, np.int64)
         self._high = np.zeros(spec.num_streams, np.int64)
-        # Number of the record of each leaf: rings wrap around.
+        # Index of the record of each leaf: rings wrap around.
         self._owner = np.full(num_records, -1, np.int64)
 
     def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
@@ -334,64 +327,45 @@ class PrioritizedReplay(Replay):
                 "are not finite: a priority must be a number"
             )
         priorities = np.abs(td_errors) + _LEAST_PRIORITY
-        numbers, streams = np.divmod(index, self._streams.spec.num_streams)
-        leaves = self._streams.slots(streams, numbers)
+        leaves, _ = self._streams.locate(index)
         with self._lock:
-            is_there = self._owner[leaves] == numbers
+            is_there = self._owner[leaves] == index
             if is_there.any():
                 self._largest = max(self._largest, float(priorities.max()))
                 weights = priorities[is_there] ** self._config.priority_exponent
                 self._tree.set(leaves[is_there], weights)
 
-    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         self._follow()
         total = self._tree.total
         if total <= 0:
             raise self._starved(0.0)
         leaves = self._tree.find(self._rng.uniform(0, total, count))
-        probability = self._tree.weights(leaves) / total
-        streams = leaves // self._streams.spec.steps_per_stream
-        return streams, self._owner[leaves], probability
+        return self._owner[leaves], self._tree.weights(leaves) / total
 
     def _follow(self) -> None:
         low, high = self._reader.bounds()
-        gone, new = [], []
+        gone, new, count = [], [], len(low)
         for stream in np.flatnonzero((low != self._low) | (high != self._high)):
             old_low, old_high = self._low[stream], self._high[stream]
             # Nothing before the new low: its leaf may already belong to a later record.
-            gone.append(_records(stream, old_low, min(low[stream], old_high)))
-            new.append(_records(stream, max(old_high, low[stream]), high[stream]))
+            gone.append(np.arange(old_low, min(low[stream], old_high)) * count + stream)
+            first = max(old_high, low[stream])
+            new.append(np.arange(first, high[stream]) * count + stream)
         if not new:
             return
         self._low, self._high = low, high
-        leaves = self._streams.slots(*_joined(gone))
+        leaves, _ = self._streams.locate(np.concatenate(gone))
         self._owner[leaves] = -1
         self._tree.set(leaves, 0.0)
-        streams, numbers = _joined(new)
-        is_valid = self._reader.read(streams, numbers).is_valid
-        leaves = self._streams.slots(streams, numbers)[is_valid]
-        self._owner[leaves] = numbers[is_valid]
+        index = np.concatenate(new)
+        index = index[self._reader.read(index).is_valid]
+        leaves, _ = self._streams.locate(index)
+        self._owner[leaves] = index
         self._tree.set(leaves, self._largest**self._config.priority_exponent)
 
 
-def _records(stream: Any, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
-    numbers = np.arange(low, max(low, high), dtype=np.int64)
-    return np.full(len(numbers), stream, np.int64), numbers
-
-
-def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any]:
-    streams, numbers = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return streams, numbers
-
-
-def make_replay(
-    streams: StepStreams,
-    config: D4PGConfig,
-    *,
-    min_size: int,
-    seed: int = 0,
-    on_wait: Callable[[], None] = lambda: None,
-) -> Replay:
-    """Returns the replay of a configuration; ``on_wait`` is called while it waits."""
-    kind = PrioritizedReplay if config.replay == "prioritized" else UniformReplay
-    return kind(streams, config, min_size=min_size, seed=seed, on_wait=on_wait)
+def make_replay(streams: StepStreams, config: D4PGConfig, **options: Any) -> Replay:
+    """Returns the replay of a configuration."""
+    kind = PrioritizedReplay if config.replay == "prioritized" else Replay
+    return kind(streams, config, **options)

@@ -6,7 +6,7 @@ writer that is killed while it writes a record has not incremented the counter, 
 record does not exist.
 
 A reader must compare the counter before and after it has copied
-(``StepStreams.is_intact``): a record can be overwritten in the meantime. Stores become
+(``StepStreams.locate``): a record can be overwritten in the meantime. Stores become
 visible in order on x86; elsewhere the margin before the write head ensures that.
 """
 
@@ -19,7 +19,7 @@ import mmap
 import os
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -161,10 +161,18 @@ class StepStreams(SharedArrays):
         array = self[name]
         return array.reshape(-1, *array.shape[2:])
 
-    def slots(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns where ``field`` has records of streams, by their numbers."""
-        size = self.spec.steps_per_stream
-        return streams * size + numbers % size
+    def locate(self, index: Any, steps: Any = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where ``field`` has records, and how many follow, with themselves.
+
+        A record has the index number * num_streams + stream; ``steps`` are to a later
+        one of its stream. It does not exist unless one or more follow, and a writer
+        touches its place as soon as ``steps_per_stream`` do.
+        """
+        numbers, streams = np.divmod(index, self.spec.num_streams)
+        numbers, size = numbers + steps, self.spec.steps_per_stream
+        # A copy: all records of a stream are compared with one and the same counter.
+        num_following = self.num_written.copy()[streams] - numbers
+        return streams * size + numbers % size, num_following
 
     def writer(self, stream_id: int) -> StreamWriter:
         counter = self.num_written[stream_id : stream_id + 1]
@@ -180,12 +188,6 @@ class StepStreams(SharedArrays):
     def must_wait(self) -> bool:
         """Whether the learner must sample before more is written."""
         return int(self.num_written.sum()) >= int(self._limit[0])
-
-    def is_intact(self, streams: np.ndarray, numbers: np.ndarray) -> bool:
-        """Whether none of these records can have been overwritten yet."""
-        # A writer touches the slot of record j as soon as it is at record j + size.
-        size = self.spec.steps_per_stream
-        return bool((self.num_written[streams] < numbers + size).all())
 
     def describe_actors(self) -> str:
         per_actor = self.spec.num_streams // self.spec.num_actors
