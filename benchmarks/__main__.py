@@ -31,7 +31,7 @@ _SCRIPTS = {
         *("bench_workloads", "--cases", "input, resnet50", "step, resnet50"),
         *("input, sngan", "step, sngan"),
     ),
-    "metrics": ("bench_workloads", "--cases", "50,000 examples", "10,000 examples"),
+    "metrics": ("bench_workloads", "--cases", "50,000 examples"),
     "precision": ("bench_workloads", "--cases", "mixed_bfloat16", "float32"),
     "parameter-servers": ("bench_async",),
     "actors": ("bench_d4pg",),

@@ -19,16 +19,15 @@ floating-point operations per second over those of the largest square matrix pro
 the same type, measured in the same process: what the machine can do, not what its maker
 says.
 
-*examples*: the Fréchet distance of examples of 2,048 features, the size of InceptionV3,
-from batches that are made on the way and forgotten, as an extractor gives them. The
-time is that of the metric: moments, eigenvalues of both covariances, and the distance.
+*examples*: the Fréchet distance of examples of 2,048 features, the size of InceptionV3.
+The time is that of the metric: moments, eigenvalues of both covariances, and the
+distance.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import resource
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ from harness.run import trial_tree
 from results.records.models import Allocator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 BLOCKS_OF_FIT, STEPS_OF_FIT = 12, 4
 NUM_WARMUP_STEPS = 3
@@ -49,8 +48,8 @@ NUM_OF = {"input": ("digits", 200), "step": ("synthetic", 20)}
 TYPES = ("mixed_bfloat16", "float32")
 NUM_IMAGES, NUM_STEPS = 16, 6
 SIDE, NUM_PRODUCTS = 4096, 5
-NUM_FEATURES, NUM_AT_ONCE = 2048, 500
-MANY, FEW = "50,000 examples", "10,000 examples"
+NUM_EXAMPLES, NUM_FEATURES = 50_000, 2048
+EXAMPLES = "50,000 examples"
 
 
 def first_step(backend: str) -> float:
@@ -128,39 +127,29 @@ def precision(compute_dtype: str) -> dict[str, float]:
     }
 
 
-def distance(num_examples: int) -> dict[str, float]:
-    """Seconds of the metric, and the most memory that the process has had."""
+def distance() -> float:
+    """Seconds of the metric."""
     from workloads import quality
-    from workloads.quality import Moments
 
     spent = 0.0
     gaussians = []
     for seed in (0, 1):
-        total: Moments | None = None
-        for features in _batches(num_examples, seed):
-            start = time.perf_counter()
-            part = Moments.of(features)
-            total = part if total is None else total.merge(part)
-            spent += time.perf_counter() - start
-        assert total is not None
-        gaussians.append(total)
+        features = _features(seed)
         start = time.perf_counter()
-        _ = total.root  # kept
+        gaussians.append(quality.Moments.of(features))
+        _ = gaussians[-1].root  # kept
         spent += time.perf_counter() - start
-    spent += runner.seconds(lambda: quality.distance(*gaussians))
-    peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"sec": spent, "peak_bytes": peak_kilobytes * 1024.0}
+    return spent + runner.seconds(lambda: quality.distance(*gaussians))
 
 
-def _batches(num_examples: int, seed: int) -> Iterator[np.ndarray]:
+def _features(seed: int) -> np.ndarray:
     # Mixed and cut at zero, as the features of a network are.
     generator = np.random.default_rng(seed)
     shape = (NUM_FEATURES, NUM_FEATURES)
     mixing = generator.standard_normal(shape, dtype=np.float32) / NUM_FEATURES**0.5
-    for _ in range(num_examples // NUM_AT_ONCE):
-        shape = (NUM_AT_ONCE, NUM_FEATURES)
-        drawn = generator.standard_normal(shape, dtype=np.float32)
-        yield np.maximum(drawn @ mixing, 0.0)
+    shape = (NUM_EXAMPLES, NUM_FEATURES)
+    drawn = generator.standard_normal(shape, dtype=np.float32)
+    return np.maximum(drawn @ mixing, 0.0)
 
 
 # As in sweeps.
@@ -178,8 +167,7 @@ WAYS: dict[str, Callable[[], Any]] = {
             for kind in NUM_OF
         ),
         *((name, precision, {"compute_dtype": name}) for name in TYPES),
-        (MANY, distance, {"num_examples": 50_000}),
-        (FEW, distance, {"num_examples": 10_000}),
+        (EXAMPLES, distance, {}),
     )
 }
 FIGURES = (
@@ -212,11 +200,7 @@ FIGURES = (
         *((name, "images_per_sec") for name in TYPES),
         at_least=1.5,
     ),
-    Figure("FID of 50,000 x 2,048", (MANY, "sec"), unit="s", at_most=60.0),
-    Figure(
-        "peak memory: 50,000 / 10,000 examples",
-        *((MANY, "peak_bytes"), (FEW, "peak_bytes")),
-    ),
+    Figure("FID of 50,000 x 2,048", (EXAMPLES,), unit="s", at_most=60.0),
 )
 
 if __name__ == "__main__":

@@ -131,59 +131,27 @@ def _estimate(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """The sufficient statistics of a Gaussian: count, mean and scatter.
+    """The mean and the covariance of a Gaussian, float64."""
 
-    Merging is that of Chan, Golub and LeVeque (1979): with d = mean_b - mean_a,
-
-        mean = mean_a + d * n_b / n
-        scatter = scatter_a + scatter_b + (d d^T) * n_a n_b / n
-
-    This avoids the cancellation of sum(x x^T) - n mean mean^T, which loses all digits
-    if the mean is large relative to the spread.
-    """
-
-    num_examples: int  # n, at least 1.
-    mean: np.ndarray  # [num_features], float64.
-    # Sum of (x - mean)(x - mean)^T, [num_features, num_features], float64.
-    scatter: np.ndarray
+    mean: np.ndarray  # [num_features].
+    covariance: np.ndarray  # Unbiased, [num_features, num_features].
 
     @classmethod
     def of(cls, features: Any) -> Moments:
         features = _check_features(features)
-        parts = []
-        for start in range(0, len(features), _CHUNK_SIZE):
-            values = features[start : start + _CHUNK_SIZE].astype(np.float64)
-            mean = values.mean(axis=0)
-            values -= mean
-            scatter = values.T @ values
-            parts.append(cls(num_examples=len(values), mean=mean, scatter=scatter))
-        return functools.reduce(cls.merge, parts)
-
-    def merge(self, other: Moments) -> Moments:
-        if self.mean.shape != other.mean.shape:
-            raise ValueError(
-                f"Moments of {len(self.mean)} and of {len(other.mean)} features cannot "
-                "be merged: extract both with the same extractor"
-            )
-        num_examples = self.num_examples + other.num_examples
-        distance = other.mean - self.mean
-        share = other.num_examples / num_examples
-        shift = np.outer(distance, distance) * (self.num_examples * share)
-        return Moments(
-            num_examples=num_examples,
-            mean=self.mean + distance * share,
-            scatter=self.scatter + other.scatter + shift,
-        )
-
-    @property
-    def covariance(self) -> np.ndarray:
-        """The unbiased covariance, scatter / (n - 1)."""
-        if self.num_examples < 2:  # noqa: PLR2004 - one example has no spread
+        if len(features) < _FEWEST:
             raise ValueError(
                 "a covariance needs at least 2 examples, but Moments has "
-                f"{self.num_examples}: add more first"
+                f"{len(features)}: add more first"
             )
-        return self.scatter / (self.num_examples - 1)
+        # Known before products are summed: sum(x x^T) - n mean mean^T loses all digits
+        # if the mean is large relative to the spread.
+        mean = features.mean(axis=0, dtype=np.float64)
+        scatter = np.zeros((len(mean), len(mean)))
+        for start in range(0, len(features), _CHUNK_SIZE):
+            centred = features[start : start + _CHUNK_SIZE] - mean
+            scatter += centred.T @ centred
+        return cls(mean=mean, covariance=scatter / (len(features) - 1))
 
     @functools.cached_property
     def root(self) -> np.ndarray:
@@ -215,9 +183,6 @@ def _check_features(features: Any) -> np.ndarray:
             "generator that has diverged has no score"
         )
     return features
-
-
-FID_INTERVAL = "delta method, given the reference; excludes the bias at this n"
 
 
 def distance(first: Moments, second: Moments) -> float:
@@ -261,7 +226,8 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     value = distance(generated, reference)
     num_examples, num_features = features.shape
     if num_examples > num_features:
-        error, method = standard_error(features, generated, reference), FID_INTERVAL
+        error = standard_error(features, generated, reference)
+        method = "delta method, given the reference; excludes the bias at this n"
     else:
         error = math.nan
         method = (
@@ -295,8 +261,7 @@ def standard_error(
 
 
 MOST_PER_BLOCK = 10_000
-KID_INTERVAL = "delete-one jackknife within disjoint blocks"
-DEGREE = 3
+_DEGREE = 3
 _ROWS = 1024
 _LEAST_EXAMPLES = 3
 
@@ -354,7 +319,8 @@ def kid(
         float(np.mean(values)),
         normal_quantile() * standard_error,
         num_examples=len(generated),
-        method=f"{KID_INTERVAL}; {num_blocks} of at most {most_per_block} examples",
+        method=f"delete-one jackknife within disjoint blocks; {num_blocks} of at most "
+        f"{most_per_block} examples",
     )
 
 
@@ -387,12 +353,12 @@ def _block(generated: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
 
 
 def _kernel(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return (first @ second.T / first.shape[1] + 1.0) ** DEGREE
+    return (first @ second.T / first.shape[1] + 1.0) ** _DEGREE
 
 
 def _kernel_of_itself(values: np.ndarray) -> np.ndarray:
     squares = np.einsum("ij,ij->i", values, values)
-    return (squares / values.shape[1] + 1.0) ** DEGREE
+    return (squares / values.shape[1] + 1.0) ** _DEGREE
 
 
 def _sums(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -406,8 +372,6 @@ def _sums(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 NUM_SPLITS = 10
-INCEPTION_INTERVAL = "Student's t over splits"
-NO_INTERVAL = "no interval: one split gives no information on the spread"
 
 
 def inception_score(
@@ -429,16 +393,20 @@ def inception_score(
             f"num_splits={num_splits!r} must be between 1 and the {len(logits)} "
             "examples"
         )
-    log_probabilities = special.log_softmax(logits.astype(np.float64), axis=1)
+    probabilities = special.softmax(logits.astype(np.float64), axis=1)
     ends = [i * len(logits) // num_splits for i in range(1, num_splits)]
-    scores = [_score(part) for part in np.split(log_probabilities, ends)]
+    scores = []
+    for part in np.split(probabilities, ends):
+        divergences = special.rel_entr(part, part.mean(axis=0)).sum(axis=1)
+        scores.append(float(np.exp(divergences.mean())))
     if num_splits == 1:
-        half_width, method = math.nan, NO_INTERVAL
+        half_width = math.nan
+        method = "no interval: one split gives no information on the spread"
     else:
         quantile = student_quantile(num_splits - 1)
         half_width = quantile * float(np.std(scores, ddof=1)) / math.sqrt(num_splits)
         size = len(logits) // num_splits
-        method = f"{INCEPTION_INTERVAL}; {num_splits} of {size} examples"
+        method = f"Student's t over splits; {num_splits} of {size} examples"
     return _estimate(
         "inception_score",
         float(np.mean(scores)),
@@ -446,12 +414,3 @@ def inception_score(
         num_examples=len(logits),
         method=method,
     )
-
-
-def _score(log_probabilities: np.ndarray) -> float:
-    probabilities = np.exp(log_probabilities)
-    marginal = probabilities.mean(axis=0)
-    # A class of probability zero in the whole part adds 0 log 0 = 0.
-    log_marginal = np.log(marginal, out=np.zeros_like(marginal), where=marginal > 0)
-    divergences = (probabilities * (log_probabilities - log_marginal)).sum(axis=1)
-    return float(np.exp(divergences.mean()))

@@ -78,29 +78,6 @@ def test_examples_of_all_batches_count():
     assert "counted, not estimated" == counted.method
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: quality.mean(METRIC, [1.0]), r"1 value\(s\) of 'top_1': an interval"),
-        (
-            lambda: quality.mean(METRIC, np.ones(5), np.zeros(5)),
-            r"got 1 group\(s\) of 'top_1': an interval",
-        ),
-        (
-            lambda: dataclasses.replace(METRIC, name="Top 1"),
-            r"'Top 1' is a column and an option: use small letters",
-        ),
-        (
-            lambda: dataclasses.replace(METRIC, tolerance=5.0),
-            r"'top_1' has tolerance=5.0: use a ratio between 0 and 1",
-        ),
-    ],
-)
-def test_what_gives_no_figure_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.fixture
 def rng():
     return np.random.default_rng(20_190_201)
@@ -108,33 +85,24 @@ def rng():
 
 @settings(max_examples=25)
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    size=st.integers(2, 240),
+    chunk=st.integers(1, 40),
     mean=st.sampled_from([3.0, 1e8]),
     seed=st.integers(0, 2**16),
 )
-def test_replicas_merge_to_the_moments_of_all(sizes, mean, seed):
-    generator = np.random.default_rng(seed)
-    offsets = [generator.integers(-5, 6, (size, 4)).astype(float) for size in sizes]
-    whole = np.concatenate(offsets)
+def test_moments_are_numpys_whatever_the_mean_and_the_chunks(size, chunk, mean, seed):
+    offsets = np.random.default_rng(seed).integers(-5, 6, (size, 4)).astype(float)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "_CHUNK_SIZE", chunk)
+        found = Moments.of(offsets + mean)
 
-    parts = [Moments.of(part + mean) for part in reversed(offsets)]
-    merged = functools.reduce(Moments.merge, parts)
-
-    assert len(whole) == merged.num_examples
-    np.testing.assert_allclose(merged.mean, whole.mean(axis=0) + mean, rtol=1e-12)
-    if len(whole) > 1:
-        expected = np.cov(whole, rowvar=False)
-        np.testing.assert_allclose(merged.covariance, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.mean, offsets.mean(axis=0) + mean, rtol=1e-12)
+    expected = np.cov(offsets, rowvar=False)
+    np.testing.assert_allclose(found.covariance, expected, rtol=1e-6, atol=1e-6)
 
 
 def rotation(num_features, rng):
     return np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
-
-
-def exact_moments(mean, covariance):
-    """Returns the moments of so many examples that they are the distribution's."""
-    count = 10**9
-    return Moments(num_examples=count + 1, mean=mean, scatter=covariance * count)
 
 
 def test_rotated_diagonal_gaussians_have_their_closed_form(rng):
@@ -155,8 +123,8 @@ def test_rotated_diagonal_gaussians_have_their_closed_form(rng):
         expected = ((means[0] - means[1]) ** 2).sum()
         expected += ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
 
-        one = exact_moments(means[0], (axes * first) @ axes.T)
-        other = exact_moments(means[1], (axes * second) @ axes.T)
+        one = Moments(mean=means[0], covariance=(axes * first) @ axes.T)
+        other = Moments(mean=means[1], covariance=(axes * second) @ axes.T)
         assert pytest.approx(expected, rel=rel) == quality.distance(one, other)
         assert pytest.approx(0.0, abs=1e-10) == quality.distance(one, one)
 
@@ -202,11 +170,9 @@ def test_intervals_of_the_fid_cover():
     axes = rotation(num_features, random)
     mixing = axes * np.sqrt(np.linspace(0.4, 1.5, num_features))
     mean = np.full(num_features, 0.1)
-    truth = quality.distance(
-        exact_moments(mean, mixing @ mixing.T),
-        exact_moments(np.zeros(num_features), real),
-    )
-    reference = exact_moments(np.zeros(num_features), real)
+    reference = Moments(mean=np.zeros(num_features), covariance=real)
+    drawn = Moments(mean=mean, covariance=mixing @ mixing.T)
+    truth = quality.distance(drawn, reference)
 
     draws = [
         random.normal(size=(200, num_features)) @ mixing.T + mean
@@ -226,7 +192,7 @@ def test_intervals_of_the_fid_cover():
 def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng):
     score = quality.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
     # Equal images have covariance zero: |m - m_r|^2 + tr S_r.
-    real = exact_moments(np.zeros(3), np.eye(3))
+    real = Moments(mean=np.zeros(3), covariance=np.eye(3))
     collapsed = quality.fid(np.ones((10, 3)), real)
 
     assert math.isnan(score.low)
@@ -285,13 +251,16 @@ def test_the_ends_of_the_scale():
 
 # Calls, and what is said of them; x and y have 4 and 3 features.
 REFUSED = r"""
+quality.mean(METRIC, [1.0]) -> 1 value\(s\) of 'top_1': an interval
+quality.mean(METRIC, [1] * 5, [0] * 5) -> got 1 group\(s\) of 'top_1': an interval
+metric(name="Top 1") -> 'Top 1' is a column and an option: use small letters
+metric(tolerance=5.0) -> 'top_1' has tolerance=5.0: use a ratio between 0 and 1
 Moments.of(np.zeros((3, 2, 2))) -> \(3, 2, 2\) must be \[examples, fea
 Moments.of(np.zeros((0, 2))) -> at least one of each
 Moments.of([[1.0], [np.nan], [np.inf]]) -> 2 of 3 examples are not fin
-Moments.of([[1.0, 2.0]]).covariance -> at least 2 examples, but Moments
-Moments.of(x).merge(Moments.of(y)) -> of 4 and of 3 features cannot be merged
+Moments.of([[1.0, 2.0]]) -> at least 2 examples, but Moments
 quality.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
-exact_moments(np.zeros(2), np.diag([-1.0, 1.0])).root -> eigenvalue -1\.0: .*was it made
+Moments(mean=0, covariance=np.diag([-1, 1])).root -> eigenvalue -1\.0: .*was it made
 kid(x, y) -> length 4 and 3 cannot be compared
 kid(x[:2], x) -> 2 generated and 23 real .* at least 3
 kid(x[:9], x[:9], most_per_block=2) -> 1 in the smallest of 5 blocks
@@ -304,5 +273,6 @@ inception_score(np.eye(3), num_splits=4) -> between 1 and the 3 examples
 def test_wrong_input_is_refused(rng, row):
     call, _, message = row.partition(" -> ")
     given = {"x": rng.normal(size=(23, 4)), "y": rng.normal(size=(23, 3))}
+    given["metric"] = functools.partial(dataclasses.replace, METRIC)
     with pytest.raises(ValueError, match=message):
         eval(call, globals(), given)

@@ -155,7 +155,6 @@ class DigitsExtractor(FeatureExtractor):
     """
 
     name = "digits"
-    num_features = NUM_FEATURES
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
         self.digest = digest_arrays(weights)

@@ -32,7 +32,6 @@ class FeatureExtractor(abc.ABC):
     # SHA-256 of the weights, hexadecimal: extractors with the same name and different
     # digests are different extractors.
     digest: str
-    num_features: int  # Length of a feature vector.
     _forward: Callable[[np.ndarray], tuple[Any, Any]]  # Features and logits.
 
     @abc.abstractmethod
@@ -114,7 +113,6 @@ class InceptionExtractor(FeatureExtractor):
     """Inception v3: the 2,048 values of the last pooling and the class logits."""
 
     name = "inception"
-    num_features = NUM_FEATURES
 
     def __init__(
         self,
