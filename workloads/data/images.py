@@ -166,7 +166,7 @@ class Images:
         would take longer than the step leaves. A JPEG is decoded inside its crop.
         """
         assert self.source is not None
-        height, width = self.source.image_shape[:2]
+        height, width, _ = shape = self.source.image_shape
         is_small = height and width and height * width <= _MOST_SMALL_PIXELS
         encoding = self.source.encoding
         is_sent_as_bytes = stream is not None and self._config.input_dtype == "uint8"
@@ -178,9 +178,7 @@ class Images:
             return _mapped(dataset.batch(num_examples), pad, num_threads)
 
         def decode(example: dict[str, Any]) -> dict[str, Any]:
-            assert self.source is not None
-            shape = self.source.image_shape
-            return {**example, "image": decoded(example["image"], encoding, shape)}
+            return {**example, "image": decoded(example["image"], shape)}
 
         def crop(index: Any, part: dict[str, Any]) -> dict[str, Any]:
             seed = None if stream is None else _seed(stream, index)
@@ -222,14 +220,9 @@ class Images:
         return {"image": image, "label": draw([num_examples], maxval=num_classes)}
 
 
-def decoded(encoded: Any, encoding: str | None, shape: tuple[int | None, ...]) -> Any:
+def decoded(encoded: Any, shape: tuple[int | None, ...]) -> Any:
     """Decodes one whole image to [height, width, 3], uint8."""
-    if encoding == "png":
-        image = tf.io.decode_png(encoded, channels=3)
-    elif encoding == "jpeg":
-        image = tf.io.decode_jpeg(encoded, channels=3)
-    else:
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
     image.set_shape((*shape[:2], 3))
     return image
 
@@ -270,7 +263,7 @@ def decoded_crop(
     if encoding == "jpeg":
         shape = tf.io.extract_jpeg_shape(encoded)
     else:
-        whole = decoded(encoded, encoding, (None, None, 3))
+        whole = decoded(encoded, (None, None, 3))
         shape = tf.shape(whole)
     if seed is None:
         shorter = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)

@@ -166,18 +166,15 @@ def find_prepared(name: str) -> pathlib.Path:
     if dataset in builders:
         configs = [each.name for each in tfds.builder_cls(dataset).BUILDER_CONFIGS]
     folder = root / dataset / (config or (configs or [""])[0])
-    versions = [
-        path
-        for path in folder.glob(match["version"] or "*.*.*")
-        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
-        and (path / "dataset_info.json").is_file()
+    prepared = [
+        folder / str(version)
+        for version in tfds.core.utils.version.list_all_versions(folder)
+        if str(version) == (match["version"] or str(version))
+        and (folder / str(version) / "dataset_info.json").is_file()
     ]
-    if versions:
-        path = max(
-            versions, key=lambda version: tuple(map(int, version.name.split(".")))
-        )
-        _check_features(name, path)
-        return path
+    if prepared:
+        _check_features(name, prepared[-1])
+        return prepared[-1]
     if configs is None:
         close = difflib.get_close_matches(
             dataset, [*BUILTIN, *builders], n=_MOST_SUGGESTIONS

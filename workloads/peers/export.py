@@ -109,8 +109,7 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
 def _examples(source: sources.Examples) -> dict[str, np.ndarray]:
     examples = list(source.read(sources.TRAIN_SPLIT))
     pixels = [
-        images.decoded(example["image"], source.encoding, source.image_shape)
-        for example in examples
+        images.decoded(example["image"], source.image_shape) for example in examples
     ]
     labels = [int(example["label"]) for example in examples]
     return {"data/image": np.stack(pixels), "data/label": np.array(labels, np.int32)}

@@ -125,7 +125,7 @@ def test_digits_are_split_once_and_hold_scikit_learns_pixels(digits):
     labels = load_digits().target
     train, test = sources.stratified_split(labels).values()
     encoded = digits.splits["test"]["image"]
-    decoded = [images.decoded(e, "png", (8, 8, 1)).numpy() for e in encoded]
+    decoded = [images.decoded(e, (8, 8, 1)).numpy() for e in encoded]
     ink = np.round(np.stack(decoded)[..., 0].astype(np.float64) * 16 / 255)
     expected = collections.Counter(i.tobytes() for i in load_digits().images[test])
 
