@@ -22,7 +22,6 @@ import itertools
 import json
 import math
 import queue
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -46,9 +45,9 @@ _NUM_LEVELS: Final = 255.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    # ``workload``, ``config`` (every setting), ``num_replicas``,
-    # ``per_replica_batch_size``, ``num_train_examples``, ``losses`` of the first steps,
-    # and ``augmentation`` of the images.
+    # ``workload``, ``config``, ``num_replicas``, ``per_replica_batch_size``,
+    # ``num_train_examples``, ``losses`` of the first steps, and ``augmentation`` of the
+    # images.
     settings: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]  # By name; see the module.
 
@@ -62,15 +61,14 @@ class Export:
     def write(self, folder: Path) -> None:
         """Writes an export; the folder is there as a whole, or not at all."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as outer:
+            made = Path(outer, "made")
+            made.mkdir()
             np.savez(made / ARRAYS, **self.arrays)  # type: ignore[arg-type]
             text = json.dumps(dict(self.settings), indent=1, allow_nan=False)
             (made / SETTINGS).write_text(text + "\n", encoding="utf-8")
             if not folder.is_dir():
                 made.replace(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
 
     def part(self, kind: str) -> dict[str, np.ndarray]:
         """Returns the arrays of a kind, such as ``weights``, without that word."""
@@ -80,6 +78,12 @@ class Export:
             for name, value in self.arrays.items()
             if name.startswith(first)
         }
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every setting of the workload."""
+        config: dict[str, Any] = self.settings["config"]
+        return config
 
     @property
     def num_parameters(self) -> int:
@@ -154,7 +158,8 @@ class Share:
 
     def _own_batches(self, num_rows: int) -> Iterator[Batch]:
         """Yields shuffled and augmented batches of the shard of a process."""
-        settings, data = self.export.settings, self.export.part("data")
+        augmentation = self.export.settings["augmentation"]
+        data = self.export.part("data")
         total, count = len(data["label"]), self.num_processes
         shard = np.arange(
             self.process * total // count, (self.process + 1) * total // count
@@ -165,16 +170,15 @@ class Share:
             while len(waiting) < num_rows:
                 waiting = np.concatenate([waiting, rng.permutation(shard)])
             rows, waiting = waiting[:num_rows], waiting[num_rows:]
-            boxes = random_boxes(num_rows, settings["augmentation"], rng)
-            cropped = crop(data["image"][rows], boxes, settings["config"]["image_size"])
-            yield (
-                normalise(cropped, settings["augmentation"]),
-                data["label"][rows].astype(np.int32),
-            )
+            boxes = random_boxes(num_rows, augmentation, rng)
+            image_size = self.export.config["image_size"]
+            cropped = crop(data["image"][rows], boxes, image_size)
+            labels = data["label"][rows].astype(np.int32)
+            yield normalise(cropped, augmentation), labels
 
     def draws(self) -> Iterator[dict[str, np.ndarray]]:
         """Yields what each step of SN-GAN draws: the exported arrays, then its own."""
-        config, first = self.export.settings["config"], self.first_draws()
+        config, first = self.export.config, self.first_draws()
         # The batches have another generator.
         rng = np.random.default_rng([self.seed, self.process, 1])
         for step in itertools.count():
@@ -245,7 +249,7 @@ def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
 
 def goyal_rate(export: Export, step: int) -> float:
     """Returns the learning rate of ResNet-50 (``workloads/resnet50/train.py``)."""
-    settings, config = export.settings, export.settings["config"]
+    settings, config = export.settings, export.config
     batch = settings["num_replicas"] * settings["per_replica_batch_size"]
     steps_per_epoch = settings["num_train_examples"] / batch
     epochs = config["num_epochs"] / 90 * steps_per_epoch

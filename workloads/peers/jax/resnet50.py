@@ -74,7 +74,7 @@ def logits_of(
 
 def make_step(process: Process) -> Any:
     """Returns the step of a replica: gradients, their mean, heavy-ball momentum."""
-    config = process.export.settings["config"]
+    config = process.export.config
 
     def loss_of(weights: Weights, moving: Weights, images: Any, labels: Any) -> Any:
         logits, after = logits_of(weights, moving, images, config["version"])

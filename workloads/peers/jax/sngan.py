@@ -143,7 +143,7 @@ def updated(
 
 def make_step(process: Process, *, is_both: bool) -> Any:
     """Returns the step of a replica: of the discriminator, or of both networks."""
-    config = process.export.settings["config"]
+    config = process.export.config
 
     def generator_loss(
         weights: Weights, moving: Weights, judge: Any, draws: Any
@@ -200,7 +200,7 @@ def rate_of(config: dict[str, Any], network: str, step: int, every: int) -> Any:
 
 def main() -> None:
     process = Process()
-    config = process.export.settings["config"]
+    config = process.export.config
     weights: dict[str, Any] = {"generator": {}, "discriminator": {}}
     norms = {}
     for name, value in process.export.part("weights").items():

@@ -22,7 +22,12 @@ class Process:
 
     def __init__(self) -> None:
         self.rank, self.num_ranks = scaling_client.find_rank()
-        self._take_cores()
+        # An equal share of the cores, and as many threads.
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // self.num_ranks)
+        first = self.rank * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
+        torch.set_num_threads(share)
         self.export = inputs.Export.read(Path(os.environ[EXPORT_VARIABLE]))
         self.run = scaling_client.connect(
             unit="images", num_parameters=self.export.num_parameters
@@ -34,14 +39,6 @@ class Process:
         if self.num_ranks > 1:
             dist.init_process_group("gloo")
         self.is_alone = self.run.controls.nosync or self.num_ranks == 1
-
-    def _take_cores(self) -> None:
-        """Takes an equal share of the cores, and as many threads."""
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(1, len(cores) // self.num_ranks)
-        first = self.rank * share % len(cores)
-        os.sched_setaffinity(0, cores[first : first + share])
-        torch.set_num_threads(share)
 
     def replicated(self, model: torch.nn.Module) -> torch.nn.Module:
         """Returns a model whose gradients are averaged over the replicas."""
@@ -58,7 +55,7 @@ class Process:
 
     def precision(self) -> torch.autocast:
         """Returns a context in which layers compute in the type that ours do."""
-        is_mixed = self.export.settings["config"]["compute_dtype"] == "mixed_bfloat16"
+        is_mixed = self.export.config["compute_dtype"] == "mixed_bfloat16"
         return torch.autocast("cpu", torch.bfloat16, enabled=is_mixed)
 
     def batches(self) -> Any:
@@ -86,12 +83,10 @@ class Process:
         made.weight.data, made.bias.data = kernel, self.weight(f"{name}.bias")
         return made
 
-    def adam(
-        self, model: torch.nn.Module, config: dict[str, Any], *, eps: float
-    ) -> torch.optim.Adam:
-        return torch.optim.Adam(
-            model.parameters(), betas=(config["beta_1"], config["beta_2"]), eps=eps
-        )
+    def adam(self, model: torch.nn.Module) -> torch.optim.Adam:
+        """Returns Adam with our settings, and the epsilon of Keras."""
+        betas = self.export.config["beta_1"], self.export.config["beta_2"]
+        return torch.optim.Adam(model.parameters(), betas=betas, eps=1e-7)
 
     def update(
         self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, rate: float

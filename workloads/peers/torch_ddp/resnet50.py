@@ -85,7 +85,7 @@ class ResNet50(nn.Module):
 
 def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
     """Returns heavy-ball momentum, with weight decay of kernels only."""
-    config = process.export.settings["config"]
+    config = process.export.config
     kernels = [value for value in model.parameters() if value.ndim > 1]
     others = [value for value in model.parameters() if value.ndim <= 1]
     return torch.optim.SGD(
@@ -100,7 +100,7 @@ def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
 
 def main() -> None:
     process = Process()
-    config = process.export.settings["config"]
+    config = process.export.config
     model = process.replicated(ResNet50(process, config["version"]))
     optimizer = make_optimizer(model, process)
     loss_of = nn.CrossEntropyLoss()

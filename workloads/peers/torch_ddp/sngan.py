@@ -14,8 +14,6 @@ from workloads.peers.torch_ddp.process import Process
 
 _MOMENTUM, _EPSILON = 0.1, 2e-5
 """Of batch normalization: the weight of the batch, which TensorFlow calls 1 - 0.9."""
-_OF_ADAM = 1e-7
-"""Keras' epsilon."""
 _FIRST_SIZE = 4
 _NUM_DOWNSAMPLED = 2
 """Blocks of the discriminator that halve the image, of layout ``cifar``."""
@@ -79,9 +77,8 @@ class Discriminator(nn.Module):
 
     def __init__(self, process: Process) -> None:
         super().__init__()
-        paths = ["discriminator.first_block"]
-        while process.has_weight(f"discriminator.blocks.{len(paths) - 1}.conv_1.u"):
-            paths.append(f"discriminator.blocks.{len(paths) - 1}")
+        others = inputs.block_paths(process.export.part("weights"), "discriminator")
+        paths = ["discriminator.first_block", *others]
         self.blocks = nn.Sequential(
             *(
                 DiscriminatorBlock(
@@ -145,10 +142,8 @@ class Generator(nn.Module):
         super().__init__()
         self.kernel = process.parameter("generator.dense.kernel")
         self.bias = process.parameter("generator.dense.bias")
-        self.blocks = nn.ModuleList()
-        while process.has_weight(f"generator.blocks.{len(self.blocks)}.conv_1.kernel"):
-            path = f"generator.blocks.{len(self.blocks)}"
-            self.blocks.append(GeneratorBlock(process, path))
+        paths = inputs.block_paths(process.export.part("weights"), "generator")
+        self.blocks = nn.ModuleList(GeneratorBlock(process, path) for path in paths)
         gamma = process.weight("generator.last_norm.gamma")
         self.norm = nn.BatchNorm2d(len(gamma), eps=_EPSILON, momentum=_MOMENTUM)
         self.norm.weight.data = gamma
@@ -166,12 +161,11 @@ class Generator(nn.Module):
 
 def main() -> None:
     process = Process()
-    config, draws = process.export.settings["config"], process.draws()
+    config, draws = process.export.config, process.draws()
     generator, discriminator = Generator(process), Discriminator(process)
     generated, judged = process.replicated(generator), process.replicated(discriminator)
     # What is not trained in an update is called as it is: no gradients to be summed.
-    of_generator = process.adam(generator, config, eps=_OF_ADAM)
-    of_discriminator = process.adam(discriminator, config, eps=_OF_ADAM)
+    of_generator, of_discriminator = map(process.adam, (generator, discriminator))
     averaged = [*generator.parameters()] if config["ema_decay"] else []
     averages = [value.detach().clone() for value in averaged]
     every, batches = config["num_discriminator_steps"], process.batches()
@@ -189,10 +183,8 @@ def main() -> None:
             with torch.no_grad():
                 for average, value in zip(averages, averaged, strict=True):
                     average.lerp_(value, 1 - config["ema_decay"])
-        latents, classes = (
-            drawn["discriminator_latents"],
-            drawn["discriminator_labels"],
-        )
+        latents = drawn["discriminator_latents"]
+        classes = drawn["discriminator_labels"]
         real = images + drawn["pixels"]
         with torch.no_grad():
             fake = generator(latents, classes)
