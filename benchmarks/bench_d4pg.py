@@ -30,11 +30,9 @@ NAME = "cartpole:swingup"
 EPISODE = 1001  # records: 1000 environment steps and the final observation
 NUM_STEPS, NUM_FRAMES, NUM_BATCHES, BATCH = 4000, 1000, 300, 256
 ENVIRONMENTS_PER_ACTOR = 4
-FRAME_BYTES = FRAME_SIZE * FRAME_SIZE * 3
 FRAMES = (FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500
 # The published policy, on the largest and the smallest state that is measured.
 HIDDEN_SIZES = (300, 200)
-MOST_FRAMES_PER_TRANSITION = 1.15
 FROM_PIXELS = D4PGConfig(replay="uniform", observations="pixels")
 STEPS, SAMPLES = "environment steps/s", "transitions/s"
 FIGURES = (
@@ -72,20 +70,12 @@ def main() -> None:
             variables=ONE_THREAD,  # as the pool starts actors
         )
     runner.print_figures(FIGURES, figures)
-    print(
-        f"pixel memory per transition: {_frames_per_transition():.3f} frames; target "
-        f"at most {MOST_FRAMES_PER_TRANSITION}"
-    )
 
 
 def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
     """Rates of the kinds of a part; the first round is not counted."""
     blocks = {
-        kind: functools.partial(
-            lambda call, number_of_steps: number_of_steps / runner.seconds(call),
-            call,
-            number,
-        )
+        kind: lambda call=call, number=number: number / runner.seconds(call)
         for kind, (call, number) in PARTS[part]().items()
     }
     return runner.interleave(blocks, num_repeats, num_warmups=1)
@@ -180,31 +170,15 @@ def _replay() -> dict[str, tuple[Callable[[], None], int]]:
         for _ in range(num_batches):
             replay.update_priorities(replay.sample(BATCH)["index"], errors)
 
-    return {
-        kind: (functools.partial(sample, replay, number), number * BATCH)
-        for kind, replay, number in (
-            ("uniform", make_replay(state, uniform, min_size=1000), NUM_BATCHES),
-            (
-                "prioritized",
-                make_replay(state, D4PGConfig(), min_size=1000),
-                NUM_BATCHES,
-            ),
-            (
-                "pixels",
-                make_replay(frames, FROM_PIXELS, min_size=1000),
-                NUM_BATCHES // 20,
-            ),
-        )
-    }
-
-
-def _frames_per_transition() -> float:
-    """Memory of a full replay of frames, as frames per transition that is there."""
-    streams = _streams(*FRAMES)
-    replay = make_replay(streams, FROM_PIXELS, min_size=1000)
-    # Only counted: no frame is read.
-    streams.num_written[:] = 10_000
-    return streams.spec.memory_bytes / len(replay) / FRAME_BYTES
+    parts = {}
+    for kind, streams, config, number in (
+        ("uniform", state, uniform, NUM_BATCHES),
+        ("prioritized", state, D4PGConfig(), NUM_BATCHES),
+        ("pixels", frames, FROM_PIXELS, NUM_BATCHES // 20),
+    ):
+        replay = make_replay(streams, config, min_size=1000)
+        parts[kind] = functools.partial(sample, replay, number), number * BATCH
+    return parts
 
 
 PARTS: dict[str, Callable[[], dict[str, tuple[Callable[[], None], int]]]] = {

@@ -19,6 +19,7 @@ would not be fair.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import time
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 NUM_BLOCKS, NUM_STEPS = 10, 5
 NUM_WARMUP_STEPS = 15
 """A heap that keeps freed memory grows until about the 14th step."""
-NUM_BLOCKS, NUM_STEPS_PER_BLOCK = 12, 10
+NUM_BLOCKS_OF_LOOP, NUM_STEPS_OF_LOOP = 12, 10
 NUM_EXAMPLES = {"resnet50": 8, "sngan": 64}
 EACH = tuple((core,) for core in CORES)
 
@@ -165,11 +166,10 @@ def compare_with_plain_loop() -> dict[str, list[float]]:
         run()
 
     def block(name: str) -> float:
-        return runner.medians({name: ways[name]}, NUM_STEPS_PER_BLOCK)[name]
+        return runner.medians({name: ways[name]}, NUM_STEPS_OF_LOOP)[name]
 
-    return runner.interleave(
-        {"single": lambda: block("single"), "plain": lambda: block("plain")}, NUM_BLOCKS
-    )
+    blocks = {name: functools.partial(block, name) for name in ways}
+    return runner.interleave(blocks, NUM_BLOCKS_OF_LOOP)
 
 
 def _build(backend: str, num_replicas: int, workload: str) -> Any:
