@@ -71,7 +71,7 @@ def test_repetitions_are_fresh_processes_in_one_file(
     # In a process of pytest-xdist, pytest-benchmark measures nothing.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    code = micro.main(["run", "-o", str(output), "--repetitions=2", "store"])
+    code = micro.main(["run", "-o", str(output), "--repetitions=2", "collectives"])
     found = json.loads(output.read_text())
 
     assert 0 == code

@@ -245,6 +245,7 @@ def installed(command, module=MODULE):
     from harness.run import trial_runner, trial_tree
 
     modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
+    _server_for(module)  # here: it would end with a thread that started it
 
     def start(words, **options):
         tree = options["env"].get("PYTHONPATH", "").partition(os.pathsep)[0]
@@ -266,10 +267,14 @@ def _fork_trial(
     assert (stdin, start_new_session) == (subprocess.PIPE, True)
     reader, writer = os.pipe()
     streams = reader, stdout.fileno(), stderr.fileno()
-    server = _server((*MODULES, REAL) if module == REAL else LIGHT)
+    server = _server_for(module)
     pid = server.fork([module, *arguments], env, cwd, streams, module)
     os.close(reader)
     return ForkedProcess(server, pid, os.fdopen(writer, "wb"))
+
+
+def _server_for(module):
+    return _server((*MODULES, REAL) if module == REAL else LIGHT)
 
 
 @functools.cache

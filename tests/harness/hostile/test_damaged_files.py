@@ -65,30 +65,12 @@ class Logged(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-DRAWN = {}
-
-
-def once(draw):
-    """Draws figures that are the same in thousands of cases only once."""
-
-    def drawing(*args, **kwargs):
-        # Functions write what is described; what they draw is in a partial.
-        shown = [getattr(arg, "keywords", arg) for arg in args]
-        named = {k: v for k, v in kwargs.items() if not callable(v)}
-        key = f"{draw.__module__} {shown!r} {named!r}"
-        if key not in DRAWN:
-            DRAWN[key] = draw(*args, **kwargs)
-        return DRAWN[key]
-
-    return drawing
-
-
 def run(*words):
     """Runs a subcommand and checks what holds of any: no fault, no warning, lines,
     soon.
     """
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
-    fake = trial_tree.TrialExit(exit_code=1, num_oom_kills=0)
+    fake = TrialExit(exit_code=1, num_oom_kills=0)
     start = time.monotonic()
     logging.getLogger("matplotlib").addHandler(logged)
     with (

@@ -233,15 +233,6 @@ def swap(root, names):
         (other / name).write_text(texts[0].replace(one.name, other.name))
 
 
-def drop_from_plan(root, is_dropped):
-    plan = json.loads((root / "plan.json").read_text())
-    dropped = [trial for trial in plan["trials"] if is_dropped(trial)]
-    kept = [trial for trial in plan["trials"] if trial not in dropped]
-    change(root / "plan.json", lambda plan: plan.update(trials=kept, repeats=1))
-    for trial in dropped:
-        shutil.rmtree(root / "trials" / trial["trial_id"])
-
-
 def faster(root):
     path = timed(root)[0] / "rank_0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -16,8 +16,6 @@ LENGTH = 6
 SMALL = {**small_programs.OPTIONS["transformer"], "sequence_length": LENGTH}
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
-# 8 bits of bfloat16 against 24, through one block.
-RTOL_BFLOAT16 = 2e-2
 
 
 def build(repl, *, data="synthetic", sequences=2, **options):
