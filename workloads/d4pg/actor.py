@@ -1,7 +1,7 @@
 """Actors: they act with a recent policy, step environments, and write what happens.
 
 Actors do not import TensorFlow. The learner lays out its weights as specified by
-``PolicySpec``, and ``Policy`` computes the same as ``learner.Policy`` from them.
+``PolicySpec``, and ``Policy`` computes the same as ``learner.make_policy`` from them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ as one with R * b. The weights of the policy have the order of ``actor.PolicySpe
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -28,51 +29,12 @@ if TYPE_CHECKING:
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
 
-class _Builder:
-    """Creates and builds layers with separate seeds, in the order of construction."""
-
-    def __init__(self, kind: str, seed: int) -> None:
-        self._kind, self._seed = kind, seed
-
-    def _initializer(self, *, is_last: bool = False) -> keras.initializers.Initializer:
-        self._seed += 1
-        if is_last:
-            return keras.initializers.RandomUniform(-_SMALL, _SMALL, seed=self._seed)
-        # Lillicrap et al. 2015: uniform up to 1 / sqrt(inputs). Acme: of the outputs.
-        mode = "fan_in" if self._kind == "mlp" else "fan_out"
-        return keras.initializers.VarianceScaling(
-            1 / 3, mode=mode, distribution="uniform", seed=self._seed
-        )
-
-    def dense(
-        self, name: str, *sizes: int, is_last: bool = False, use_bias: bool = True
-    ) -> keras.layers.Dense:
-        """Returns a layer of ``sizes``: inputs and outputs."""
-        layer = keras.layers.Dense(
-            sizes[1],
-            use_bias=use_bias,
-            kernel_initializer=self._initializer(is_last=is_last),
-            name=name,
-        )
-        layer.build((None, sizes[0]))
-        return layer
-
-    def conv(self, index: int, num_inputs: int, num_outputs: int, stride: int) -> Any:
-        layer = keras.layers.Conv2D(
-            num_outputs,
-            actor.KERNEL_SIZE,
-            strides=stride,
-            activation="elu",
-            kernel_initializer=self._initializer(),
-            name=f"conv_{index}",
-        )
-        layer.build((None, None, None, num_inputs))
-        return layer
-
-    def norm(self, name: str, size: int) -> keras.layers.LayerNormalization:
-        layer = keras.layers.LayerNormalization(epsilon=actor.EPSILON, name=name)
-        layer.build((None, size))
-        return layer
+def _uniform(kind: str, seed: int) -> keras.initializers.Initializer:
+    # Lillicrap et al. 2015: uniform up to 1 / sqrt(inputs). Acme: of the outputs.
+    mode = "fan_in" if kind == "mlp" else "fan_out"
+    return keras.initializers.VarianceScaling(
+        1 / 3, mode=mode, distribution="uniform", seed=seed
+    )
 
 
 class Torso(keras.Model):
@@ -80,12 +42,19 @@ class Torso(keras.Model):
 
     def __init__(self, spec: PolicySpec, *, seed: int) -> None:
         super().__init__(name="torso")
-        make = _Builder("mlp", seed)
-        channels = [spec.observation_shape[-1], *(2 * [spec.num_conv_filters])]
-        self.convs = [
-            make.conv(index, channels[index], channels[index + 1], stride)
-            for index, stride in enumerate(actor.STRIDES)
-        ]
+        self.convs, width = [], spec.observation_shape[-1]
+        for index, stride in enumerate(actor.STRIDES):
+            conv = keras.layers.Conv2D(
+                spec.num_conv_filters,
+                actor.KERNEL_SIZE,
+                strides=stride,
+                activation="elu",
+                kernel_initializer=_uniform("mlp", seed + index + 1),
+                name=f"conv_{index}",
+            )
+            conv.build((None, None, None, width))
+            self.convs.append(conv)
+            width = spec.num_conv_filters
         self.built = True
 
     def call(self, frames: Any) -> Any:
@@ -96,103 +65,76 @@ class Torso(keras.Model):
         return tf.reshape(hidden, [-1, math.prod(hidden.shape[1:])])
 
 
-class _Head(keras.Model):
-    """Hidden layers and a last one; before them, the layer that sees frames."""
-
-    features: Any = None
-
-    def __init__(
-        self,
-        name: str,
-        spec: PolicySpec,
-        sizes: Sequence[int],
-        last: tuple[str, int],
-        *,
-        num_actions: int = 0,
-        seed: int,
-    ) -> None:
-        """Creates layers whose weights are in the order of construction.
-
-        Actions join the inputs of the first hidden layer; in an ``mlp`` the outputs of
-        the second one, by a linear layer without a bias, which that layer has.
-        """
-        super().__init__(name=name)
-        make = _Builder(spec.kind, seed)
-        self.is_mlp = spec.kind == "mlp"
-        width = spec.observation_shape[0]
-        if spec.uses_pixels:
-            size = actor.map_sizes(spec)[-1] * spec.num_conv_filters
-            width = spec.num_features
-            self.features = make.dense("features", size, width)
-            self.features_norm = make.norm("features_norm", width)
-        if not self.is_mlp:
-            width += num_actions
-        self.hidden = []
-        for index, size in enumerate(sizes):
-            self.hidden.append(make.dense(f"dense_{index}", width, size))
-            if index == 0 and not self.is_mlp:
-                self.norm = make.norm("norm", size)
-            width = size
-        if self.is_mlp and num_actions:
-            make_joining = _Builder(spec.kind, seed + len(sizes) + 9)
-            self.joining = make_joining.dense(
-                "joining", num_actions, sizes[1], use_bias=False
-            )
-        self.last = make.dense(last[0], width, last[1], is_last=True)
-        self.built = True
-
-    def multiply_adds(self) -> list[int]:
-        """Returns those of each layer, for one example; without ``joining``."""
-        layers = [*self.hidden, self.last]
-        if self.features is not None:
-            layers.insert(0, self.features)
-        return [products_of(layer) for layer in layers]
-
-    def _outputs(self, inputs: Any, actions: Any = None) -> Any:
-        hidden = inputs
-        if self.features is not None:
-            hidden = tf.nn.tanh(self.features_norm(self.features(inputs)))
-        if actions is not None and not self.is_mlp:
-            hidden = tf.concat([hidden, actions], axis=1)
-        for index, dense in enumerate(self.hidden):
-            hidden = dense(hidden)
-            if index == 1 and self.is_mlp and actions is not None:
-                hidden = hidden + self.joining(actions)
-            if self.is_mlp:
-                hidden = tf.nn.relu(hidden)
-            else:
-                hidden = tf.nn.elu(hidden) if index else tf.nn.tanh(self.norm(hidden))
-        return self.last(hidden)
-
-
-class Policy(_Head):
+def make_policy(spec: PolicySpec, *, seed: int) -> keras.Model:
     """Maps states, or outputs of the torso, to actions in [-1, 1]."""
-
-    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
-        last = ("action", spec.action_size)
-        super().__init__("policy", spec, spec.hidden_sizes, last, seed=seed)
-
-    def call(self, inputs: Any) -> Any:
-        return tf.nn.tanh(self._outputs(inputs))
+    last = {"units": spec.action_size, "activation": "tanh", "name": "action"}
+    return _network("policy", spec, spec.hidden_sizes, last, seed=seed)
 
 
-class Critic(_Head):
-    """Maps states, or outputs of the torso, and actions to distributions."""
+def make_critic(
+    spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
+) -> keras.Model:
+    """Maps states, or outputs of the torso, and actions to logits of distributions."""
+    last = {"units": num_atoms, "name": "logits"}
+    actions = keras.Input((spec.action_size,))
+    return _network("critic", spec, sizes, last, actions, seed=seed)
 
-    def __init__(
-        self, spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
-    ) -> None:
-        last, num_actions = ("logits", num_atoms), spec.action_size
-        super().__init__(
-            "critic", spec, sizes, last, num_actions=num_actions, seed=seed
-        )
 
-    def call(self, inputs: Any, actions: Any) -> Any:
-        return self._outputs(inputs, actions)
+def _network(
+    name: str,
+    spec: PolicySpec,
+    sizes: Sequence[int],
+    last: dict[str, Any],
+    actions: Any = None,
+    *,
+    seed: int,
+) -> keras.Model:
+    """Returns hidden layers and a last one; before them, the layer that sees frames.
+
+    Weights are in the order of layers. Actions join the inputs of the first hidden
+    layer; in an ``mlp`` the outputs of the second one, by a linear layer without a
+    bias, which that layer has.
+    """
+    seeds, is_mlp = itertools.count(seed + 1), spec.kind == "mlp"
+
+    def dense(values: Any, name: str, units: int, seed: int, **settings: Any) -> Any:
+        init = _uniform(spec.kind, seed)
+        return keras.layers.Dense(
+            units, kernel_initializer=init, name=name, **settings
+        )(values)
+
+    def normalized(values: Any, name: str) -> Any:
+        norm = keras.layers.LayerNormalization(epsilon=actor.EPSILON, name=name)
+        return keras.ops.tanh(norm(values))
+
+    size = spec.observation_shape[0]
+    if spec.uses_pixels:
+        size = actor.map_sizes(spec)[-1] * spec.num_conv_filters
+    hidden = inputs = keras.Input((size,))
+    if spec.uses_pixels:
+        hidden = dense(inputs, "features", spec.num_features, next(seeds))
+        hidden = normalized(hidden, "features_norm")
+    if actions is not None and not is_mlp:
+        hidden = keras.ops.concatenate([hidden, actions], axis=1)
+    for index, size in enumerate(sizes):
+        hidden = dense(hidden, f"dense_{index}", size, next(seeds))
+        if index == 1 and is_mlp and actions is not None:
+            own_seed = seed + len(sizes) + 10
+            hidden += dense(actions, "joining", size, own_seed, use_bias=False)
+        if is_mlp:
+            hidden = keras.ops.relu(hidden)
+        elif index:
+            hidden = keras.ops.elu(hidden)
+        else:
+            hidden = normalized(hidden, "norm")
+    small = keras.initializers.RandomUniform(-_SMALL, _SMALL, seed=next(seeds))
+    outputs = keras.layers.Dense(kernel_initializer=small, **last)(hidden)
+    together = inputs if actions is None else [inputs, actions]
+    return keras.Model(together, outputs, name=name)
 
 
 def training_flops(
-    policy: Policy, critic: Critic, torso: Torso | None, spec: PolicySpec
+    policy: keras.Model, critic: keras.Model, torso: Torso | None, spec: PolicySpec
 ) -> int:
     """Returns the floating-point operations of one transition in a learner step.
 
@@ -208,16 +150,24 @@ def training_flops(
         else ()
     )
     seeing = [size * products_of(conv) for size, conv in convs]
-    acting, judging = policy.multiply_adds(), critic.multiply_adds()
-    joining = products_of(critic.joining) if critic.is_mlp else 0
+    is_mlp = spec.kind == "mlp"
+    acting, judging = (
+        [
+            products_of(layer)
+            for layer in network.layers
+            if isinstance(layer, keras.layers.Dense) and layer.name != "joining"
+        ]
+        for network in (policy, critic)
+    )
+    joining = products_of(critic.get_layer("joining")) if is_mlp else 0
     # Layers of the critic that the gradient of an action does not reach.
-    before = judging[: (torso is not None) + 2 * critic.is_mlp]
+    before = judging[: (torso is not None) + 2 * is_mlp]
     of_critic = sum(judging) + joining
     target = sum(seeing) + sum(acting) + of_critic
     inputs = seeing[:1] or judging[:1]
     learning = 3 * (sum(seeing) + of_critic) - sum(inputs) - joining
     improving = 3 * sum(acting) - acting[0] + 2 * of_critic - sum(before)
-    improving += 2 * critic.last.units  # the mean return, and its gradient
+    improving += 2 * critic.output_shape[-1]  # the mean return, and its gradient
     return 2 * (target + learning + improving)
 
 
@@ -331,8 +281,8 @@ class Learner:
         )
         self.differentiate = compiled(self.loss_and_gradients, config.jit)
         with repl.context():
-            self.policy = Policy(spec, seed=seed)
-            self.critic = Critic(
+            self.policy = make_policy(spec, seed=seed)
+            self.critic = make_critic(
                 spec,
                 config.critic_layers,
                 num_atoms=config.num_atoms,
@@ -426,7 +376,7 @@ class Learner:
             features = batch["observation"]
             if self.torso is not None:
                 features = self.torso(features)
-            logits = self.critic(features, batch["action"])
+            logits = self.critic([features, batch["action"]])
             loss = tf.reduce_mean(weights * critic_loss(logits, target))
         critic_gradients = tape.gradient(loss, self._critic_variables)
         policy_gradients, value = self._policy_gradients(
@@ -452,7 +402,7 @@ class Learner:
         if self.torso is not None:
             features = _with_weights(self.torso, torso[0], features)
         action = _with_weights(self.policy, policy, features)
-        logits = _with_weights(self.critic, critic, features, action)
+        logits = _with_weights(self.critic, critic, [features, action])
         discount = batch["discount"] * self.config.discount
         return backup(batch["reward"], discount, tf.nn.softmax(logits), atoms)
 
@@ -465,7 +415,7 @@ class Learner:
             action = self.policy(features)
             with tf.GradientTape(watch_accessed_variables=False) as of_value:
                 of_value.watch(action)
-                values = expectation(self.critic(features, action), atoms)
+                values = expectation(self.critic([features, action]), atoms)
             with tape.stop_recording():
                 gradient = of_value.gradient(values, action)
             losses = policy_loss(action, gradient, clip_norm=clip_norm)
@@ -480,7 +430,7 @@ class Learner:
         return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
 
 
-def _with_weights(network: Any, weights: list[Any], *inputs: Any) -> Any:
+def _with_weights(network: Any, weights: list[Any], inputs: Any) -> Any:
     """Returns the output of a network with the given weights instead of its own."""
-    outputs, _ = network.stateless_call(weights, [], *inputs)
+    outputs, _ = network.stateless_call(weights, [], inputs)
     return outputs

@@ -13,7 +13,7 @@ import replicator
 from workloads import catalog
 from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import learner as networks_lib
-from workloads.d4pg.learner import Critic, Learner, Policy, Torso
+from workloads.d4pg.learner import Learner, Torso, make_critic, make_policy
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
@@ -46,7 +46,7 @@ def randomized(network, rng):
 def test_actors_compute_what_the_learner_would(kind, shape):
     rng = np.random.default_rng(0)
     spec = make_spec(kind, shape, num_conv_filters=6, num_features=11)
-    network = randomized(Policy(spec, seed=1), rng)
+    network = randomized(make_policy(spec, seed=1), rng)
     if spec.uses_pixels:
         torso = randomized(Torso(spec, seed=2), rng)
         observations = rng.integers(0, 256, (9, *shape)).astype(np.uint8)
@@ -76,7 +76,8 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
         spec = make_spec(
             paper.network, shape, action_size=6, hidden_sizes=paper.policy_layers
         )
-        critic = Critic(spec, paper.critic_layers, num_atoms=paper.num_atoms, seed=0)
+        atoms = paper.num_atoms
+        critic = make_critic(spec, paper.critic_layers, num_atoms=atoms, seed=0)
         return spec.num_floats, critic.count_params()
 
     of_policy = (24 + 1) * 300 + (300 + 1) * 200 + (200 + 1) * 6
@@ -89,8 +90,8 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
         convs + features + of_policy + of_features[0],
         features + of_critic + of_features[1],
     ) == count((84, 84, 9))
-    acme = Critic(make_spec("layer_norm_mlp"), (7, 9), num_atoms=11, seed=0)
-    assert (5 + 2, 7) == tuple(acme.hidden[0].kernel.shape)
+    acme = make_critic(make_spec("layer_norm_mlp"), (7, 9), num_atoms=11, seed=0)
+    assert (5 + 2, 7) == tuple(acme.get_layer("dense_0").kernel.shape)
 
 
 def test_losses_and_gradients_are_those_of_rlax():
@@ -303,7 +304,7 @@ def test_the_policy_climbs_the_value():
     atoms = tf.constant(made._atoms)
     states = tf.constant(make_transitions(16)["observation"])
     with tf.GradientTape() as tape:
-        logits = made.critic(states, made.policy(states))
+        logits = made.critic([states, made.policy(states)])
         loss = -tf.reduce_mean(networks_lib.expectation(logits, atoms))
     expected = tape.gradient(loss, made.policy.trainable_variables)
     found, value = made._policy_gradients(states, atoms)
@@ -319,7 +320,7 @@ def test_the_target_is_made_by_the_target_networks():
     batch = {k: tf.constant(v) for k, v in make_transitions(8).items()}
     atoms = tf.constant(made._atoms)
     states = batch["next_observation"]
-    probabilities = tf.nn.softmax(made.critic(states, made.policy(states)))
+    probabilities = tf.nn.softmax(made.critic([states, made.policy(states)]))
     expected, share = networks_lib.backup(
         batch["reward"], tf.fill([8], np.float32(0.99**5)), probabilities, atoms
     )
