@@ -112,16 +112,12 @@ class NotUpdatingOptimizer(_OtherUpdates):
         """Sums gradients over replicas, as an update does first."""
         gradients = [g for g, _ in grads_and_vars if g is not None]
         summed = replicator.all_sum(gradients)
-        used = tf.add_n([_one_number(value) for value in summed])
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in summed]
+        used = tf.add_n([tf.cast(tf.reshape(v, [-1])[0], tf.float32) for v in values])
         # The counter depends on all sums: what nothing depends on is not computed.
         is_bad = tf.cast(tf.math.is_nan(used), self.original.iterations.dtype)
         self.original.iterations.assign(self.original.iterations + 1 - is_bad)
         return self.original.iterations
-
-
-def _one_number(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.cast(tf.reshape(values, [-1])[0], tf.float32)
 
 
 # Matching: N replicas have to compute what one replica computes on the same examples.

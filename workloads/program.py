@@ -74,8 +74,6 @@ class StepProgram:
         self._contexts: list[replicator.InputContext] = []
         # Ids stay on their devices until sanity(): reading them here would be measured.
         self._consumed: list[tuple[int, Any]] = []
-        # Each one object: a step is traced once per function.
-        self._cycle = getattr(training, "cycle", None) or (training.step_fn,)
         self._inputs = repl.make_input_iterator(
             self._input_fn,
             self._input_mode(),
@@ -131,7 +129,7 @@ class StepProgram:
 
     def run(self, num_steps: int = 1) -> float:
         """Runs steps; returns the last mean loss, when all device work is done."""
-        if len(self._cycle) == 1:
+        if len(self.training.cycle) == 1:
             return self._start(num_steps)()
         loss = math.nan
         for _ in range(num_steps):
@@ -146,7 +144,8 @@ class StepProgram:
         return self._start(1)
 
     def _start(self, num_steps: int) -> Callable[[], float]:
-        step = self._cycle[self._num_steps % len(self._cycle)]
+        cycle = self.training.cycle
+        step = cycle[self._num_steps % len(cycle)]
         with self._explained():
             outputs = self._repl.run(step, self._inputs, num_steps=num_steps)
         # Reading the losses waits for the replicas; updates are part of the same graph.

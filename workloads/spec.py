@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import re
@@ -91,12 +92,11 @@ OF_DTYPE = "float32, or 16 bits with float32 variables"
 OF_IMAGE_SIZE = "height and width of images, in pixels"
 OF_INPUT_THREADS = "threads of one input pipeline, on GPUs per GPU that it feeds"
 STATISTICS = ("local", "cross_replica")
-_CHOICES = "choices"
-ABOUT = "about"
+ABOUT, _CHECK = "about", "check"
 
 
 def limited(
-    default: Any, about: str = "", *, choices: Sequence[Any] = (), **limits: float
+    default: Any, about: str = "", *, choices: Sequence[Any] = (), **limits: Any
 ) -> Any:
     """Declares a field with what is allowed.
 
@@ -106,8 +106,12 @@ def limited(
       choices: All allowed values; empty for a range.
       **limits: ``low``, ``below`` and ``high``, as for ``check_range``.
     """
-    allowed = {_CHOICES: choices} if choices else limits
-    return dataclasses.field(default=default, metadata={ABOUT: about, **allowed})
+    check: Callable[..., None] | None = None
+    if choices:
+        check = functools.partial(check_choice, allowed=choices)
+    elif limits:
+        check = functools.partial(check_range, **limits)
+    return dataclasses.field(default=default, metadata={ABOUT: about, _CHECK: check})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,12 +133,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, allowed = getattr(self, field.name), dict(field.metadata)
-            allowed.pop(ABOUT, None)
-            if _CHOICES in allowed:
-                check_choice(field.name, value, allowed[_CHOICES])
-            elif allowed:
-                check_range(field.name, value, **allowed)
+            if check := field.metadata.get(_CHECK):
+                check(field.name, getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -319,7 +320,7 @@ class Training:
     """What the harness asks of a training.
 
     Besides, it has ``input_fn``, which returns the batches of an input pipeline, and
-    ``step_fn``, or ``cycle``: steps that take turns.
+    ``step_fn`` or ``cycle``.
     """
 
     source: Any = None
@@ -343,8 +344,12 @@ class Training:
 
     def train(self, repl: replicator.Replicator, inputs: Any, step: int) -> Any:
         """Runs a step on all replicas; returns its outputs."""
-        cycle = getattr(self, "cycle", None) or (self.step_fn,)
-        return repl.run(cycle[step % len(cycle)], inputs)
+        return repl.run(self.cycle[step % len(self.cycle)], inputs)
+
+    @functools.cached_property
+    def cycle(self) -> Sequence[Callable[..., Any]]:
+        """Steps that take turns; each one object, as a step is traced per function."""
+        return (self.step_fn,)
 
     def close(self) -> None:
         """Ends what runs beside the steps."""

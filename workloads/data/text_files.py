@@ -42,11 +42,8 @@ class File:
     @property
     def chunks(self) -> list[bytes]:
         """Its pieces of ``CHUNK_SIZE`` bytes; what remains at its end is left out."""
-        count = len(self.content) // CHUNK_SIZE
-        return [
-            self.content[CHUNK_SIZE * index : CHUNK_SIZE * (index + 1)]
-            for index in range(count)
-        ]
+        starts = range(0, len(self.content) - CHUNK_SIZE + 1, CHUNK_SIZE)
+        return [self.content[start : start + CHUNK_SIZE] for start in starts]
 
 
 def version() -> str:

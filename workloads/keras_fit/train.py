@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
+import runpy
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,7 +23,6 @@ from . import study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class KerasTraining(training.Training):
@@ -130,7 +129,7 @@ class Training(KerasTraining, training.ImageTraining):
             if config.function is None:
                 return _application(config)
             path, name = config.function
-            model = getattr(_imported(path), name)()
+            model = runpy.run_path(str(path), run_name=path.stem)[name]()
             size = (config.image_size, config.image_size, 3)
             shape = getattr(model, "input_shape", None)
             if shape is not None and tuple(shape)[1:] != size:
@@ -166,15 +165,6 @@ def _application(config: study.KerasFitConfig) -> keras.Model:
         jit_compile=False,
     )
     return model
-
-
-def _imported(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from workloads.common import training as training_lib
 from workloads.spec import JIT_OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .study import ResNet50Config
 
@@ -33,21 +33,16 @@ EPSILON = 1e-5
 _FC_STDDEV = 0.01
 
 
-class SeededNormal(keras.initializers.Initializer):
+def normal(stddev: float, seed: tuple[int, ...]) -> Callable[..., Any]:
     """Normal values from NumPy, the same on every device; He et al. do not truncate."""
 
-    def __init__(self, stddev: float, seed: tuple[int, ...]) -> None:
-        self.stddev = stddev
-        self.seed = seed
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        generator = np.random.Generator(np.random.SFC64(self.seed))
+    def initialize(shape: Any, dtype: Any = None) -> Any:
+        generator = np.random.Generator(np.random.SFC64(seed))
         values = generator.standard_normal(tuple(shape), dtype=np.float32)
-        values *= np.float32(self.stddev)
+        values *= np.float32(stddev)
         return tf.convert_to_tensor(values, dtype=dtype or "float32")
 
-    def get_config(self) -> dict[str, Any]:
-        return {"stddev": self.stddev, "seed": self.seed}
+    return initialize
 
 
 def padding(kernel_size: int, strides: int) -> Any:
@@ -85,7 +80,7 @@ class ConvBatchNorm(keras.layers.Layer):
         self.kernel = self.add_weight(
             name="kernel",
             shape=(kernel_size, kernel_size, num_inputs, num_outputs),
-            initializer=SeededNormal(math.sqrt(2.0 / fan_in), next(seeds)),
+            initializer=normal(math.sqrt(2.0 / fan_in), next(seeds)),
         )
         self.norm = training_lib.batch_norm(
             statistics, num_outputs, epsilon=EPSILON, gamma_initializer=gamma
@@ -179,7 +174,7 @@ class ResNet50(keras.Model):
                     num_channels = EXPANSION * width
             self.classifier = keras.layers.Dense(
                 config.num_classes,
-                kernel_initializer=SeededNormal(_FC_STDDEV, next(seeds)),
+                kernel_initializer=normal(_FC_STDDEV, next(seeds)),
                 name="classifier",
             )
             self.classifier.build((None, num_channels))

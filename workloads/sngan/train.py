@@ -52,14 +52,13 @@ class Training(training.ImageTraining):
                 training.copy_of(variable, f"average_{index}")
                 for index, variable in enumerate(self._averaged())
             ]
-            self.generator_optimizer = repl.wrap_optimizer(
-                self._adam(config.generator_learning_rate, generator_steps)
+            self.generator_optimizer = self._adam(
+                repl, self.generator, config.generator_learning_rate, generator_steps
             )
-            self.generator_optimizer.build(self.generator.trainable_variables)
-            self.discriminator_optimizer = repl.wrap_optimizer(
-                self._adam(config.discriminator_learning_rate, config.num_steps)
+            rate, num_steps = config.discriminator_learning_rate, config.num_steps
+            self.discriminator_optimizer = self._adam(
+                repl, self.discriminator, rate, num_steps
             )
-            self.discriminator_optimizer.build(self.discriminator.trainable_variables)
         self.trackables = {
             "generator": self.generator,
             "discriminator": self.discriminator,
@@ -87,14 +86,17 @@ class Training(training.ImageTraining):
         if data == DIGITS:
             prepare_digits()
 
-    def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
+    def _adam(
+        self, repl: replicator.Replicator, network: Any, rate: float, num_steps: int
+    ) -> replicator.ReplicatedOptimizer:
         config = self.config
         decay = model_lib.LinearDecay(
-            learning_rate=learning_rate,
-            num_steps=num_steps,
-            decay_start=config.decay_start,
+            learning_rate=rate, num_steps=num_steps, decay_start=config.decay_start
         )
-        return keras.optimizers.Adam(decay, config.beta_1, config.beta_2)
+        adam = keras.optimizers.Adam(decay, config.beta_1, config.beta_2)
+        optimizer = repl.wrap_optimizer(adam)
+        optimizer.build(network.trainable_variables)
+        return optimizer
 
     def _averaged(self) -> list[Any]:
         return self.generator.trainable_variables if self.config.ema_decay else []

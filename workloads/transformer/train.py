@@ -118,7 +118,10 @@ class Training(training.Training):
         seed: tuple[tf.Tensor, ...] = ()
         if self.config.dropout:
             # Drawn once: what a compiled or a repeated pass drops depends on it alone.
-            seed = (_draw_seed(),)
+            # Kernels read seeds in host memory: of a GPU's, steps would wait for the
+            # copy.
+            with tf.device("/device:CPU:0"):
+                seed = (tf.random.uniform([2], 0, _LARGEST_SEED, tf.int32),)
         loss, gradients = self.differentiate(batch["token"], *seed)
         self.optimizer.apply(gradients, self._variables)
         return {"loss": loss, "example_id": batch["example_id"]}
@@ -195,12 +198,6 @@ def cross_entropy(logits: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         tf.reshape(token, [-1]), logits
     )
-
-
-def _draw_seed() -> tf.Tensor:
-    # Kernels read seeds in host memory: of a GPU's, steps would wait for the copy.
-    with tf.device("/device:CPU:0"):
-        return tf.random.uniform([2], 0, _LARGEST_SEED, tf.int32)
 
 
 def _check_batch(config: study.TransformerConfig, size: int) -> None:
