@@ -127,55 +127,27 @@ def test_the_worst_verdict_is_that_of_the_whole(compare):
         ].replace("\\", "")
 
 
-INTEL = {**study_files.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
+CPU = {"brand_raw": "Intel", "count": 2}
+INTEL = {"machine_info": {**study_files.MACHINE, "cpu": CPU}}
+FAILED = "SOME_TRIALS_FAILED"
+ONCE, A, B = {"test_a": [1.0]}, {"test_a": QUIET}, {"test_b": QUIET}
+UNJUDGED = [
+    # However many rounds it has: processes differ.
+    (ONCE, A, {}, "INCONCLUSIVE", r"test_a: 1 run\(s\), a verdict needs 2 or more"),
+    (A, A, INTEL, "INCONCLUSIVE", r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'"),
+    (A, A | B, {}, FAILED, r"failed: bench.py::test_b is in the baseline only"),
+    (A | B, A, {}, "OK", r"new, not judged: bench.py::test_b\n"),
+    (A, B, {}, "USAGE", "^error: the two files have no micro-benchmark in common.*\n$"),
+]
 
 
-@pytest.mark.parametrize(
-    ("new", "old", "fields", "code", "text"),
-    [
-        (  # However many rounds it has: processes differ.
-            {"test_a": [1.0]},
-            {"test_a": QUIET},
-            {},
-            exit_codes.INCONCLUSIVE,
-            r"test_a: 1 run\(s\), a verdict needs 2 or more",
-        ),
-        (
-            {"test_a": QUIET},
-            {"test_a": QUIET},
-            {"machine_info": INTEL},
-            exit_codes.INCONCLUSIVE,
-            r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'",
-        ),
-        (
-            {"test_a": QUIET},
-            {"test_a": QUIET, "test_b": QUIET},
-            {},
-            exit_codes.SOME_TRIALS_FAILED,
-            r"failed: bench.py::test_b is in the baseline only",
-        ),
-        (
-            {"test_a": QUIET, "test_b": QUIET},
-            {"test_a": QUIET},
-            {},
-            exit_codes.OK,
-            r"new, not judged: bench.py::test_b\n",
-        ),
-        (
-            {"test_a": QUIET},
-            {"test_b": QUIET},
-            {},
-            exit_codes.USAGE,
-            r"^error: the two files have no micro-benchmark in common.*\n$",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("new", "old", "fields", "code", "text"), UNJUDGED)
 def test_what_cannot_be_judged_is_not_passed_over(
     compare, new, old, fields, code, text
 ):
     found, out, err = compare(new, old, **fields)
 
-    assert code == found
+    assert getattr(exit_codes, code) == found
     assert re.search(text, out + err)
 
 
