@@ -147,38 +147,6 @@ def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(images), examples["label"]
 
 
-class DigitsExtractor(FeatureExtractor):
-    """Three convolutions and two dense layers, trained on the 1,438 training digits.
-
-    Images are averaged over channels and areas to 8 x 8: a score says nothing about
-    finer details.
-    """
-
-    name = "digits"
-
-    def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        self.digest = digest_arrays(weights)
-        self._weights = {name: tf.constant(value) for name, value in weights.items()}
-        self._forward = tf.function(self._features_and_logits)
-
-    def preparation(self, image_shape: tuple[int, ...]) -> str:
-        height, width, num_channels = image_shape
-        size = IMAGE_SIZE
-        resizing = "as stored" if height == width == size else "resized by area"
-        return (
-            f"uint8 {height} x {width} x {num_channels}, mean of channels, {size} x "
-            f"{size} {resizing}, / 255"
-        )
-
-    def _features_and_logits(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        grey = tf.reduce_mean(tf.cast(images, tf.float32), axis=-1, keepdims=True)
-        size = (IMAGE_SIZE, IMAGE_SIZE)
-        if images.shape[1:3] != size:
-            grey = tf.image.resize(grey, size, method="area")
-        features, logits = forward(self._weights, grey / 255.0)
-        return features, logits
-
-
 def prepare_digits() -> pathlib.Path:
     """Trains the digits classifier on first use, in a few seconds; returns its file.
 
@@ -206,8 +174,13 @@ def prepare_digits() -> pathlib.Path:
     return path
 
 
-def open_digits() -> DigitsExtractor:
-    """Opens the digits classifier, and trains it first if needed."""
+def open_digits() -> FeatureExtractor:
+    """Opens the digits classifier, and trains it first if needed.
+
+    Three convolutions and two dense layers, trained on the 1,438 training digits.
+    Images are averaged over channels and areas to 8 x 8: a score says nothing about
+    finer details.
+    """
     path = prepare_digits()
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -217,7 +190,27 @@ def open_digits() -> DigitsExtractor:
             f"{str(path)!r} holds no weights of the digits classifier ({error}): "
             "delete it to train again"
         ) from error
-    return DigitsExtractor(weights)
+    constants = {name: tf.constant(value) for name, value in weights.items()}
+    size = (IMAGE_SIZE, IMAGE_SIZE)
+
+    @tf.function
+    def features_and_logits(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        grey = tf.reduce_mean(tf.cast(images, tf.float32), axis=-1, keepdims=True)
+        if images.shape[1:3] != size:
+            grey = tf.image.resize(grey, size, method="area")
+        features, logits = forward(constants, grey / 255.0)
+        return features, logits
+
+    def resizing(image_shape: tuple[int, ...]) -> str:
+        how = "as stored" if image_shape[:2] == size else "resized by area"
+        return f"mean of channels, {IMAGE_SIZE} x {IMAGE_SIZE} {how}, / 255"
+
+    return FeatureExtractor(
+        name="digits",
+        digest=digest_arrays(weights),
+        forward=features_and_logits,
+        resizing=resizing,
+    )
 
 
 def cache_path() -> pathlib.Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import hashlib
 import math
@@ -25,18 +24,21 @@ _IMAGES_RANK = 4
 _CHANNELS = (1, 3)
 
 
-class FeatureExtractor(abc.ABC):
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureExtractor:
     """A network with fixed weights."""
 
     name: str  # Name, such as ``inception``.
     # SHA-256 of the weights, hexadecimal: extractors with the same name and different
     # digests are different extractors.
     digest: str
-    _forward: Callable[[np.ndarray], tuple[Any, Any]]  # Features and logits.
+    forward: Callable[[np.ndarray], tuple[Any, Any]]  # Features and logits.
+    resizing: Callable[[tuple[int, ...]], str]  # What is done to images of a shape.
 
-    @abc.abstractmethod
     def preparation(self, image_shape: tuple[int, ...]) -> str:
         """Describes the preparation of images of [height, width, channels]."""
+        sizes = " x ".join(map(str, image_shape))
+        return f"uint8 {sizes}, {self.resizing(image_shape)}"
 
     def extract(
         self, images: np.ndarray, *, num_images_at_once: int = 100
@@ -44,7 +46,7 @@ class FeatureExtractor(abc.ABC):
         """Returns features and logits, [examples, ...] float32."""
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
-        batches = [self._forward(images[i : i + num_images_at_once]) for i in starts]
+        batches = [self.forward(images[i : i + num_images_at_once]) for i in starts]
         features, logits = (np.concatenate(part) for part in zip(*batches, strict=True))
         return features.astype(np.float32), logits.astype(np.float32)
 
@@ -109,38 +111,6 @@ _LOGITS = "logits"
 _PRODUCT = "softmax/logits/MatMul"
 
 
-class InceptionExtractor(FeatureExtractor):
-    """Inception v3: the 2,048 values of the last pooling and the class logits."""
-
-    name = "inception"
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-    ) -> None:
-        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        self._network = network
-        self._forward = tf.function(self._features_and_logits)
-        black = tf.zeros([1, IMAGE_SIZE, IMAGE_SIZE, 3], tf.uint8)
-        features, logits = self._forward(black)
-        if features.shape[1] != NUM_FEATURES or logits.shape[1] < LEAST_CLASSES:
-            raise ValueError(
-                f"{str(path)!r} gives {features.shape[1]} features and "
-                f"{logits.shape[1]} logits: Inception v3 has {NUM_FEATURES} and at "
-                f"least {LEAST_CLASSES}; point to {_WANTED}"
-            )
-
-    def preparation(self, image_shape: tuple[int, ...]) -> str:
-        height, width, num_channels = image_shape
-        return f"uint8 {height} x {width} x {num_channels}, {PREPARATION}"
-
-    def _features_and_logits(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        if images.shape[-1] == 1:
-            images = tf.repeat(images, 3, axis=-1)
-        return self._network(prepare(images))
-
-
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """Resizes and scales images like the graph of 2015."""
     resized = tf.raw_ops.ResizeBilinear(
@@ -152,10 +122,11 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
     return (resized - 128.0) / 128.0
 
 
-def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
+def open_inception(path: str | pathlib.Path) -> FeatureExtractor:
     """Opens ``classify_image_graph_def.pb``, or TF-GAN's frozen copy of it.
 
-    Logits are those without bias, as in the published score (Salimans et al. 2016).
+    Features are the 2,048 values of the last pooling. Logits are those without bias, as
+    in the published score (Salimans et al. 2016).
     """
     path = pathlib.Path(path)
     if not path.is_file():
@@ -189,12 +160,28 @@ def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
             name="",
         )
 
-    def network(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        pool, output = imported(images)
+    @tf.function
+    def forward(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if images.shape[-1] == 1:
+            images = tf.repeat(images, 3, axis=-1)
+        pool, output = imported(prepare(images))
         features = tf.reshape(pool, [-1, pool.shape[-1]])
         return features, output if last == _LOGITS else features @ output
 
-    return InceptionExtractor(path, network)
+    black = tf.zeros([1, IMAGE_SIZE, IMAGE_SIZE, 3], tf.uint8)
+    features, logits = forward(black)
+    if features.shape[1] != NUM_FEATURES or logits.shape[1] < LEAST_CLASSES:
+        raise ValueError(
+            f"{str(path)!r} gives {features.shape[1]} features and "
+            f"{logits.shape[1]} logits: Inception v3 has {NUM_FEATURES} and at "
+            f"least {LEAST_CLASSES}; point to {_WANTED}"
+        )
+    return FeatureExtractor(
+        name="inception",
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        forward=forward,
+        resizing=lambda _: PREPARATION,
+    )
 
 
 def _behind(nodes: Mapping[str, Any], names: Iterable[str]) -> set[str]:
