@@ -1,26 +1,26 @@
 """Studies, gates and variants of a program in a folder or repository."""
 
+import contextlib
 import html
+import io
 import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
+import fork_server
 import psutil
 import pytest
 from command_lines import commit, git
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.command import identity
 from harness.judging import revisions
+from harness.run import trial_tree
 from results import Store
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).resolve().parents[3]
 # Its rate is that of a machine whose noise between processes is 0.5 %.
 BENCH = """
 import random, sys, time
@@ -39,14 +39,6 @@ OWN = (
     "--unit=cells",
     "--per-replica-batch-size=8",
 )
-# As ``python -m harness``, with a page at the end only.
-WITH_ONE_PAGE = """
-import sys
-from harness.cli import main, running
-running._renew_report = lambda store: ""
-sys.exit(main.main())
-"""
-BLOCKED = "raise ImportError('TensorFlow is not here')"
 
 
 @pytest.fixture(scope="module")
@@ -62,26 +54,6 @@ def repository(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def start(repository, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("blocked")
-    for name in ("tensorflow", "keras", "tensorflow_datasets"):
-        (folder / f"{name}.py").write_text(BLOCKED)
-
-    def call(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-c", WITH_ONE_PAGE, *arguments],
-            cwd=repository,
-            env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    return call
-
-
 @pytest.fixture
 def run(repository, monkeypatch, capsys, forked_trials):
     monkeypatch.chdir(repository)
@@ -95,12 +67,24 @@ def run(repository, monkeypatch, capsys, forked_trials):
 
 
 @pytest.fixture(scope="module")
-def study(start):
-    code, out, err = start(
-        "sweep", *OWN, "--replicas=1,2", "--mode=weak", "--repeats=2", "--study=own"
-    )
-    assert exit_codes.OK == code, err
-    assert "bench.py" in out
+def study(repository):
+    """A study of the program, with a page at its end only, and without TensorFlow."""
+    options = ("--replicas=1,2", "--mode=weak", "--repeats=2", "--study=own")
+    printed = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        fork_server.installed(trial_tree.WORKER_COMMAND),
+        contextlib.redirect_stdout(printed),
+    ):
+        patch.chdir(repository)
+        patch.setattr(running, "_renew_report", lambda _store: "")
+        for name in ("tensorflow", "keras", "tensorflow_datasets"):
+            patch.setitem(sys.modules, name, None)
+        canary = {"canary": lambda _core: 0.2}
+        assert exit_codes.OK == cli.main(
+            ("sweep", *OWN, *options), run_overrides=canary
+        )
+    assert "bench.py" in printed.getvalue()
     return "own"
 
 
