@@ -123,7 +123,7 @@ fuzz-records: setup  # Read 2,000 damaged studies and 2,000 other damaged files,
 
 faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm, 25 of an elastic job (two hours).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
-	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
+	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_gates.py -k kills
 	WRITE_FAULTS=1000 READ_FAULTS=400 POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_failed_calls_of_sweeps.py
 	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_calls.py
 	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py

@@ -2,7 +2,7 @@
 
 A sentence of the first screen is either in ``SENTENCES`` with the row of
 the table that says what it is worth, or with None: it claims nothing. Others are not
-printed (``tests/reports/words/test_claimed_sentences.py``). ``ROWS`` has the row of
+printed (``tests/reports/words/test_caveats.py``). ``ROWS`` has the row of
 each number below the first screen.
 """
 
