@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from command_lines import commit, git
 
 from harness.cli.main import cli
 
@@ -281,22 +282,12 @@ def test_the_programs_of_the_makefile_exist():
 GATE = RECIPE[RECIPE.index("replicator-harness") : RECIPE.index("  case")]
 
 
-def git(folder, *words):
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    done = subprocess.run(
-        ("git", *who, *words), cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
 def bisect(folder, codes):
     """Runs the recipe; gates exit with the code that their commit holds."""
     git(folder, "init", "--quiet", "--initial-branch=main")
     for index, code in enumerate(codes):
         (folder / "code").write_text(f"{code} {index}")
-        git(folder, "add", "code")
-        git(folder, "commit", "--quiet", "-m", f"c{index}")
-        git(folder, "tag", "v1.0" if index == 0 else f"c{index}")
+        commit(folder, "v1.0" if index == 0 else f"c{index}")
     tool = folder / ".git" / "replicator-harness"
     tool.write_text('#!/bin/sh\nread code rest < code\nexit "$code"\n')
     tool.chmod(0o755)
@@ -308,7 +299,8 @@ def bisect(folder, codes):
         text=True,
         check=False,
     )
-    tags = {git(folder, "rev-parse", f"c{i}"): f"c{i}" for i in range(1, len(codes))}
+    names = [f"c{index}" for index in range(1, len(codes))]
+    tags = {git(folder, "rev-parse", name).strip(): name for name in names}
     return done.returncode, done.stdout + done.stderr, tags
 
 

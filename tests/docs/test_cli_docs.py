@@ -41,8 +41,8 @@ def options_of(subcommand):
 
 
 @pytest.fixture(scope="module")
-def document(root):
-    return (root / "harness" / "README.md").read_text(encoding="utf-8")
+def document():
+    return (ROOT / "harness" / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_verb_has_a_section_with_its_own_options(document):

@@ -1,6 +1,7 @@
 """Lists in the documents are complete: what is added to the code is added to them."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,11 @@ from harness.launch.launchers import LAUNCHERS
 from results.records import schema
 from results.records.models import Phase, TrialStatus
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def read(root, name):
-    return (root / name).read_text(encoding="utf-8")
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def first_cells(text):
@@ -21,25 +24,25 @@ def first_cells(text):
     return [row.replace("`", "") for row in rows]
 
 
-def test_every_backend_is_described(root):
+def test_every_backend_is_described():
     """The table of the replicator's README has the catalogue, and nothing else."""
-    text = read(root, "replicator/README.md")
+    text = read("replicator/README.md")
     section = text.partition("## Backends")[2].partition("\n## ")[0]
     names = [cell for cell in first_cells(section) if re.fullmatch(r"[a-z_]+", cell)]
 
     assert sorted(replicator.catalog.BACKENDS) == sorted(set(names) - {"name"})
 
 
-def test_every_public_name_is_described(root):
-    text = read(root, "replicator/README.md")
+def test_every_public_name_is_described():
+    text = read("replicator/README.md")
     words = set(re.findall(r"\w+", text))
     public = set(replicator.__all__)
 
     assert set() == public - words
 
 
-def test_every_record_is_described(root):
-    text = read(root, "results/README.md")
+def test_every_record_is_described():
+    text = read("results/README.md")
 
     for kind, model in schema.MODELS.items():
         row = f"| `{kind}.json` | `{model.__name__}` | `docs/schema/{kind}.schema.json`"
@@ -58,18 +61,16 @@ PRESETS = {p.name for w in workloads.catalog.WORKLOADS.values() for p in w.prese
         ("preset", PRESETS),
     ],
 )
-def test_the_lists_of_the_glossary_are_those_that_are_declared(root, term, declared):
-    row = re.search(
-        rf"^\| {term} \| (.*) \|$", read(root, "docs/glossary.md"), re.MULTILINE
-    )
+def test_the_lists_of_the_glossary_are_those_that_are_declared(term, declared):
+    row = re.search(rf"^\| {term} \| (.*) \|$", read("docs/glossary.md"), re.MULTILINE)
 
     assert row is not None
     assert declared == set(re.findall(r"`(\w+)`", row[1]))
 
 
 @pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
-def test_every_workload_says_how_far_it_is_the_paper(root, name):
-    text = read(root, f"workloads/{name}/README.md")
+def test_every_workload_says_how_far_it_is_the_paper(name):
+    text = read(f"workloads/{name}/README.md")
 
     assert "## Fidelity" in text
     for preset in workloads.catalog.WORKLOADS[name].presets:

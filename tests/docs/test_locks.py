@@ -3,9 +3,11 @@
 import ast
 import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-gpu.lock")
 LENGTHS = {
     "requirements.lock": 100,
@@ -19,29 +21,29 @@ ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
-def requirements_of(root, name):
+def requirements_of(name):
     """Returns the hashes of each requirement of a lock, markers included."""
-    text = (root / name).read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     blocks = re.split(r"\n(?=\S)", text.strip())
     return {block.partition(" \\\n")[0]: set(_HASH.findall(block)) for block in blocks}
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_a_lock_has_versions_with_hashes_and_nothing_else(root, name):
+def test_a_lock_has_versions_with_hashes_and_nothing_else(name):
     """No URL, no index, no option: any mirror works."""
-    found = requirements_of(root, name)
+    found = requirements_of(name)
 
     assert len(found) > LENGTHS[name]
     assert [] == [text for text, hashes in found.items() if not hashes]
     pinned = re.compile(r"[a-z0-9][a-z0-9._-]*==[\w.]+( ; .+)?")
     assert [] == [text for text in found if not pinned.fullmatch(text)]
-    text = (root / name).read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     assert "://" not in text
     assert not re.search(r"^-|index|@", text, re.MULTILINE)
 
 
-def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root):
-    cpu, gpu = (requirements_of(root, name) for name in LOCKS)
+def test_the_lock_for_gpus_adds_libraries_of_cuda_only():
+    cpu, gpu = (requirements_of(name) for name in LOCKS)
 
     assert set() == gpu.keys() & cpu.keys()
     assert [] == [text for text in gpu if not text.startswith("nvidia-")]
@@ -49,19 +51,19 @@ def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root):
         assert any(text.startswith(f"nvidia-{library}-cu12==") for text in gpu)
 
 
-def test_an_image_has_each_package_that_is_imported(root):
+def test_an_image_has_each_package_that_is_imported():
     """In every module of every package, also within functions."""
-    names = {text.split("==")[0] for text in requirements_of(root, "requirements.lock")}
+    names = {text.split("==")[0] for text in requirements_of("requirements.lock")}
     found = metadata.packages_distributions()
     lacking = {}
     for package in ("replicator", "workloads", "harness", "results", "reports"):
-        for path in (root / package).rglob("*.py"):
+        for path in (ROOT / package).rglob("*.py"):
             for module in imported(path) - ELSEWHERE:
                 packages = {
                     re.sub("[-_.]+", "-", of).lower() for of in found.get(module, ())
                 }
                 if packages and not packages & {*names, "replicator-harness"}:
-                    lacking[module] = str(path.relative_to(root))
+                    lacking[module] = str(path.relative_to(ROOT))
 
     assert {} == lacking
 
@@ -76,23 +78,23 @@ def imported(path):
     return found
 
 
-def test_what_ci_runs_needs_no_libraries_of_cuda(root):
+def test_what_ci_runs_needs_no_libraries_of_cuda():
     """They are several gigabytes that a machine without a GPU cannot use."""
-    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     rules = dict(re.findall(r"^([a-z-]+|\$\(\w+\)): ([^#\n]*)", makefile, re.MULTILINE))
 
-    assert "make test " in (root / ".ci/run").read_text(encoding="utf-8")
+    assert "make test " in (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "setup" == rules["test"].strip()
     assert "$(STAMP)" == rules["setup"].strip()
     assert "requirements-gpu.lock" not in rules["$(STAMP)"]
     assert "requirements-gpu.lock" in rules["$(STAMP_GPU)"]
 
 
-def test_the_environment_record_has_every_library_of_cuda(root):
+def test_the_environment_record_has_every_library_of_cuda():
     """Trials with another cuDNN or NCCL are of another machine."""
     from harness.machine import environment
 
-    gpu = requirements_of(root, "requirements-gpu.lock")
+    gpu = requirements_of("requirements-gpu.lock")
     libraries = {text.split("==")[0] for text in gpu if text.startswith("nvidia-")}
 
     assert set() == libraries - set(environment.PACKAGES) - {"nvidia-ml-py"}

@@ -2,9 +2,11 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 HEADING = "## What people write, and what the message says\n"
 # What people write, the message, and what to write instead: one line of code each.
 _ROW = re.compile(r"^\| `(?P<wrong>.+?)` \| `(?P<message>.+?)` \| `(?P<right>.+?)` \|$")
@@ -31,8 +33,8 @@ def rows(text):
 
 
 @pytest.fixture(scope="module")
-def text(root):
-    return str((root / "docs" / "migration.md").read_text(encoding="utf-8"))
+def text():
+    return str((ROOT / "docs" / "migration.md").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
+from command_lines import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / ".ci"))
@@ -166,11 +167,6 @@ def test_the_quick_start_is_that_of_the_readme():
         quick_start.quick_start("# Another\n")
 
 
-def git(root, *arguments):
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    subprocess.run(["git", *who, *arguments], cwd=root, check=True)
-
-
 @pytest.fixture
 def own(tmp_path):
     """A repository of somebody's, whose last commit made the program 10 % slower."""
@@ -180,8 +176,7 @@ def own(tmp_path):
     (root / ".gitignore").write_text(".prepared\n")
     for cost in (100, 110):
         (root / "program.py").write_text(f"COST = {cost}\n{PROGRAM}")
-        git(root, "add", "--all")
-        git(root, "commit", "--quiet", "-m", f"Take {cost}")
+        commit(root, f"take-{cost}")
     return root
 
 
