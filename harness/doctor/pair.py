@@ -18,7 +18,7 @@ from harness.errors import DoesNotFitError
 from harness.machine import owned_folders
 from harness.planning import checked, defaults, plan
 from harness.planning.request import SweepRequest
-from harness.run.rounds import Repetition, run_repetition
+from harness.run.rounds import Repetition
 from harness.run.trial_runner import RunSettings
 from results.figures import conditions, scaling
 from results.judging import power
@@ -98,9 +98,10 @@ def check_pair(
             duration_sec=duration_sec,
             max_rounds=_MOST_ROUNDS,
             seed=_SEED,
+            stage=notice,
         )
         try:
-            run_repetition(store, repetition, settings, notice)
+            repetition.run(store, settings)
         except DoesNotFitError as error:
             advice = "free memory: both processes are needed at once"
             return [Finding(CHECK, "caution", f"not measured: {error}", advice)]

@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.machine.disturbance import Disturbance
-    from harness.run.trial_runner import DiscardReason, RunSettings
+    from harness.run.trial_runner import RunSettings
     from results.records.models import PlannedTrial, StatusRecord, TrialSpec
     from results.store.study_store import Store, Trial
-
-    Stage = Callable[[str, float | None], None]
 
 
 # The harness writes what others did to the cores, between blocks; ``verify`` reads it.
@@ -102,20 +100,6 @@ SUSTAINED_STEPS: Final = 13
 """Fewest steps of one: four stretches see a step in fifty about once."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Repetition:
-    trials: Sequence[PlannedTrial]  # One per case.
-    index: int  # From 0.
-    duration_sec: float | None  # The time for all of it; None for no limit.
-    max_rounds: int
-    seed: int  # Determines the order of the blocks.
-    num_stretches: int = 0  # Sustained ones of each case, after the rounds.
-    # Steps of each block by case, as earlier repetitions had them.
-    steps_of_block: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # Called before the first block.
-    on_warm: Callable[[Sequence[Session]], None] = lambda _: None
-
-
 def steps_of_blocks(trials: Iterable[Trial]) -> dict[str, int]:
     """Returns the steps of a block by case, of the first repetition that has any."""
     steps: dict[str, int] = {}
@@ -146,15 +130,46 @@ _OF_FREE_MEMORY: Final = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
+class Repetition:
     """The processes of a repetition, and what is asked of them."""
 
-    sessions: Sequence[Session]
-    repetition: Repetition
-    stage: Stage
-    discard_reason: DiscardReason
-    deadline: float = math.inf  # On the monotonic clock.
-    free_memory: Callable[[], int] = machine_state.read_free_memory
+    trials: Sequence[PlannedTrial]  # One per case.
+    index: int  # From 0.
+    duration_sec: float | None  # The time for all of it; None for no limit.
+    max_rounds: int
+    seed: int  # Determines the order of the blocks.
+    stage: Callable[[str, float | None], None]
+    num_stretches: int = 0  # Sustained ones of each case, after the rounds.
+    # Steps of each block by case, as earlier repetitions had them.
+    steps_of_block: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Called before the first block.
+    on_warm: Callable[[Sequence[Session]], None] = lambda _: None
+    sessions: list[Session] = dataclasses.field(default_factory=list)
+
+    def run(self, store: Store, settings: RunSettings) -> list[StatusRecord]:
+        deadline = math.inf
+        if self.duration_sec is not None:
+            deadline = time.monotonic() + self.duration_sec
+        with contextlib.ExitStack() as stack:  # kills all, however the block ends
+            for trial in self.trials:
+                prepared = trial_runner.prepare(store, trial, settings)
+                session = Session(prepared, timeout_sec=settings.timeout_sec)
+                self.sessions.append(session)
+                stack.callback(session.kill)
+            self.start_side_by_side()
+            self.warm_up()
+            self.on_warm(self.sessions)
+            self.take_all(deadline)
+            self.stage("checking and recording", None)
+            # Side by side: nothing is timed any more.
+            alive = [session for session in self.sessions if session.is_alive]
+            with busy(*alive):
+                for session in alive:
+                    session.send("finish")
+                for session in alive:
+                    session.wait()
+            changed = trial_runner.changed_code(settings)
+            return [_record(session, changed) for session in self.sessions]
 
     def start_side_by_side(self) -> None:
         """Returns when each process has built its program or ended; none is timed."""
@@ -174,7 +189,7 @@ class Measurement:
                 started = sessions[: len(sessions) - len(waiting)]
                 growth = [size(each) - each.resident_bytes() for each in starting]
                 needed = size(waiting[0]) + sum(max(0, more) for more in growth)
-                if needed > (free := self.free_memory()):
+                if needed > (free := machine_state.read_free_memory()):
                     used = sum(session.resident_bytes() for session in started)
                     raise DoesNotFitError(
                         f"{len(sessions)} processes do not fit into memory at once: the"
@@ -204,8 +219,8 @@ class Measurement:
         """Lets one after the other run its last warm-up step, alone."""
         # How much each process adds to its heap: the same for all, and it fits.
         used = sum(session.resident_bytes() for session in self.sessions)
-        usual = measure.FRACTION
-        fraction = min(usual, _OF_FREE_MEMORY * self.free_memory() / max(used, 1))
+        usual, free = measure.FRACTION, machine_state.read_free_memory()
+        fraction = min(usual, _OF_FREE_MEMORY * free / max(used, 1))
         less = f"; heaps grow by {fraction:.0%}, not {usual:.0%}: little memory left"
         self.stage("warming up" + less * (fraction < usual), None)
         for session in self.sessions:
@@ -217,18 +232,18 @@ class Measurement:
                 session.step_time_sec = max(a["step_time_sec"] for a in answers)
                 check_resolution(session, session.step_time_sec)
 
-    def take_all(self) -> None:
+    def take_all(self, deadline: float) -> None:
         # One that has ended had no warm step: its 0 s would ask for 300,000 steps a
         # block.
         waiting = [session for session in self.sessions if session.is_alive]
-        number, stretches = self.repetition.num_stretches, []
+        number, stretches = self.num_stretches, []
         if number:
             plain = [each for each in waiting if each.spec.control is Control.NONE]
             groups = _by_case(plain).values()
             stretches = [(group, _steps_of_stretch(group)) for group in groups]
         stretches_sec = sum(n * _step_sec(each) * len(each) for each, n in stretches)
-        self._take_rounds(waiting, self.deadline - number * stretches_sec)
-        seed = f"{self.repetition.seed}/{self.repetition.index}/sustained"
+        self._take_rounds(waiting, deadline - number * stretches_sec)
+        seed = f"{self.seed}/{self.index}/sustained"
         generator = random.Random(seed)  # noqa: S311
         for index in range(number):
             left_sec = (number - index) * stretches_sec
@@ -237,7 +252,7 @@ class Measurement:
                 # Their rounds follow all others. The garbage collector works in them if
                 # both revisions let it work; a program that does not never sees the
                 # field.
-                asked = {"round_index": self.repetition.max_rounds + index}
+                asked = {"round_index": self.max_rounds + index}
                 asked |= {"num_steps": num_steps, "is_sustained": True}
                 is_collecting = all(each.has_sustained for each in group)
                 both = [session for session in group if session.is_alive]
@@ -245,12 +260,11 @@ class Measurement:
                     self._measure_block(session, asked, is_collecting=is_collecting)
 
     def _take_rounds(self, sessions: Sequence[Session], deadline: float) -> None:
-        repetition, longest_round_sec = self.repetition, 0.0
-        seed = f"{repetition.seed}/{repetition.index}"
-        generator = random.Random(seed)  # noqa: S311
-        numbers = _steps_of_blocks(sessions, repetition.steps_of_block)
-        revisions = {trial.spec.revision for trial in repetition.trials}
-        for round_index in range(repetition.max_rounds):
+        longest_round_sec = 0.0
+        generator = random.Random(f"{self.seed}/{self.index}")  # noqa: S311
+        numbers = _steps_of_blocks(sessions, self.steps_of_block)
+        revisions = {trial.spec.revision for trial in self.trials}
+        for round_index in range(self.max_rounds):
             alive = [session for session in sessions if session.is_alive]
             now = time.monotonic()
             left = deadline - now
@@ -259,7 +273,7 @@ class Measurement:
             is_over = is_one_sided or left < longest_round_sec
             if not alive or (round_index >= MIN_ROUNDS and is_over):
                 return
-            expected = (repetition.max_rounds - round_index) * longest_round_sec
+            expected = (self.max_rounds - round_index) * longest_round_sec
             if left < math.inf:
                 expected = min(expected, left) if longest_round_sec else left
             groups = list(_by_case(alive).items())
@@ -300,6 +314,7 @@ class Measurement:
             after = machine_state.read_core_clock(session.cores, pids)
         load = disturbance.between(before, after)
         load = dataclasses.replace(load, gpus=watch.uses())
+        discard_reason = session.prepared.settings.discard_reason
         used = {name: sum(answer[name] for answer in answers) for name in _USED}
         block = Block(
             **asked,
@@ -311,7 +326,7 @@ class Measurement:
                 if name in Block.model_fields
             },
             gpus=load.gpus,
-            discard_reason=self.discard_reason(load, used["num_retraces"]),
+            discard_reason=discard_reason(load, used["num_retraces"]),
         )
         append(session.prepared.trial_dir, block, load)
         session.blocks.append(block)
@@ -387,45 +402,6 @@ def _advance(session: Session, *, is_alone: bool) -> bool:
     except SessionEndedError:
         return True
     return False
-
-
-def run_repetition(
-    store: Store,
-    repetition: Repetition,
-    settings: RunSettings,
-    stage: Stage,
-    free_memory: Callable[[], int] = machine_state.read_free_memory,
-) -> list[StatusRecord]:
-    limit_sec = repetition.duration_sec
-    deadline = math.inf if limit_sec is None else time.monotonic() + limit_sec
-    sessions: list[Session] = []
-    with contextlib.ExitStack() as stack:  # kills all, however the block ends
-        for trial in repetition.trials:
-            prepared = trial_runner.prepare(store, trial, settings)
-            sessions.append(Session(prepared, timeout_sec=settings.timeout_sec))
-            stack.callback(sessions[-1].kill)
-        measurement = Measurement(
-            sessions=sessions,
-            repetition=repetition,
-            stage=stage,
-            discard_reason=settings.discard_reason,
-            deadline=deadline,
-            free_memory=free_memory,
-        )
-        measurement.start_side_by_side()
-        measurement.warm_up()
-        repetition.on_warm(sessions)
-        measurement.take_all()
-        stage("checking and recording", None)
-        # Side by side: nothing is timed any more.
-        alive = [session for session in sessions if session.is_alive]
-        with busy(*alive):
-            for session in alive:
-                session.send("finish")
-            for session in alive:
-                session.wait()
-        changed = trial_runner.changed_code(settings)
-        return [_record(session, changed) for session in sessions]
 
 
 def _record(session: Session, changed_code: str) -> StatusRecord:

@@ -21,12 +21,7 @@ from harness.machine import environment
 from harness.planning import defaults
 from harness.run import trial_runner
 from harness.run.progress import PhaseWatch, Progress
-from harness.run.rounds import (
-    Repetition,
-    interleaved_sec,
-    run_repetition,
-    steps_of_blocks,
-)
+from harness.run.rounds import Repetition, interleaved_sec, steps_of_blocks
 from harness.run.trial_runner import RunSettings, run_trial
 from harness.sources import code_digest
 from harness.trial import rank_file
@@ -358,23 +353,13 @@ class _Sweep:
     ) -> list[StatusRecord]:
         plan = self.store.read_plan()
         measuring = self.settings.measuring
-        before = self.store.trials()
+        before, index = self.store.trials(), trials[0].spec.repetition_index
 
         def on_warm(sessions: Sequence[Session]) -> None:
-            if measuring.gate is not None and repetition.index == 0:
+            if measuring.gate is not None and index == 0:
                 for line in differences(sessions):
                     self.progress.note(f"counted in a step: {line}")
 
-        repetition = Repetition(
-            trials=trials,
-            index=trials[0].spec.repetition_index,
-            duration_sec=measuring.repetition_sec,
-            max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
-            seed=plan.seed,
-            num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
-            steps_of_block=steps_of_blocks(before),
-            on_warm=on_warm,
-        )
         gate_looks = () if measuring.gate is None else measuring.gate.looks
         is_most = bool(gate_looks) or measuring.target is not None
         limit_sec = math.inf
@@ -382,7 +367,7 @@ class _Sweep:
             limit_sec = measuring.minutes * 60 - interleaved_sec(before)
         num_later = len({_repetition_of(trial) for trial in later} - {None})
         if gate_looks:
-            num_later = max(num_later, gate_looks[-1] - repetition.index - 1)
+            num_later = max(num_later, gate_looks[-1] - index - 1)
         is_until_limit = is_most and not gate_looks
         whole_sec = (
             self.durations.repetition_sec
@@ -404,12 +389,23 @@ class _Sweep:
             elif limit_sec < math.inf:
                 eta_sec = most_sec
             self.progress.stage(
-                f"run {repetition.index + 1} of {plan.repeats}: {text}",
+                f"run {index + 1} of {plan.repeats}: {text}",
                 eta_sec + self.durations.remaining_sec(alone),
                 is_most=is_most,
             )
 
-        statuses = run_repetition(self.store, repetition, self.settings, stage)
+        repetition = Repetition(
+            trials=trials,
+            index=index,
+            duration_sec=measuring.repetition_sec,
+            max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
+            seed=plan.seed,
+            stage=stage,
+            num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
+            steps_of_block=steps_of_blocks(before),
+            on_warm=on_warm,
+        )
+        statuses = repetition.run(self.store, self.settings)
         self.durations.repetition_sec = time.monotonic() - started
         return statuses
 

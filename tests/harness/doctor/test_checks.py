@@ -364,7 +364,7 @@ def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
     def refuse(*_):
         raise DoesNotFitError("2 processes do not fit into memory at once")
 
-    monkeypatch.setattr(pair, "run_repetition", refuse)
+    monkeypatch.setattr(pair.Repetition, "run", refuse)
     finding = measure(settings)
 
     assert "caution" == finding.level

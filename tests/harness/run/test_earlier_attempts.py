@@ -48,7 +48,7 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
     (root / "trials" / again[0] / "status.json").unlink()
     observed, first = observed_in(root), finished_in(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.run.rounds.Measurement.start_side_by_side", interrupt)
+        patch.setattr("harness.run.rounds.Repetition.start_side_by_side", interrupt)
         code, _, _ = harness(*SWEEP, overrides=overrides)
     assert exit_codes.INTERRUPTED == code
     assert observed <= observed_in(root)

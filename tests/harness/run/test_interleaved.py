@@ -5,8 +5,8 @@ what fails.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import math
 import os
 import re
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from command_lines import overridden, smoke_sweep
 from harness.cli import exit_codes
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.run import rounds, sweep
+from harness.run import rounds
 from harness.run.trial_tree import Session
 from harness.trial import process_tree, rank_file
 from results import Store
@@ -220,8 +220,7 @@ def test_little_time_still_gives_the_fewest_rounds(run):
 @pytest.fixture
 def full(monkeypatch):
     """Leaves no memory for processes after the first ones."""
-    run_repetition = functools.partial(sweep.run_repetition, free_memory=lambda: 1)
-    monkeypatch.setattr(sweep, "run_repetition", run_repetition)
+    monkeypatch.setattr(rounds.machine_state, "read_free_memory", lambda: 1)
 
 
 def with_order(*options):
@@ -294,7 +293,7 @@ class Waiting:
 def interleave(monkeypatch, make_spec):
     blocks = []
     monkeypatch.setattr(
-        rounds.Measurement,
+        rounds.Repetition,
         "_measure_block",
         lambda _, session, asked: blocks.append(
             (asked["round_index"], session.trial_id, asked["num_steps"])
@@ -311,20 +310,16 @@ def interleave(monkeypatch, make_spec):
             Waiting(name, trial(name, **fields), **times)
             for name, fields, times in waiting
         ]
-        repetition = rounds.Repetition(
+        rounds.Repetition(
             trials=[session.prepared.trial for session in sessions],
             index=index,
             duration_sec=None,
             max_rounds=ROUNDS,
             seed=seed,
-            steps_of_block=known or {},
-        )
-        rounds.Measurement(
-            sessions=sessions,
-            repetition=repetition,
             stage=lambda *_: None,
-            discard_reason=lambda *_: "",
-        ).take_all()
+            steps_of_block=known or {},
+            sessions=sessions,
+        ).take_all(math.inf)
         return list(blocks)
 
     return run
