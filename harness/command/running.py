@@ -400,9 +400,5 @@ class Run:
 
 
 def _living() -> list[psutil.Process]:
-    living = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
-    return living
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if process_tree.is_alive(process)]

@@ -37,7 +37,7 @@ from results.records.texts import tokens
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from harness.command.identity import Repository
     from harness.command.program import ForeignProgram
@@ -100,6 +100,11 @@ if version not in {COMPATIBLE}:
     sys.exit(f"its version of taking turns is {{version}}, here it is {PROTOCOL}")
 models.TrialSpec.model_validate_json(sys.stdin.read())
 """
+
+
+_run = functools.partial(
+    subprocess.run, input="", capture_output=True, text=True, check=False
+)
 
 
 def _git(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -195,10 +200,10 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
     """Checks that the sources of a revision can take part in a measurement."""
     done = _run(
         [tree.python, "-c", _READ_SPEC],
-        variables={"PYTHONPATH": str(tree.root)},
-        text=spec.model_dump_json(),
+        env={**os.environ, "PYTHONPATH": str(tree.root)},
+        input=spec.model_dump_json(),
         # Python looks into the current folder first, which can be this tree.
-        folder=tree.root,
+        cwd=tree.root,
     )
     if done.returncode != 0:
         raise RevisionError(
@@ -226,7 +231,8 @@ def _install(
         [sys.executable, "-m", "venv", str(folder)],
         *([*pip, "-r", str(root / name)] for name in locks),
     ):
-        done = _run(command, holds=owned)
+        # It outlives a harness that is killed: what it writes to is not abandoned.
+        done = _run(command, pass_fds=(owned.descriptor,))
         if done.returncode != 0:
             # Of pip its last error, without the advice after it.
             lines = map(str.strip, (done.stderr or done.stdout).splitlines())
@@ -255,27 +261,6 @@ def _versions(what: str, python: str) -> dict[str, str]:
 
 def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _run(
-    command: Sequence[str],
-    *,
-    variables: Mapping[str, str] | None = None,
-    text: str = "",
-    folder: Path | None = None,
-    holds: owned_folders.Owned | None = None,
-) -> subprocess.CompletedProcess[str]:
-    # A command outlives a harness that is killed: what it writes to is not abandoned.
-    return subprocess.run(
-        command,
-        env={**os.environ, **(variables or {})},
-        input=text,
-        cwd=folder,
-        pass_fds=() if holds is None else (holds.descriptor,),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def last_line(text: str) -> str:

@@ -74,7 +74,7 @@ def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
             continue
         if _belongs(process, marker, root_pid):
             by_pid[process.pid] = process
-    return [process for process in by_pid.values() if _is_alive(process)]
+    return [process for process in by_pid.values() if is_alive(process)]
 
 
 def _belongs(process: psutil.Process, marker: str, root_pid: int | None) -> bool:
@@ -87,7 +87,7 @@ def _belongs(process: psutil.Process, marker: str, root_pid: int | None) -> bool
         return False
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -107,7 +107,7 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal_number)
         deadline = time.monotonic() + grace_sec
-        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+        while any(map(is_alive, processes)) and time.monotonic() < deadline:
             time.sleep(0.02)
         signal_number, grace_sec = signal.SIGKILL, KILL_GRACE_SEC
     pids = ", ".join(str(process.pid) for process in find_tree(marker, root_pid))
