@@ -47,6 +47,7 @@ from harness.sources.code_digest import CodeWatch
 from harness.trial import gpu_probe
 from results.records import identity, program
 from results.records.models import Order, Plan, PlannedTrial
+from results.records.texts import without_options
 from results.store import atomic, untrusted
 from results.store import studies as studies_lib
 from results.store.lock import lock_study
@@ -75,7 +76,7 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
         gpus_per_worker = request.replicas_per_worker
         workers = -(-max(spec.num_replicas for spec in specs) // gpus_per_worker)
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
-    arguments = _without(command[command.index("harness") + 1 :], "--study")
+    arguments = without_options(command[command.index("harness") + 1 :], "--study")
     job = Job(
         name=name[:53].strip("-") or "sweep",
         command=(*HARNESS_COMMAND, *arguments, "--study", study),
@@ -91,18 +92,6 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
         " command continues it"
     )
     return exit_codes.OK
-
-
-def _without(words: Sequence[str], *options: str) -> list[str]:
-    """Returns the words of a command without some of its options."""
-    kept: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        if word in options:
-            next(remaining, None)
-        elif word.partition("=")[0] not in options:
-            kept.append(word)
-    return kept
 
 
 @contextlib.contextmanager
@@ -395,7 +384,7 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
     codes = []
     for value, (study, asked_value) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
-        words = _without(call.command, "--vary", "--study", "--runs-dir")
+        words = without_options(call.command, "--vary", "--study", "--runs-dir")
         words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
         alone = dataclasses.replace(call, command=tuple(words))
         own = asked_value.model_copy(update={"runs_dir": root, "study": study})

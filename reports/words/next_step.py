@@ -12,6 +12,7 @@ from reports.words import caveats, formats, names
 from reports.words.caveats import Level
 from results.judging import power
 from results.records.models import Control, ScalingMode, TrialStatus
+from results.records.texts import without_options
 from results.statistics import estimates
 
 if TYPE_CHECKING:
@@ -83,17 +84,8 @@ def _replicas(plan: Plan) -> dict[str, str]:
 
 
 def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> str:
-    """Replaces options of a command, given as two words or with an equals sign."""
-    dropped = {*without, *options}
-    kept = []
-    is_value = False
-    for word in plan.command:
-        if is_value:
-            is_value = False
-        elif word in dropped:
-            is_value = True
-        elif word.partition("=")[0] not in dropped:
-            kept.append(word)
+    """Replaces options of a command."""
+    kept = without_options(plan.command, *without, *options)
     return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
 
 

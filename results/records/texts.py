@@ -10,7 +10,10 @@ import math
 import re
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Moves a cursor, ends a line, or is not a character."""
@@ -31,6 +34,18 @@ def printable(text: str) -> str:
 def storable(text: str, limit: int) -> str:
     """Returns a string with marks in place of characters that a record cannot store."""
     return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[-limit:]
+
+
+def without_options(words: Iterable[str], *options: str) -> list[str]:
+    """Returns the words of a command without some of its options, and their values."""
+    kept: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word in options:
+            next(remaining, None)
+        elif word.partition("=")[0] not in options:
+            kept.append(word)
+    return kept
 
 
 # Not within a longer path or name; in JSON an escape such as \n can stand before it.
