@@ -13,7 +13,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records.measuring import StepSettings
 from results.records.models import Order, TrialStatus
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ ID_LENGTH = 20
 
 _ADDED = (
     *("budget", "order", "control", "allocator", "variables", "revision", "program"),
-    *("plugins", *StepSettings.model_fields),
+    *("plugins", "steps_per_sync"),
 )
 
 

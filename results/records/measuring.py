@@ -465,13 +465,3 @@ EXACT: Final = "exact: a count has no interval"
 def step_count_words(name: str) -> str:
     """Returns how readers see the name of a count."""
     return name.replace("_", " ") if name in UNITS else name
-
-
-# Part of a spec's identity unless at its default; two studies may differ in it.
-
-
-class StepSettings(Record):
-    """How a trial runs its steps."""
-
-    # Steps that are started before their losses are read.
-    steps_per_sync: Steps = 1

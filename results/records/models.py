@@ -22,7 +22,6 @@ from results.records.measuring import (
     Measuring,
     Order,
     Placement,
-    StepSettings,
 )
 from results.records.program import Evidence, Identity, Program, Readings
 from results.records.record_base import (
@@ -169,7 +168,7 @@ class ScalingMode(str, Enum):
     STRONG = "strong"
 
 
-class TrialSpec(StepSettings):
+class TrialSpec(Record):
     """The configuration of one trial; its content hash is the trial's id.
 
     A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
@@ -178,6 +177,8 @@ class TrialSpec(StepSettings):
     train.
     """
 
+    # Steps that are started before their losses are read.
+    steps_per_sync: Steps = 1
     schema_version: Literal[6] = 6
     workload: Name
     workload_version: Name

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.records import program
-from results.records.measuring import StepSettings
 from results.records.texts import label_of
 from results.study.cases import Entry, Study, entry_of
 
@@ -31,7 +30,7 @@ SETTINGS = (
     "variables",
     "options",
     "num_warmup_steps",
-    *StepSettings.model_fields,
+    "steps_per_sync",
     "budget",
 )
 """Fields of a spec that two studies may differ in, since this may be the comparison."""
