@@ -59,44 +59,29 @@ def read_environment(
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         match = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
-    cpu_model = match[1].strip() if match else platform.machine()
-    memory_bytes = int(psutil.virtual_memory().total)
-    gpus, packages = tuple(gpu.name for gpu in chosen), read_packages()
-    kernel = f"{platform.system()} {platform.release()}"
-    fingerprint = identity.digest(
-        {
-            "cpu_model": cpu_model,
-            "num_logical_cores": os.cpu_count(),
-            "memory_gib": round(memory_bytes / 2**30),
-            # Models only: trials on one and on eight of them are of one machine.
-            "gpus": sorted(set(gpus)),
-            "kernel": kernel,
-            "python": platform.python_version(),
-            "packages": packages,
-            "num_available_cores": placement.num_available_cores,
-            "cgroup_quota_cores": placement.cgroup_quota_cores,
-            "variables": recorded_variables(inherited, IDENTITY),
-            "state": None if state is None else state.without_code(),
-        }
-    )
-    return Environment(
-        fingerprint=fingerprint,
-        cpu_model=cpu_model,
+    env = Environment(
+        fingerprint="",
+        cpu_model=match[1].strip() if match else platform.machine(),
         num_physical_cores=psutil.cpu_count(logical=False),
         num_logical_cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes,
-        gpus=gpus,
+        memory_bytes=int(psutil.virtual_memory().total),
+        gpus=tuple(gpu.name for gpu in chosen),
         gpu_settings=read_settings(chosen) if chosen else (),
-        kernel=kernel,
+        kernel=f"{platform.system()} {platform.release()}",
         python_version=platform.python_version(),
-        packages=packages
-        if versions is None
-        else {name: versions[name] for name in PACKAGES if name in versions},
+        packages=read_packages(),
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
         machine_state=state,
         placement=placement,
     )
+    identifying = {"variables": recorded_variables(inherited, IDENTITY)}
+    update: dict[str, Any] = {
+        "fingerprint": identity.digest(env.machine_facts | identifying)
+    }
+    if versions is not None:  # of what runs the trial; the machine's are in the digest
+        update["packages"] = {n: versions[n] for n in PACKAGES if n in versions}
+    return env.model_copy(update=update)
 
 
 def read_packages() -> dict[str, str]:

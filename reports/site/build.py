@@ -257,24 +257,8 @@ class Observation(NamedTuple):
 
 def machine_class(env: Environment) -> str:
     """Returns a digest of what must match: not this package, whose version changes."""
-    state = None
-    if env.machine_state is not None:
-        state = env.machine_state.without_code()
     packages = {k: v for k, v in env.packages.items() if k != _OWN_PACKAGE}
-    return identity.digest(
-        {
-            "cpu_model": env.cpu_model,
-            "num_logical_cores": env.num_logical_cores,
-            "memory_gib": round(env.memory_bytes / 2**30),
-            "gpus": sorted(set(env.gpus)),
-            "kernel": env.kernel,
-            "python": env.python_version,
-            "packages": packages,
-            "num_available_cores": env.placement.num_available_cores,
-            "cgroup_quota_cores": env.placement.cgroup_quota_cores,
-            "state": state,
-        }
-    )
+    return identity.digest(env.machine_facts | {"packages": packages})
 
 
 def history(studies: Iterable[Study]) -> tuple[list[Observation], list[str]]:

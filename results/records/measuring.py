@@ -276,6 +276,24 @@ class Environment(Record):
     placement: Placement
 
     @property
+    def machine_facts(self) -> dict[str, Any]:
+        """What is the same on machines whose figures can be compared; no code."""
+        state = self.machine_state
+        return {
+            "cpu_model": self.cpu_model,
+            "num_logical_cores": self.num_logical_cores,
+            "memory_gib": round(self.memory_bytes / 2**30),
+            # Models only: trials on one and on eight of them are of one machine.
+            "gpus": sorted(set(self.gpus)),
+            "kernel": self.kernel,
+            "python": self.python_version,
+            "packages": self.packages,
+            "num_available_cores": self.placement.num_available_cores,
+            "cgroup_quota_cores": self.placement.cgroup_quota_cores,
+            "state": None if state is None else state.without_code(),
+        }
+
+    @property
     def machine_name(self) -> str:
         """The machine in words: its processor, cores and GPUs."""
         cores = f"{self.placement.num_available_cores} cores"
