@@ -111,30 +111,29 @@ class CaseScore(NamedTuple):
     score: Estimate  # Aggregate of all runs.
 
 
-def _worst(metric: str, metrics: Mapping[str, MetricFacts]) -> float | None:
-    """Returns what a run that failed has reached; None of an unknown direction."""
-    facts = metrics.get(metric)
+def _failed(view: View, metric: str) -> dict[str, tuple[float, ...]]:
+    """Returns what runs that failed reached, by case; none of an unknown direction."""
+    facts = view.study.metrics.get(metric)
     if facts is None or facts.is_higher_better is None:
-        return None
-    return -math.inf if facts.is_higher_better else math.inf
+        return {}
+    worst = -math.inf if facts.is_higher_better else math.inf
+    return {
+        case.label: (worst,) * len(case.failed_entries)
+        for case in view.study.quality_runs
+    }
 
 
 def collect_scores(view: View, runs: Sequence[Any]) -> list[CaseScore]:
     """Returns the score of every case with several runs, those that failed included."""
-    worst = _worst(runs[0].quantity, view.study.metrics)
+    failed = _failed(view, runs[0].quantity)
     values = formats.grouped((run.case, run.value) for run in runs)
     scores = []
     for case in view.study.quality_runs:
-        reached = tuple(values.get(case.label, ()))
-        num_failed = len(case.failed_entries)
-        if not reached or len(reached) + num_failed < FEWEST_SEEDS:
-            continue
-        if num_failed:
-            if worst is None:
-                continue
-            reached += (worst,) * num_failed
-        score = run_scores.score(reached)
-        scores.append(CaseScore(case, reached, score))
+        ended = values.get(case.label, [])
+        reached = (*ended, *failed.get(case.label, ()))
+        num_runs = len(ended) + len(case.failed_entries)
+        if ended and FEWEST_SEEDS <= num_runs == len(reached):
+            scores.append(CaseScore(case, reached, run_scores.score(reached)))
     return scores
 
 
@@ -245,16 +244,6 @@ def _draw(
         for slug, column, label in spendings
         for index, (heading, lines) in enumerate(panels)
     ]
-
-
-def _failed(view: View, metric: str) -> dict[str, tuple[float, ...]]:
-    worst = _worst(metric, view.study.metrics)
-    if worst is None:
-        return {}
-    return {
-        case.label: (worst,) * len(case.failed_entries)
-        for case in view.study.quality_runs
-    }
 
 
 def render_learning(view: View) -> Markup:
