@@ -80,11 +80,6 @@ def used(kind: str, name: str) -> Plugin | None:
     return _used.get((kind, name))
 
 
-def _used_as(kind: str, target: str) -> Plugin | None:
-    same = (p for p in _used.values() if (p.kind, p.target) == (kind, target))
-    return next(same, None)
-
-
 def folders() -> tuple[str, ...]:
     """Folders that modules were taken from, which processes of trials need as well."""
     return tuple(_folders)
@@ -147,7 +142,8 @@ def find(
     if text in table:
         return table[text]
     built_in = built_in_of(kind, table)
-    plugin = _used_as(kind, text)
+    same = (p for p in _used.values() if (p.kind, p.target) == (kind, text))
+    plugin = next(same, None)
     if plugin is None and ".py:" in text:
         module = text.replace(".py:", ":").replace("/", ".").lstrip(".")
         raise PluginError(

@@ -245,7 +245,8 @@ def sweep(
         except DoesNotFitError as error:
             if (
                 not is_order_free
-                or design.needs_interleaving(request)
+                or design.interleaved_settings(request)
+                or request.controls
                 or any(trial.status is not None for trial in store.trials())
             ):
                 fewer = "--controls, " * bool(request.controls)

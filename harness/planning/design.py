@@ -79,7 +79,7 @@ def choose_order(request: SweepRequest) -> Order:
             f"--order interleaved with --device {request.device}: a device belongs "
             "to one trial at a time; use --order sequential"
         )
-    if order is not Order.INTERLEAVED and (given := _interleaved_settings(request)):
+    if order is not Order.INTERLEAVED and (given := interleaved_settings(request)):
         raise PlanError(
             f"{given[0]} has no effect with order sequential, whose trials have a fixed"
             " number of steps; use --repeats and --steps, or --order interleaved"
@@ -87,12 +87,8 @@ def choose_order(request: SweepRequest) -> Order:
     return order
 
 
-def needs_interleaving(request: SweepRequest) -> bool:
-    """Whether it has settings that trials in sequence do not have."""
-    return bool(_interleaved_settings(request) or request.controls)
-
-
-def _interleaved_settings(request: SweepRequest) -> list[str]:
+def interleaved_settings(request: SweepRequest) -> list[str]:
+    """Returns settings that trials in sequence do not have."""
     settings = {
         "--time-budget ": request.minutes,
         "--set rounds=": request.max_rounds,
