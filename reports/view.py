@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from results.figures.lost_time import Explained
     from results.figures.scaling import Comparison, Point
-    from results.records.models import Environment, ScalingMode
+    from results.records.models import ScalingMode
     from results.store.study_store import Store
     from results.study.cases import Case, Study
 
@@ -84,13 +84,6 @@ class View:
                     -case.spec.global_batch_size,
                 ),
             )
-        )
-
-    @functools.cached_property
-    def environments(self) -> tuple[Environment, ...]:
-        trials = [entry.trial for entry in self.study.planned]
-        return tuple(
-            trial.env for trial in trials if trial is not None and trial.env is not None
         )
 
     @property

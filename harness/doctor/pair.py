@@ -130,12 +130,7 @@ def judge(study: Study, start_sec: float) -> Finding:
         reason = "not measured: only one round has valid blocks of both"
         return Finding(CHECK, "caution", reason, _ADVICE)
     deviation = statistics.stdev(logs)
-    starts = sorted(
-        block.start_ns
-        for entry in study.planned
-        if entry.trial is not None and entry.trial.result is not None
-        for block in entry.trial.result.blocks
-    )
+    starts = sorted(block.start_ns for entry in study.planned for block in entry.blocks)
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     block_sec = statistics.median(gaps) / 1e9  # from one to the next
     num_rounds, half_width = predict(deviation, block_sec, start_sec)

@@ -54,10 +54,9 @@ def pytest_benchmark(stores: Sequence[Store], _metric: Metric) -> str:
     """Returns seconds of a step as ``pytest --benchmark-json``; rounds are trials."""
     study = load_study(stores[0])
     cases = _measured(study)
-    trial = cases[0].ok_entries[0].trial
-    assert trial is not None
-    assert trial.env is not None
-    env, state = trial.env, trial.env.machine_state
+    env = cases[0].ok_entries[0].env
+    assert env is not None
+    state = env.machine_state
     return json.dumps(
         {
             # The facts of the machine; records have no host name, nor has this.
@@ -251,7 +250,7 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
 
 
 def _platform(entry: Entry) -> str:
-    env = None if entry.trial is None else entry.trial.env
+    env = entry.env
     if env is None:
         return "not recorded"
     if entry.spec.device == "gpu" and env.gpus:

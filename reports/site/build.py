@@ -280,9 +280,7 @@ def _observe(study: Study, case: Case, machine: str) -> Observation:
     throughput = scaling.case_cell(case, "throughput").estimate
     assert throughput is not None
     starts = [
-        entry.trial.status.started_at
-        for entry in case.ok_entries
-        if entry.trial is not None and entry.trial.status is not None
+        entry.status.started_at for entry in case.ok_entries if entry.status is not None
     ]
     commits = {
         "" if env.machine_state is None else env.machine_state.commit_text

@@ -90,7 +90,7 @@ def make_card(view: View, slug: str) -> Card:
     workloads = tuple(dict.fromkeys(names.workload(spec.workload) for spec in specs))
     presets = dict.fromkeys(spec.preset for spec in specs)
     num_ok = sum(entry.is_ok for entry in study.planned)
-    by_processor = formats.grouped((env.cpu_model, env) for env in view.environments)
+    by_processor = formats.grouped((env.cpu_model, env) for env in study.environments)
     machines = map(names.machine, by_processor.values())
     brief = brief_lib.judge(view)
     points, compared = brief_lib.leader_points(view)

@@ -53,9 +53,9 @@ class Compared:
 def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
     def trials(study: Study) -> set[tuple[str, str]]:
         return {
-            (entry.trial_id, entry.trial.status.started_at)
+            (entry.trial_id, entry.status.started_at)
             for entry in study.planned
-            if entry.trial is not None and entry.trial.status is not None
+            if entry.status is not None
         }
 
     if first.plan == second.plan and trials(first) == trials(second):
@@ -151,9 +151,7 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def _machine(study: Study) -> str:
-    trials = [entry.trial for entry in study.planned if entry.trial is not None]
-    machines = [trial.env for trial in trials if trial.env is not None]
-    return names.machine(machines) if machines else NO_MACHINE
+    return names.machine(study.environments) if study.environments else NO_MACHINE
 
 
 def _rate(case: Case) -> str:

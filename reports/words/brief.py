@@ -200,11 +200,9 @@ def _note(view: View, points: Sequence[Point]) -> str:
 def _when(view: View) -> str:
     """Says for when rates hold: a rate has the weather of its hour, a ratio has not."""
     statuses = [
-        entry.trial.status
+        entry.status
         for entry in view.study.planned
-        if entry.is_measured
-        and entry.trial is not None
-        and entry.trial.status is not None
+        if entry.is_measured and entry.status is not None
     ]
     first = min(status.started_at for status in statuses)
     last = max(status.ended_at for status in statuses)

@@ -279,8 +279,7 @@ def drift_of(view: View, entries: Iterable[Entry]) -> Drift | None:
     """Returns the drift over some trials of a study; None where it was not recorded."""
     seconds_of: dict[str | int, list[float]] = collections.defaultdict(list)
     for entry in entries:
-        env = None if entry.trial is None else entry.trial.env
-        if env is not None:
+        if (env := entry.env) is not None:
             is_of_repetition = view.is_interleaved and entry.spec.budget is None
             key = entry.spec.repetition_index if is_of_repetition else entry.trial_id
             canaries = (env.canary_before_sec, env.canary_after_sec)
@@ -295,7 +294,7 @@ def drift_of(view: View, entries: Iterable[Entry]) -> Drift | None:
 
 
 def _drift(view: View) -> tuple[Level, str]:
-    fingerprints = {env.fingerprint for env in view.environments}
+    fingerprints = {env.fingerprint for env in view.study.environments}
     if len(fingerprints) > 1:
         return Level.BAD, f"{len(fingerprints)} different environments"
     drift = drift_of(view, view.study.planned)
@@ -358,7 +357,7 @@ def limits(view: View) -> Iterator[str]:
     yield from evidence.sentences(view.study)
     yield from matches(view)
     yield from same_work(view)
-    if any(env.placement.device_sharing == "shared" for env in view.environments):
+    if any(e.placement.device_sharing == "shared" for e in view.study.environments):
         yield (
             "Replicas run on cores of one machine and share its memory bandwidth and "
             "caches, so the figures say nothing about separate machines or devices."

@@ -133,8 +133,7 @@ def _witness(study: Study, case: Case) -> Witness:
     program = study.program
     assert program is not None
     for entry in case.ok_entries:
-        status = None if entry.trial is None else entry.trial.status
-        rank = entry.result.ranks[0]
+        status, rank = entry.status, entry.result.ranks[0]
         claimed = sum(rank.warmup_step_time_sec) + entry.result.window_sec
         if status is not None and claimed > _OFF * status.duration_sec:
             return Witness.DENIES

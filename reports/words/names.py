@@ -160,8 +160,8 @@ def title(view: View) -> str:
     if planned:
         subject = workload(planned[0].spec.workload)
     where = ""
-    if view.environments:
-        where = f" on {machine(view.environments)}"
+    if view.study.environments:
+        where = f" on {machine(view.study.environments)}"
     is_gate = any(entry.spec.revision for entry in planned)
     question = "did it get slower" if is_gate else "how well does it scale"
     return f"{subject}{where}: {question}?"

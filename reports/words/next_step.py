@@ -101,9 +101,8 @@ def whole_commits_of(study: Study) -> set[str]:
 
 def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
     for case in cases:
-        for entry in case.ok_entries:
-            env = entry.trial.env if entry.trial is not None else None
-            state = env.machine_state if env is not None else None
+        for env in case.environments:
+            state = env.machine_state
             if state is not None and state.git_commit is not None:
                 yield state
 
@@ -236,9 +235,9 @@ def _wider(view: View, points: Sequence[Point]) -> str:
         return "measure strong scaling"
     largest = max(points, key=lambda point: point.num_replicas)
     (entry, *_) = largest.case.shown_entries
-    if entry.trial is None or entry.trial.env is None:
+    if entry.env is None:
         return "measure more replicas"
-    free = entry.trial.env.placement.num_available_cores
+    free = entry.env.placement.num_available_cores
     if largest.num_replicas * largest.case.spec.cores_per_replica < free:
         return f"measure more replicas: there are {free} cores"
     return "measure on a machine with more cores"

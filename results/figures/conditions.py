@@ -59,9 +59,7 @@ def count_blocks(study: Study) -> BlockCounts:
     num_blocks = num_lost = 0
     reasons: collections.Counter[str] = collections.Counter()
     for entry in study.planned:
-        if entry.trial is None or entry.trial.result is None:
-            continue
-        blocks = entry.trial.result.blocks
+        blocks = entry.blocks
         num_blocks += len(blocks)
         valid = [block for block in blocks if block.is_valid]
         all_rounds, rounds = (
@@ -150,11 +148,8 @@ class Load(NamedTuple):
 
 
 def load_of_study(study: Study) -> Load:
-    trials = [entry.trial for entry in study.planned if entry.trial is not None]
-    results = [trial.result for trial in trials if trial.result is not None]
-    blocks = [block for result in results for block in result.blocks]
-    environments = [trial.env for trial in trials if trial.env is not None]
-    shares = [one.foreign_cpu_fraction for one in blocks or environments]
+    blocks = [block for entry in study.planned for block in entry.blocks]
+    shares = [one.foreign_cpu_fraction for one in blocks or study.environments]
     known = [share for share in shares if share is not None]
     num_busy = 0 if blocks else sum(share > QUIET_FRACTION for share in known)
     unit, num_unknown = "block" if blocks else "trial", len(shares) - len(known)

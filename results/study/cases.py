@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from results.records.models import (
+        Block,
         Environment,
         MetricFacts,
         Plan,
         Program,
+        StatusRecord,
         TrialResult,
         TrialSpec,
     )
@@ -91,6 +93,16 @@ class Entry:
     @property
     def env(self) -> Environment | None:
         return None if self.trial is None else self.trial.env
+
+    @property
+    def status(self) -> StatusRecord | None:
+        return None if self.trial is None else self.trial.status
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All that were taken, whatever became of the trial."""
+        result = None if self.trial is None else self.trial.result
+        return () if result is None else result.blocks
 
     @property
     def result(self) -> TrialResult:
@@ -206,6 +218,11 @@ class Study:
     def planned(self) -> tuple[Entry, ...]:
         """The planned trials."""
         return tuple(entry for entry in self.entries if entry.modes)
+
+    @functools.cached_property
+    def environments(self) -> list[Environment]:
+        """The machines that planned trials were started on."""
+        return [entry.env for entry in self.planned if entry.env is not None]
 
     @functools.cached_property
     def cases(self) -> tuple[Case, ...]:

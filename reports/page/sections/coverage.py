@@ -24,11 +24,10 @@ LEAST_OF_MEDIAN: Final = 0.95
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    status = entry.trial.status if entry.trial is not None else None
     row: dict[str, Any] = {
         "entry": entry,
-        "status": status,
-        "failure": status.failure if status is not None else None,
+        "status": entry.status,
+        "failure": entry.status and entry.status.failure,
     }
     if entry.is_ok:
         row["throughput"] = scaling.trial_value(entry, "throughput")
@@ -53,20 +52,16 @@ def render_coverage(view: View) -> Markup:
 def render_machine(view: View) -> Markup:
     """Renders the facts of each environment; warns if there are several."""
     by_machine = formats.grouped(
-        (entry.trial.env.fingerprint, entry)
+        (entry.env.fingerprint, entry)
         for entry in view.study.planned
-        if entry.trial is not None and entry.trial.env is not None
+        if entry.env is not None
     )
     machines = [_machine(view, *pair) for pair in by_machine.items()]
     return page.render("machine", view=view, machines=machines)
 
 
 def _machine(view: View, fingerprint: str, entries: list[Entry]) -> dict[str, Any]:
-    records = [
-        entry.trial.env
-        for entry in entries
-        if entry.trial is not None and entry.trial.env is not None
-    ]
+    records = [entry.env for entry in entries if entry.env is not None]
     shares = {
         name: [
             value for record in records if (value := getattr(record, field)) is not None
@@ -172,10 +167,10 @@ def _energy(entries: Sequence[Entry]) -> str:
     joules_of: list[tuple[int, float]] = []
     unit = ""
     for entry in entries:
-        if not entry.is_ok or entry.trial is None or entry.trial.env is None:
+        if not entry.is_ok or entry.env is None:
             continue
         rate = entry.result.examples_per_sec
-        joules = joules_per_example(entry.trial.env.gpu_uses, rate)
+        joules = joules_per_example(entry.env.gpu_uses, rate)
         if joules is not None:
             joules_of.append((entry.spec.num_replicas, joules))
             unit = entry.result.example_unit.removesuffix("s")

@@ -133,7 +133,7 @@ def case(
     busy=None,
     of=Evidence.WINDOW,
     advances=(),
-    trial=None,
+    status=None,
     **fields,
 ):
     rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
@@ -148,7 +148,7 @@ def case(
         num_measured_steps=STEPS,
     )
     spec = SimpleNamespace(num_replicas=replicas, device="cpu", global_batch_size=8)
-    entry = SimpleNamespace(result=result, is_ok=True, trial=trial)
+    entry = SimpleNamespace(result=result, is_ok=True, status=status)
     return SimpleNamespace(
         **{"spec": spec, "is_oversubscribed": False} | fields, ok_entries=[entry] * 3
     )
@@ -221,11 +221,10 @@ def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, wo
 
 def test_steps_that_take_longer_than_their_program_are_none():
     status = SimpleNamespace(duration_sec=2.0)
-    trial = SimpleNamespace(status=status)
-    one = case(1, said_sec=1.0, of=Evidence.ROWS, trial=trial)
+    one = case(1, said_sec=1.0, of=Evidence.ROWS, status=status)
 
     assert "D" == letter(study(one))
-    assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, trial=trial)))
+    assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, status=status)))
     assert "longer than the program ran" in evidence.caveat(study(one))
 
 
