@@ -32,7 +32,7 @@ from harness.sources import code_digest
 from reports.words import judgement
 from results.figures import trial_metrics
 from results.judging import gate as gate_module
-from results.judging import gate_metrics, quality_gate
+from results.judging import gate_metrics
 from results.judging import power as power_module
 from results.judging.gate_metrics import Rule
 from results.records import measuring
@@ -303,7 +303,7 @@ def _quality_request(request: GateRequest, rule: Rule) -> GateRequest:
         " --set quality-repeats=N for the number of seeds"
     )
     _refuse({"--repeats ": request.repeats, "--order ": order}, rule, why)
-    fewest = quality_gate.fewest_seeds(rule.alpha)
+    fewest = gate_module.fewest_seeds(rule.alpha)
     usual = max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
     repeats = request.num_seeds or usual
     if repeats < fewest:

@@ -16,7 +16,7 @@ from reports.site.comparison import compare_studies
 from reports.words import judgement
 from results import load_study
 from results.errors import ResultsError
-from results.judging import gate, gate_metrics, paired_gate, quality_gate
+from results.judging import gate, gate_metrics, paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
 
@@ -427,7 +427,7 @@ def _regressions(failing, n):
         ours, theirs = rng.normal(0.9, 0.01, (2, n))
         ours = np.where(rng.random(n) < failing, 0.1, ours)
         scale = -1 / np.median(theirs)
-        judgement, _ = quality_gate.judge_losses(
+        judgement, _ = gate.judge_losses(
             list(scale * ours), list(scale * theirs), rule, is_paired=True
         )
         found += judgement.verdict is Verdict.REGRESS
@@ -493,7 +493,7 @@ def test_a_stored_study_is_compared_in_the_order_of_seeds(learned, synthetic):
 
     assert found.is_weaker
     assert Verdict.PASS is found.verdict
-    assert quality_gate.UNPAIRED == found.cases[0].judgement.slowdown.method
+    assert gate.UNPAIRED == found.cases[0].judgement.slowdown.method
     assert ("budget: 300 steps / 995 steps",) == of_studies(
         study, longer, "top_1"
     ).differences

@@ -22,7 +22,7 @@ from noise_models import Change
 
 from results.figures import lost_time, scaling
 from results.figures.lost_time import PARTS
-from results.judging import quality_gate
+from results.judging import gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
 from results.statistics import estimates, run_scores
 from results.statistics.group_sequential import Verdict
@@ -333,7 +333,7 @@ def _quality_gates(num, seed):
             found = 0
             for ours, theirs in returns(generator, num, 2, n):
                 scale = -1 / np.median(theirs)
-                judgement, _ = quality_gate.judge_losses(
+                judgement, _ = gate.judge_losses(
                     list(scale * (ours - loss)),
                     list(scale * theirs),
                     rule,
