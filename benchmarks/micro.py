@@ -25,7 +25,7 @@ from pydantic import AliasChoices, AliasPath, Field
 
 from benchmarks import runner
 from harness.cli import exit_codes
-from harness.cli.arguments import one_line
+from harness.cli.subcommand import one_line
 from harness.errors import HarnessError
 from harness.options.kinds import parse_percentage
 from results import errors

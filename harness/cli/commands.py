@@ -432,6 +432,18 @@ def write_page(root: Path) -> int:
     return exit_codes.OK
 
 
+def check_comparable(
+    first: str, second: str, differences: Sequence[str], is_different_allowed: bool
+) -> None:
+    """Refuses studies that are not comparable, unless they are to be shown anyway."""
+    if differences and not is_different_allowed:
+        raise DifferentStudyError(
+            f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"
+            " measure both on one machine with the same options, or use"
+            " --allow-different to see them anyway"
+        )
+
+
 def studies_of(text: str, runs_dir: Path) -> tuple[Path, list[str] | None]:
     """Returns a study, and of a varied one the names of the studies in it."""
     root = plan_module.find_study(text, runs_dir)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli import exit_codes
-from harness.cli.arguments import check_arguments, one_line
-from harness.cli.subcommand import STUDY_FILE, Subcommand
+from harness.cli.subcommand import STUDY_FILE, Subcommand, check_arguments, one_line
 from harness.errors import HarnessError, Interrupted, UnfitMachineError, causes
 
 if TYPE_CHECKING:

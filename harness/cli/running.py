@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes
-from harness.cli.arguments import console
+from harness.cli.subcommand import console
 from harness.errors import Interrupted
 from harness.launch import launchers
 from harness.machine import owned_folders

@@ -15,18 +15,21 @@ import difflib
 import functools
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from harness.cli.arguments import check_arguments
 from harness.errors import ParseError, PlanError
+from results.records.texts import printable
 from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import Console
 
     from harness.options.option import Option, Options
 
@@ -34,6 +37,52 @@ _COMMAND: Final = "harness.cli.subcommand.command"
 """Key of the words of the command, with all that a study file says."""
 MOST_BYTES: Final = 2**20  # Of a study file.
 _OTHER: Final = "Options"
+
+
+# Names, paths and values are checked at once, so that no later code receives a string
+# that cannot be stored in a file or a record or shown on a terminal.
+
+MAX_LENGTH = 65_536
+"""Characters of one argument; 65,536 replica counts as a range take ten."""
+MAX_MESSAGE = 1_000
+_UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if len(argument) > MAX_LENGTH:
+            raise ParseError(
+                f"argument {argument[:40]!r}... has {len(argument)} characters; allowed"
+                f" are at most {MAX_LENGTH}"
+            )
+        unusable = _UNUSABLE.search(argument)
+        if unusable is not None:
+            what = (
+                "is not UTF-8" if unusable[0] >= "\ud800" else "is a control character"
+            )
+            raise ParseError(
+                f"argument {argument[:200]!r}: {unusable[0]!r} {what}; use printable"
+                " characters only, and rename a file with such a name"
+            )
+
+
+def one_line(message: str) -> str:
+    """Returns a message as one printable line; a very long one is cut in the middle."""
+    text = printable(" ".join(message.split()))
+    if len(text) <= MAX_MESSAGE:
+        return text
+    half = MAX_MESSAGE // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+PIPE_WIDTH: Final = 140  # Of a pipe, which has none: no cell is wrapped.
+
+
+def console(**settings: Any) -> Console:
+    from rich.console import Console
+
+    settings.setdefault("width", None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from harness.cli import exit_codes
-from harness.cli.arguments import console
+from harness.cli.subcommand import console
 from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration

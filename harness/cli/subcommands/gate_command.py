@@ -12,7 +12,6 @@ import click
 
 from harness import catalog
 from harness.cli import commands, exit_codes, running
-from harness.cli.arguments import check_comparable
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import revisions
@@ -371,7 +370,7 @@ def _beside_study(
         gate = gate_module.judge_studies(study, stored, rule, baseline=name)
         # Seen only now: placement and machine are recorded with the trials.
         is_allowed = request.is_different_allowed
-        check_comparable(str(store.root), name, gate.differences, is_allowed)
+        commands.check_comparable(str(store.root), name, gate.differences, is_allowed)
         return _conclude(store, gate, request)
 
     def check(planned: Plan) -> None:
@@ -381,7 +380,9 @@ def _beside_study(
             revisions.fingerprint(planned.trials[0].spec),
             are_quality_runs=rule.metric.is_quality,
         )
-        check_comparable("this tree", name, differences, request.is_different_allowed)
+        commands.check_comparable(
+            "this tree", name, differences, request.is_different_allowed
+        )
 
     gate_design = design_of(request, rule, name, is_study=True)
     request = request.model_copy(update={"gate": gate_design})

@@ -11,7 +11,7 @@ import click
 from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
-from harness.cli.arguments import one_line
+from harness.cli.subcommand import one_line
 from harness.launch import launchers
 from harness.options.option import Options, option
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir

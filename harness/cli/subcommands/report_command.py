@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import commands, exit_codes, running
-from harness.cli.arguments import PIPE_WIDTH, check_comparable, console
+from harness.cli.subcommand import PIPE_WIDTH, console
 from harness.cli.subcommands import status_command
 from harness.errors import StudyError
 from harness.options.kinds import choice
@@ -211,7 +211,9 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
     metric = gate_metrics.metric_of(request.metric)
     compared = comparison.compare_studies(first, second, metric)
     name, other = request.studies
-    check_comparable(name, other, compared.reasons, request.is_different_allowed)
+    commands.check_comparable(
+        name, other, compared.reasons, request.is_different_allowed
+    )
     return compared, exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
 
 

@@ -13,7 +13,7 @@ import click
 import psutil
 
 from harness.cli import commands, exit_codes, running
-from harness.cli.arguments import one_line
+from harness.cli.subcommand import one_line
 from harness.errors import PlanError
 from harness.options.option import Options, option
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument

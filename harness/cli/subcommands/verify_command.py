@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.arguments import console, one_line
+from harness.cli.subcommand import console, one_line
 from harness.options.option import Options
 from harness.planning import plan as plan_module
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
