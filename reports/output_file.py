@@ -85,18 +85,13 @@ def as_csv(frame: pd.DataFrame) -> str:
 
 
 def csv_link(frame: pd.DataFrame, figure: str) -> str:
-    """Returns the rows of a figure as a data URL; empty if there are none."""
+    """Returns the rows of a figure without its empty columns, as a data URL; or ""."""
     rows = frame[frame["figure"] == figure]
     if len(rows) > MOST_ROWS:
         rows = rows[rows["kind"] != "repetition"].head(MOST_ROWS)
-    return _url(rows.drop(columns=list(_LEFT_OUT)))
-
-
-def _url(frame: pd.DataFrame) -> str:
-    """Returns a frame as the data URL of a CSV file, without its empty columns."""
-    if frame.empty:
+    if rows.empty:
         return ""
-    shown = frame.dropna(axis="columns", how="all")
+    shown = rows.drop(columns=list(_LEFT_OUT)).dropna(axis="columns", how="all")
     shown = shown.loc[:, ~(shown == "").all()]
     text = as_csv(shown)
     return f"data:text/csv;charset=utf-8,{urllib.parse.quote(text, safe=_SAFE)}"

@@ -437,10 +437,14 @@ class CodeWatch:
 
     def changed(self) -> str:
         """Returns what differs from the plan, or ""."""
-        if not self._found:  # once it has differed, trials may have run meanwhile
-            is_program = self._code is None
-            find = self._program_change if is_program else self._product_change
-            self._found = find()
+        if self._found:  # once it has differed, trials may have run meanwhile
+            return self._found
+        if self._code is None:
+            self._found = self._program_change()
+        elif differences := identity.differences(self._code, read(self._root)):
+            self._found = f"{differences[0]}{_more(differences)}"
+        else:
+            self._found = changed_plugin(self._plan)
         return self._found
 
     def _program_change(self) -> str:
@@ -462,10 +466,3 @@ class CodeWatch:
         for name in new.difference(planned):
             now.pop(name, None)
         return next(iter(identity.differences(planned, now)), "")
-
-    def _product_change(self) -> str:
-        assert self._code is not None
-        differences = identity.differences(self._code, read(self._root))
-        if differences:
-            return f"{differences[0]}{_more(differences)}"
-        return changed_plugin(self._plan)

@@ -317,9 +317,7 @@ def spread(
     return moved
 
 
-def write_labels(
-    axes: Axes, labels: Sequence[Label], height: float, *, has_lines: bool = True
-) -> None:
+def write_labels(axes: Axes, labels: Sequence[Label], height: float) -> None:
     """Writes labels at the right of the axes, each with a line to where it belongs."""
     low, high = axes.get_ylim()
     # Of the axes, which always shows it: only the text is placed beside them.
@@ -331,16 +329,15 @@ def write_labels(
     ]
     places = spread([label.value for label in labels], heights, low, high)
     for label, level in zip(labels, places, strict=True):
-        if has_lines:
-            axes.plot(
-                [1.0, 1.035],
-                [label.value, level],
-                transform=axes.get_yaxis_transform(),
-                color=label.color,
-                linewidth=0.9,
-                clip_on=False,
-                zorder=2,
-            )
+        axes.plot(
+            [1.0, 1.035],
+            [label.value, level],
+            transform=axes.get_yaxis_transform(),
+            color=label.color,
+            linewidth=0.9,
+            clip_on=False,
+            zorder=2,
+        )
         lines = [
             line if len(line) <= LONGEST_LABEL else f"{line[: LONGEST_LABEL - 1]}{CUT}"
             for line in label.text.split("\n")

@@ -172,9 +172,11 @@ def export_mlperf(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     folders = slugs([study.plan.study for study in studies])
     for folder, study in zip(folders, studies, strict=True):
+        kinds = {"timed": study.cases, "learning": study.quality_runs}
         trials = [
-            (case, entry)
-            for case in (*study.cases, *study.quality_runs)
+            (f"{kind} {case.label} r{entry.spec.repetition_index}", entry)
+            for kind, cases in kinds.items()
+            for case in cases
             for entry in case.ok_entries
         ]
         if not trials:
@@ -182,16 +184,11 @@ def export_mlperf(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
                 f"study {study.plan.study!r} has no trial that is ok, so there is no"
                 " log to write; see 'status'"
             )
-        names = slugs([_log_name(*trial) for trial in trials])
+        names = slugs([name for name, _ in trials])
         for name, (_, entry) in zip(names, trials, strict=True):
             lines = "\n".join(_lines(study, entry))
             files[f"{folder}/{name}.log"] = f"{lines}\n".encode()
     return files
-
-
-def _log_name(case: Case, entry: Entry) -> str:
-    kind = "timed" if case.spec.budget is None else "learning"
-    return f"{kind} {case.label} r{entry.spec.repetition_index}"
 
 
 def _lines(study: Study, entry: Entry) -> Iterator[str]:

@@ -127,7 +127,8 @@ def source_links(study: Study, url: str) -> dict[str, str]:
     """Returns links to the code that was measured, addresses by their texts."""
     if not url or _COMMIT not in url:
         return {SOURCE: url} if url else {}
-    commits = sorted(next_step.whole_commits_of(study))
+    states = next_step.committed((*study.cases, *study.other_revisions))
+    commits = sorted({str(state.git_commit) for state in states})
     return {
         SOURCE if len(commits) == 1 else f"{SOURCE} ({commit[:12]})": url.replace(
             _COMMIT, commit

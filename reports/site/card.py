@@ -92,7 +92,8 @@ def make_card(view: View, slug: str) -> Card:
     num_ok = sum(entry.is_ok for entry in study.planned)
     by_processor = formats.grouped((env.cpu_model, env) for env in study.environments)
     machines = map(names.machine, by_processor.values())
-    brief = brief_lib.judge(view)
+    brief, grade = brief_lib.judge(view), evidence.grade(study)
+    level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
     points, compared = brief_lib.leader_points(view)
     shares = {point.mode.value: _share(view, point) for point in points}
     return Card(
@@ -108,15 +109,8 @@ def make_card(view: View, slug: str) -> Card:
         backend=points[0].backend if points else ", ".join(study.backends),
         shares={mode: shares.get(mode, Share()) for mode in ("weak", "strong")},
         against=_against(points, compared),
-        grade=_grade(view, brief),
+        grade=", ".join(filter(None, (grade and grade.letter, level))),
     )
-
-
-def _grade(view: View, brief: Brief) -> str:
-    grade = evidence.grade(view.study)
-    letter = "" if grade is None else grade.letter
-    level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
-    return ", ".join(part for part in (letter, level) if part)
 
 
 def _share(view: View, point: Point) -> Share:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from results.records.measuring import MachineState
     from results.records.models import Plan
     from results.statistics.estimates import Estimate
-    from results.study.cases import Case, Study
+    from results.study.cases import Case
 
 HARNESS: Final = "python -m harness"
 _OF_THE_STUDY: Final = ("--study", "--runs-dir")
@@ -90,16 +90,10 @@ def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> 
 
 
 def commits_of(cases: Iterable[Case]) -> set[str]:
-    return {state.commit_text for state in _committed(cases)}
+    return {state.commit_text for state in committed(cases)}
 
 
-def whole_commits_of(study: Study) -> set[str]:
-    """Returns the commits of all source trees of a study, for addresses."""
-    both = (*study.cases, *study.other_revisions)
-    return {str(state.git_commit) for state in _committed(both)}
-
-
-def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
+def committed(cases: Iterable[Case]) -> Iterator[MachineState]:
     for case in cases:
         for env in case.environments:
             state = env.machine_state

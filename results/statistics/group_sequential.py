@@ -52,11 +52,6 @@ _LOWEST = -8.5  # standard deviations, below which nothing is left
 _NUM_HALVINGS = 60
 
 
-def kim_demets(alpha: float, fraction: float) -> float:
-    """Returns the error spent until a fraction of the information (Kim and DeMets)."""
-    return alpha * min(fraction, 1.0) ** _POWER
-
-
 @functools.lru_cache(maxsize=512)
 def nominal_levels(
     looks: tuple[int, ...], most: int, alpha: float
@@ -70,7 +65,7 @@ def nominal_levels(
     for look in looks:
         now = look / most
         step = math.sqrt(now - before)
-        wanted = max(kim_demets(alpha, now) - spent, 0.0)
+        wanted = max(alpha * min(now, 1.0) ** _POWER - spent, 0.0)
 
         low, high = _LOWEST * math.sqrt(now), -_LOWEST * math.sqrt(now)
         for _ in range(_NUM_HALVINGS):
