@@ -350,9 +350,9 @@ def is_discarded(load: Fields, num_retraces: int) -> bool:
 
 
 def _is_gpu_discarded(use: Fields) -> bool:
-    """Whether others used a GPU, or the machine lowered its clock."""
+    """Whether a GPU failed, others used it, or the machine lowered its clock."""
     is_slowed = SLOWED_BY_THE_MACHINE.intersection(use["slowed_by"])
-    return bool(use["num_foreign_processes"] or is_slowed)
+    return bool(use.get("faults") or use["num_foreign_processes"] or is_slowed)
 
 
 def _curve(first: Rank, batch: int) -> list[Fields]:

@@ -29,6 +29,7 @@ LOAD = {
     "run_delay_sec": 0.001,
     "num_throttled": 0,
 }
+GPU = {"index": 1, "num_foreign_processes": 0, "slowed_by": ["power limit"]}
 USED = {
     "user_sec": 0.5,
     "system_sec": 0.25,
@@ -171,6 +172,10 @@ def test_a_failed_check_makes_a_trial_incomplete(read):
         ({"stolen_cpu_fraction": 0.0301}, 0, True),
         ({"num_throttled": 1}, 0, True),
         ({"num_throttled": None}, 0, False),
+        ({"gpus": [GPU]}, 0, False),
+        ({"gpus": [GPU, GPU | {"num_foreign_processes": 1}]}, 0, True),
+        ({"gpus": [GPU | {"slowed_by": ["power limit", "heat"]}]}, 0, True),
+        ({"gpus": [GPU | {"faults": ["GPU 1 could not be read (lost)"]}]}, 0, True),
         ({}, 1, True),
     ],
 )
