@@ -7,7 +7,6 @@ import types
 
 import keras
 import numpy as np
-import own_keras
 import pytest
 import small_fit
 import tensorflow as tf
@@ -56,7 +55,7 @@ def test_the_default_is_the_resnet_of_keras():
     assert all(callable(getattr(keras.applications, n)) for n in study.APPLICATIONS)
 
 
-INFO = own_keras.WORKLOAD
+INFO = small_fit.WORKLOAD
 
 
 def made_own(repl, **options):
@@ -199,9 +198,9 @@ REFUSED = rf"""
 keras model={FILE}:tiny -> no function 'tiny'; it has small, not_co
 keras model={FILE}:not_compiled -> Sequential, which is not a comp
 keras model={FILE}:of_larger_images -> \(None, 64, 64, 3\), but images are \(32, 32, 3\)
-own model=own_keras:bare -> not a compiled model; call model\.comp
-own data=own_keras:bare -> Sequential, which is not a tf\.data\.Data
-own data=own_keras:inputs_only -> its elements have to be pairs
+own model=small_fit:not_compiled -> not a compiled model; call model\.comp
+own data=small_fit:not_compiled -> Sequential, which is not a tf\.data\.Data
+own data=small_fit:inputs_only -> its elements have to be pairs
 own jit=compute -> takes a whole step or nothing; use jit 'off'
 """
 
@@ -263,4 +262,4 @@ def test_a_model_learns_as_it_is_written():
 
 def test_functions_that_a_trial_cannot_find_are_refused():
     with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
-        own_keras.keras_workload("own", lambda: None, own_keras.data)
+        small_fit.keras_workload("own", lambda: None, small_fit.data)
