@@ -61,7 +61,8 @@ needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="needs Ray: pip install 'replicator-harness[distributed]'",
 )
-PROBE = Path(__file__).with_name("gang_probe.py")
+MEMBER = Path(__file__).with_name("gang_member.py")
+PROBING = (sys.executable, str(MEMBER), "probe")
 LONGEST_SEC = 120.0
 TOKEN = "0123456789abcdef" * 4
 
@@ -138,7 +139,7 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "harness.launch.ray"],
         env={**os.environ, **environ},
-        cwd=PROBE.parents[3],
+        cwd=MEMBER.parents[3],
         capture_output=True,
         text=True,
         timeout=LONGEST_SEC,
@@ -158,7 +159,7 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
     # The probe measures nothing, so no file of a rank is late.
     monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
     trials = [planned(seed=1), planned(seed=2)]
-    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
+    probing = dataclasses.replace(on_ray, worker_command=PROBING)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         [*_] = pool.map(lambda trial: run_trial(store, trial, probing), trials)
     gangs = []
