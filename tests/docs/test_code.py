@@ -64,19 +64,13 @@ def run_blocks(name, blocks, folder, scratch):
     )
 
 
-@pytest.fixture
-def folder_with_study(tmp_path, synthetic):
-    """A folder in which ``runs/example`` is a small study."""
+@pytest.mark.parametrize("path", documents_with_code())
+def test_the_code_of_a_document_runs(path, tmp_path, synthetic):
+    """Where ``runs/example`` is a small study; a failing line has its own number."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), repeats=2)
     synthetic.make_store(tmp_path / "runs" / "example", shape)
-    return tmp_path
-
-
-@pytest.mark.parametrize("path", documents_with_code())
-def test_the_code_of_a_document_runs(path, folder_with_study):
-    """A failing line is reported with the document's own line number."""
     blocks = python_blocks((ROOT / path).read_text(encoding="utf-8"))
-    code, output = run_blocks(path, blocks, folder_with_study, folder_with_study)
+    code, output = run_blocks(path, blocks, tmp_path, tmp_path)
 
     assert 0 == code, output
 

@@ -1,7 +1,6 @@
 """Studies that several files of this folder read."""
 
 import pytest
-from synthetic import Lost, interleaving_shape
 
 from reports.view import view_store
 
@@ -21,11 +20,6 @@ def sequence(complete):
 def interleaved(make):
     """The same in turns, with an A/A control."""
     return view_store(make(num_rounds=6, repeats=4, aa_factor=1.0))
-
-
-@pytest.fixture(scope="session")
-def controlled(make):
-    return make(interleaving_shape(lost={"in_graph": Lost(contention=0.002)}))
 
 
 @pytest.fixture(scope="session")

@@ -148,19 +148,16 @@ WITHOUT_MATCH = smoke_sweep(
 )
 
 
-@pytest.fixture
-def sweep(harness, gpu_overrides, install_gpus, monkeypatch):
-    def run(size, study, *options, behavior="", **fields):
+def test_what_did_not_fit_is_refused_with_what_does(
+    harness, gpu_overrides, install_gpus, written, monkeypatch
+):
+    def sweep(size, study, *options, behavior="", **fields):
         install_gpus(make_gpus(2, **fields))
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
         own = (f"--per-replica-batch-size={size}", f"--study={study}", "--replicas=1")
         words = (*WITHOUT_MATCH, *overridden(own, *options))
         return harness(*words, overrides=gpu_overrides)
 
-    return run
-
-
-def test_what_did_not_fit_is_refused_with_what_does(sweep, written):
     assert exit_codes.OK == sweep(4, "small")[0]
     assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
     before = written()

@@ -74,19 +74,17 @@ def near(install, tmp_path):
     return path
 
 
-@pytest.fixture
-def planned(near, succeed):
-    return lambda: json.loads(succeed(*PLAN))
+def test_its_code_is_part_of_the_code_digest(near, succeed, refuse, monkeypatch):
+    def planned():
+        return json.loads(succeed(*PLAN))["study"]
 
-
-def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch):
     near.with_name("other.py").write_text("A = 1\n", encoding="utf-8")
     near.write_text(f"import other\n{WORKLOAD}", encoding="utf-8")
-    before = planned()["study"]
+    before = planned()
     near.with_name("unused.py").write_text("A = 1\n", encoding="utf-8")
-    assert before == planned()["study"]
+    assert before == planned()
     near.with_name("other.py").write_text("A = 2\n", encoding="utf-8")
-    assert before != planned()["study"]
+    assert before != planned()
 
     def fail(path):
         raise OSError(5, os.strerror(5), str(path))

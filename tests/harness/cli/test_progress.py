@@ -208,17 +208,6 @@ LOOKS = Measuring.model_validate(
 TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 
 
-@pytest.fixture
-def interleaved(small_plan):
-    trials = []
-    for trial in small_plan.trials:
-        spec = trial.spec.model_copy(update={"order": Order.INTERLEAVED})
-        trial_id, case_id = identity.ids(spec)
-        update = {"spec": spec, "trial_id": trial_id, "case_id": case_id}
-        trials.append(trial.model_copy(update=update))
-    return small_plan.model_copy(update={"trials": tuple(trials), "measuring": FIXED})
-
-
 @pytest.mark.parametrize(
     ("measuring", "each_sec", "expected"),
     [
@@ -233,11 +222,16 @@ def interleaved(small_plan):
     ],
 )
 def test_a_plan_says_the_time_of_its_interleaved_study(
-    interleaved, measuring, each_sec, expected
+    small_plan, measuring, each_sec, expected
 ):
-    durations = estimate.Durations()
-    for trial in interleaved.trials if each_sec else ():
-        durations.add(trial.spec, each_sec)
-    found = durations.estimate(interleaved.trials, measuring)
+    durations, trials = estimate.Durations(), []
+    for trial in small_plan.trials:
+        spec = trial.spec.model_copy(update={"order": Order.INTERLEAVED})
+        trial_id, case_id = identity.ids(spec)
+        update = {"spec": spec, "trial_id": trial_id, "case_id": case_id}
+        trials.append(trial.model_copy(update=update))
+        if each_sec:
+            durations.add(spec, each_sec)
+    found = durations.estimate(tuple(trials), measuring)
 
     assert found.text.startswith(f"about {expected}")

@@ -30,24 +30,21 @@ SWEEP = smoke_sweep(
 )
 
 
-@pytest.fixture
-def sweep(harness, overrides, tmp_path, tmp_path_factory, monkeypatch):
-    """Returns a function that sweeps in an allocation of two nodes."""
+@pytest.mark.processes
+def test_a_trial_of_two_hosts_and_what_its_failure_says(
+    harness, overrides, tmp_path, tmp_path_factory, monkeypatch
+):
+    """In an allocation of two nodes."""
     slurm_cluster.install_stand_ins(tmp_path_factory.mktemp("slurm"), monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
 
-    def run(study):
+    def sweep(study):
         code, _, err = harness(*SWEEP, f"--study={study}", overrides=overrides)
         (trial,) = Store.open(tmp_path / "runs" / study).trials()
         folder = tmp_path / "runs" / study / "trials" / trial.trial_id
         return code, err, trial, (folder / "stderr.log").read_text()
 
-    return run
-
-
-@pytest.mark.processes
-def test_a_trial_of_two_hosts_and_what_its_failure_says(sweep, monkeypatch):
     code, err, trial, _ = sweep("good")
 
     assert exit_codes.OK == code, err

@@ -89,24 +89,6 @@ def cluster():
             made.shutdown()
 
 
-@pytest.fixture
-def on_ray(cluster, settings):
-    return dataclasses.replace(
-        settings, launcher=launchers.start("ray"), timeout_sec=90.0
-    )
-
-
-@pytest.fixture
-def planned(make_spec):
-    def plan(**fields):
-        spec = make_spec(
-            backend="multi_worker", variables={HOSTS_VARIABLE: "2"}, **fields
-        )
-        return synthetic_trial.planned(spec)
-
-    return plan
-
-
 def marked(trial_dir):
     return process_tree.find_tree(str(trial_dir.resolve()))
 
@@ -152,14 +134,21 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(tmp_path):
 
 @needs_ray
 @pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
 def test_gangs_are_spread_over_the_nodes_one_after_the_other(
-    store, planned, on_ray, monkeypatch
+    store, make_spec, settings, monkeypatch
 ):
     """Two gangs never share a node, and none is refused."""
     # The probe measures nothing, so no file of a rank is late.
     monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
-    trials = [planned(seed=1), planned(seed=2)]
-    probing = dataclasses.replace(on_ray, worker_command=PROBING)
+    fields = {"backend": "multi_worker", "variables": {HOSTS_VARIABLE: "2"}}
+    trials = [synthetic_trial.planned(make_spec(seed=k, **fields)) for k in (1, 2)]
+    probing = dataclasses.replace(
+        settings,
+        launcher=launchers.start("ray"),
+        timeout_sec=90.0,
+        worker_command=PROBING,
+    )
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         [*_] = pool.map(lambda trial: run_trial(store, trial, probing), trials)
     gangs = []

@@ -300,21 +300,16 @@ def test_the_real_peak_is_seen_and_forgotten():
     assert 40 * 2**20 < probe.peak_bytes() - base < 120 * 2**20
 
 
-@pytest.fixture
-def write_tflops(tmp_path):
-    def run(*arguments, **sizes):
+def test_a_rate_is_recorded_for_each_device(tmp_path):
+    import tensorflow as tf
+
+    def write_tflops(*arguments, **sizes):
         rank_path(tmp_path, 0).unlink(missing_ok=True)
         writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
         measure.write_tflops(writer, *arguments, **sizes)
         writer.close()
         lines = map(json.loads, rank_path(tmp_path, 0).read_text().splitlines())
         return [line for line in lines if line["kind"] == "gpu_canary"]
-
-    return run
-
-
-def test_a_rate_is_recorded_for_each_device(write_tflops):
-    import tensorflow as tf
 
     tf.random.set_seed(7)
     expected = tf.random.uniform([3]).numpy().tolist()

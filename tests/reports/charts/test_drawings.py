@@ -41,7 +41,8 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
         assert text in drawn
 
 
-def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
+def test_the_ceiling_is_of_programs_that_never_communicate(make):
+    controlled = make(interleaving_shape(lost={"in_graph": Lost(contention=0.002)}))
     (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
     (found,) = first.points_of_kind("ceiling")
 

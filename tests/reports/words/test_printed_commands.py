@@ -61,18 +61,6 @@ def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def made(tmp_path, synthetic):
-    """Makes a study of one repetition in the folder that commands look in."""
-
-    def make(**fields):
-        defaults = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
-        shape = synthetic.Shape(repeats=1, **(defaults | fields))
-        return synthetic.make_store(tmp_path / shape.name, shape)
-
-    return make
-
-
-@pytest.fixture
 def planned(tmp_path, monkeypatch):
     """Returns a function that plans a sweep of one study, and measures nothing."""
 
@@ -118,9 +106,12 @@ def test_a_program_that_was_repaired_has_another_study():
     assert next_step.after_failures(view).endswith("sweep --study s --retry failed`")
 
 
-def test_commands_after_failures_and_of_markdown_run(
-    made, tmp_path, synthetic, monkeypatch
-):
+def test_commands_after_failures_and_of_markdown_run(tmp_path, synthetic, monkeypatch):
+    def made(**fields):
+        defaults = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
+        shape = synthetic.Shape(repeats=1, **(defaults | fields))
+        return synthetic.make_store(tmp_path / shape.name, shape)
+
     whole = view_store(made(name="whole"))
     failed = {("in_graph", synthetic.WEAK, n, 0): TrialStatus.FAILED for n in (1, 2)}
     store = made(name="failed", statuses=failed)

@@ -115,11 +115,6 @@ def store(folder, synthetic):
     return synthetic.make_store(folder / "runs" / "example", shape)
 
 
-@pytest.fixture(scope="module")
-def points(store):
-    return results.points_frame(store)
-
-
 def test_the_pandas_example_prints_the_throughput_of_the_report(
     folder, store, capsys, monkeypatch
 ):
@@ -137,7 +132,8 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(
         assert f"{point.throughput.value:.6f}" in printed
 
 
-def test_every_figure_of_the_report_has_rows(store, points):
+def test_every_figure_of_the_report_has_rows(store):
+    points = results.points_frame(store)
     runs = {
         entry.trial_id
         for case in results.load_study(store).quality_runs
@@ -175,17 +171,14 @@ def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(store):
     }
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory, synthetic):
-    """Three sizes; one case has no status of any trial."""
-    path = tmp_path_factory.mktemp("study")
-    store = synthetic.make_store(path, synthetic.Shape(replicas=(1, 2, 4)))
+def test_a_figure_of_the_table_has_a_row_with_its_interval_or_a_reason(
+    tmp_path, synthetic
+):
+    """Of three sizes; one case has no status of any trial."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(replicas=(1, 2, 4)))
     for entry in results.load_study(store).cases[-1].entries:
-        (path / "trials" / entry.trial_id / "status.json").unlink()
-    return results.load_study(store)
-
-
-def test_a_figure_of_the_table_has_a_row_with_its_interval_or_a_reason(study):
+        (tmp_path / "trials" / entry.trial_id / "status.json").unlink()
+    study = results.load_study(store)
     points = results.points_frame(study)
     rows = points[points["kind"].isin(["estimate", "missing"])].set_index(
         ["quantity", "backend", "mode", "num_replicas"]

@@ -117,16 +117,12 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
     assert [] == missing
 
 
-@pytest.fixture(scope="module")
-def whole(make, synthetic):
+@pytest.fixture
+def store(tmp_path, make, synthetic):
     """Two cases of one backend, each with a quality run."""
     fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,), "repeats": 1}
     budget = Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1)
-    return make(**fields, budget=budget)
-
-
-@pytest.fixture
-def store(tmp_path, whole):
+    whole = make(**fields, budget=budget)  # once
     return Store.open(shutil.copytree(whole.root, tmp_path / "study"))
 
 
