@@ -51,7 +51,7 @@ NodeDef = node_def_pb2.NodeDef
 current_graph = tf.compat.v1.get_default_graph
 # The definition of a built-in op, or None (test_replicate).
 op_def = op_def_registry.get
-# Lets TensorFlow choose faster kernels again (test_failed_inputs).
+# Lets TensorFlow choose faster kernels again (test_inputs).
 disable_op_determinism = framework_config.disable_op_determinism
 # Waits until eager ops on remote devices are done (test_remote_replicas). Ops without
 # outputs, such as an assignment, are sent without waiting, and a function that runs
@@ -112,7 +112,7 @@ def strategy_copies(variable: Any) -> tuple[str, int] | None:
 
 
 def track_variable(optimizer: Any, variable: Any) -> None:
-    """Makes a variable part of a Keras optimizer's state (test_optimizer_options)."""
+    """Makes a variable part of a Keras optimizer's state (test_wrapper)."""
     optimizer._track_variable(variable)  # noqa: SLF001
 
 
@@ -140,7 +140,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def optimized_variables(optimizer: Any) -> list[Any] | None:
-    """Weights that a built optimizer updates, in order (test_training_continues)."""
+    """Weights that a built optimizer updates, in order (test_manager)."""
     return list(optimizer._trainable_variables) if optimizer.built else None  # noqa: SLF001
 
 
@@ -160,12 +160,12 @@ def has_state(value: Any) -> bool:
 
 
 def global_seed_generator() -> Any:
-    """What unseeded random functions of Keras draw from, if any (test_randomness)."""
+    """What unseeded random functions of Keras draw from, if any (test_steps)."""
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def drawing_from(find: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Lets a function find it, given Keras' own, in this thread (test_randomness)."""
+    """Lets a function find it, given Keras' own, in this thread (test_steps)."""
     return replaced(seed_generator, "global_seed_generator", find, in_all_graphs=True)
 
 
@@ -382,7 +382,7 @@ def _install(owner: Any, name: str) -> None:
 
 
 def outside_of_step(value: Any) -> Any:
-    """The initial value of a variable for its creation outside (test_creation)."""
+    """The initial value of a variable for its creation outside (test_steps)."""
     if not tf.is_symbolic_tensor(value):
         return value
 
@@ -397,5 +397,5 @@ def outside_of_step(value: Any) -> Any:
 
 
 def make_variable(**options: Any) -> tf.Variable:
-    """Makes a variable without the creators that are in place (test_creation)."""
+    """Makes a variable without the creators that are in place (test_steps)."""
     return resource_variable_ops.default_variable_creator_v2(None, **options)

@@ -74,7 +74,7 @@ def untuned_device_buffers() -> contextlib.AbstractContextManager[None]:
 def device_iterators(
     dataset: tf.data.Dataset, devices: Sequence[str], source: str, num_batches: int
 ) -> list[Any]:
-    """Deals elements to devices in turn, a few ahead of them (test_last_step)."""
+    """Deals elements to devices in turn, a few ahead of them (test_inputs)."""
     # What ``tf.distribute`` feeds its replicas with.
     with untuned_device_buffers():
         distributed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
@@ -88,7 +88,7 @@ def device_iterators(
 
 
 def make_counter(device: str) -> Any:
-    """A counter for graphs on a CPU, whatever scope this is in (test_failed_inputs)."""
+    """A counter for graphs on a CPU, whatever scope this is in (test_inputs)."""
     # ``tf.Variable`` would be one of the strategy whose scope it is.
     with tf.init_scope(), tf.device(device):
         zero = tf.zeros([], tf.int64)
@@ -129,7 +129,7 @@ def python_ops(dataset: tf.data.Dataset) -> list[str]:
 
 
 def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
-    """Whether a pipeline shuffles in an order of its own each time (test_last_step)."""
+    """Whether a pipeline shuffles in an order of its own each time (test_inputs)."""
     # TensorFlow draws a seed where both of a shuffle's seeds are zero.
     is_unseeded = any(map(_has_unseeded_shuffle, _graphs(dataset)))
     return is_unseeded or (0, 0) in _shuffle_seeds(dataset)

@@ -164,7 +164,7 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def converted_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that AutoGraph converts as a callee (test_creation)."""
+    """A function that AutoGraph converts as a callee (test_steps)."""
     # Unlike ``converted``, this leaves alone what AutoGraph does not convert by itself,
     # such as layers of Keras.
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
@@ -207,7 +207,7 @@ def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
     return None
 
 
-# What ``tf.random.set_seed`` got, or None (test_datasets).
+# What ``tf.random.set_seed`` got, or None (test_sources).
 global_seed = eager_context.global_seed
 
 GRADIENT_SCOPE = "gradient_tape/"
@@ -215,7 +215,7 @@ GRADIENT_SCOPE = "gradient_tape/"
 
 
 def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
-    """A node that passes a value on without telling what it is (test_vectorized)."""
+    """A node that passes a value on without telling what it is (test_mapping)."""
     # Its type keeps TensorFlow from inferring the value when it traces, and is one for
     # which ``vectorize_markers`` can say what a vectorized loop makes of it.
     # Forward mode cannot read the attributes of this op type, so it gets the gradient.
@@ -242,7 +242,7 @@ def call_with_gradient(
 def vectorize_markers(
     convert: Callable[[str, Callable[[str], Any]], tuple[tf.Tensor, bool] | None],
 ) -> None:
-    """Tells vectorized loops what becomes of a marker (test_vectorized)."""
+    """Tells vectorized loops what becomes of a marker (test_mapping)."""
     # Otherwise a loop copies, under a new name, what is the same in all iterations.
     pfor.force_stateful_ops.add("PlaceholderWithDefault")
 

@@ -37,7 +37,7 @@ row is normalized by it."""
 
 
 def ignore_empty_batches() -> contextlib.AbstractContextManager[None]:
-    """Lets Keras' batch normalization take batches without examples (test_uneven)."""
+    """Lets Keras' batch normalization take batches without examples (test_layers)."""
     # In the last step of an epoch a replica may have no example. The mean of nothing is
     # NaN, which would become the moving statistics and, through the gradient of
     # ``gamma``, every weight. Such a replica uses and keeps its moving statistics,

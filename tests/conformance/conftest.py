@@ -9,7 +9,7 @@ import pytest
 # Cases are imported here and in the processes of clusters, by the same name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from conformance_cases import runner
+from conformance_cases import cases
 from conformance_cases.targets import NUM_VIRTUAL_DEVICES
 
 from replicator.core import devices
@@ -23,4 +23,4 @@ def _watchdog(request):
     """A case that hangs ends the run after showing where, past pytest's capture."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        runner.WATCHDOG["file"] = os.dup(2)
+        cases.WATCHDOG["file"] = os.dup(2)

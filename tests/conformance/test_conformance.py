@@ -1,21 +1,15 @@
 """Every backend keeps every promise of the contract, or says why it makes none."""
 
 import functools
-from pathlib import Path
 
 import pytest
-from conformance_cases import clusters, matrix, runner
-from conformance_cases.every import CASES
-from conformance_cases.targets import (
-    HEIRS,
-    TARGETS,
-    covering_targets,
-)
+import write_document
+from conformance_cases import cases, clusters
+from conformance_cases.cases import CASES
+from conformance_cases.targets import HEIRS, TARGETS, covering_targets
 
 import replicator
 from replicator.catalog import BACKENDS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Backends whose every promise a target shows.
 OURS = ("in_graph", "multi_worker", "multi_worker_in_graph")
@@ -55,7 +49,7 @@ def cluster_outcomes(request, tmp_path_factory):
 @functools.cache
 def _alone(case_name):
     """What comes of a case on one device, with which others are compared."""
-    return runner.evaluate(CASES[case_name], TARGETS["single-1"].make)
+    return cases.evaluate(CASES[case_name], TARGETS["single-1"].make)
 
 
 def _of_single_device(case):
@@ -78,16 +72,18 @@ def test_a_backend_conforms(target_name, case_name, cluster_outcomes):
     elif target_name == "single-1":
         outcome = _alone(case_name)
     else:
-        outcome = runner.evaluate(case, target.make)
+        outcome = cases.evaluate(case, target.make)
 
-    runner.judge(case, target.topology, outcome, _of_single_device(case))
+    cases.judge(case, target.topology, outcome, _of_single_device(case))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_promise_of_a_backend_is_asked_of_it_without_the_full_run(backend):
     """Except where no target can show it here; the document says why."""
     promised = BACKENDS[backend].capabilities
-    hidden = {c for c in promised if matrix.why_not_shown(backend, c) is not None}
+    hidden = {
+        c for c in promised if write_document.why_not_shown(backend, c) is not None
+    }
     asked = [
         case.needs
         for case in CASES.values()
@@ -141,9 +137,9 @@ def test_what_a_backend_lacks_does_not_work(target_name, capability):
 
 def _fails(target, case):
     """Whether a case does not give on a target what it has to."""
-    outcome = runner.evaluate(case, target.make)
+    outcome = cases.evaluate(case, target.make)
     try:
-        runner.judge(case, target.topology, outcome, _of_single_device(case))
+        cases.judge(case, target.topology, outcome, _of_single_device(case))
     except AssertionError:
         return True
     return False
@@ -151,8 +147,8 @@ def _fails(target, case):
 
 def test_the_document_shows_the_present_matrix():
     """``docs/conformance.md`` is generated; the message says how."""
-    written = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    written = write_document.PAGE.read_text(encoding="utf-8")
 
-    assert matrix.render_document() == written, (
+    assert write_document.render_document() == written, (
         "stale: run python tests/conformance/write_document.py"
     )

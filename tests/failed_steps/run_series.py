@@ -82,7 +82,7 @@ def _run(backend: str, num_failures: int, seed: int, folder: Path) -> list[str]:
     def in_cluster(case: str, place: Path, seed: int, **how: object) -> list[str]:
         place.mkdir()
         cluster = case_cluster.ran(
-            "cluster_series",
+            "series",
             place,
             path=FOLDER,
             cases=[case],

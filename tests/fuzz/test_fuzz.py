@@ -5,12 +5,11 @@ import re
 import sys
 from pathlib import Path
 
+import cluster_programs
 import covering
-import on_clusters
 import pytest
-from fuzzing import checking, collectives, series
-from fuzzing.training import checking as training_checking
-from fuzzing.training import syntax as training_syntax
+from fuzzing import operations, series, training_runs, trainings
+from fuzzing.values import Verdict
 
 import replicator
 
@@ -43,7 +42,7 @@ def test_random_programs_agree(capsys, grammar, num_programs, seed):
         sys.stdout.write(f"\n{found}\n")
     assert not found.differences, "\n".join(found.differences)
     assert num_programs == found.verdicts.total()
-    num_judged = num_programs - found.verdicts[checking.Verdict.NOT_JUDGED]
+    num_judged = num_programs - found.verdicts[Verdict.NOT_JUDGED]
     assert num_programs // 2 < num_judged
 
 
@@ -54,17 +53,17 @@ def test_the_grammar_has_every_collective_that_users_call():
         r"from \.collectives\.(?!layers|reductions)\w+ import (?!map_)(\w+) as", stub
     )
 
-    assert {*public, "all_reduce"} == set(collectives.COLLECTIVES)
+    assert {*public, "all_reduce"} == set(operations.COLLECTIVES)
 
 
 def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch():
     """Of 10 examples, 3 steps of 4 have read all, which are no whole steps of 3."""
-    target = training_syntax.Target(num_replicas=2, is_mirrored=False)
+    target = trainings.Target(num_replicas=2, is_mirrored=False)
     other = dataclasses.replace(target, num_replicas=3)
-    training = training_syntax.Training(
+    training = trainings.Training(
         layers=(),
-        optimizer=training_syntax.Optimizer(name="sgd"),
-        inputs=training_syntax.Inputs(
+        optimizer=trainings.Optimizer(name="sgd"),
+        inputs=trainings.Inputs(
             num_examples=10,
             batch=4,
             is_split=True,
@@ -74,24 +73,24 @@ def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch():
         ),
         target=target,
         actions=(
-            training_syntax.Run(num_steps=3),
-            training_syntax.Restore(target=other, batch=3),
-            *[training_syntax.Run()] * 3,
+            trainings.Run(num_steps=3),
+            trainings.Restore(target=other, batch=3),
+            *[trainings.Run()] * 3,
         ),
         poison=None,
         dtype="float64",
         seed=0,
     )
 
-    assert checking.Verdict.SAME is training_checking.check(training)
+    assert Verdict.SAME is training_runs.check(training)
 
 
 @pytest.mark.full
 @pytest.mark.processes
-@pytest.mark.parametrize("backend", on_clusters.RUNNERS)
+@pytest.mark.parametrize("backend", cluster_programs.RUNNERS)
 def test_random_programs_agree_on_workers(tmp_path, backend):
     """Two workers of two replicas."""
-    for verdicts, found in on_clusters.run(
+    for verdicts, found in cluster_programs.run(
         backend, tmp_path, SEED, NUM_PROGRAMS_ON_WORKERS
     ):
         assert [] == found

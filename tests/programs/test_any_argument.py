@@ -7,8 +7,8 @@ import re
 import traceback
 from pathlib import Path
 
+import arguments
 import pytest
-from arguments import calls, kinds
 
 import replicator
 
@@ -24,7 +24,7 @@ ERRORS_OF_USERS = {
 # Every sixth kind of argument: neighbours are of one sort. ``make test`` takes the
 # parts in turn; functions that share their checks follow each other.
 NUM_PARTS = 6
-PARTS = [list(kinds.KINDS)[first::NUM_PARTS] for first in range(NUM_PARTS)]
+PARTS = [list(arguments.KINDS)[first::NUM_PARTS] for first in range(NUM_PARTS)]
 CALLS = [
     pytest.param(
         name,
@@ -32,7 +32,7 @@ CALLS = [
         id=f"{name}-{part}",
         marks=[] if part == number % NUM_PARTS else pytest.mark.full,
     )
-    for number, name in enumerate(calls.NAMES)
+    for number, name in enumerate(arguments.NAMES)
     for part in range(NUM_PARTS)
 ]
 FOLDER = str(Path(replicator.__file__).parent)
@@ -89,11 +89,11 @@ def _raise_statements(path):
 def _answers(name, part, folder):
     found = {}
     for kind in PARTS[part]:
-        make = kinds.KINDS[kind]
+        make = arguments.KINDS[kind]
         repl = replicator.create("in_graph", num_replicas=2)
         place = folder / kind.replace(" ", "_").replace("'", "")
         try:
-            calls.call(name, repl, make(), str(place))
+            arguments.call(name, repl, make(), str(place))
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
             said = complaint(error)
             if said and (name, kind) not in ERRORS_OF_USERS:
@@ -136,7 +136,7 @@ def test_every_public_function_is_called():
     # ``create`` makes them.
     backends = {n for n in replicator.__all__ if n.endswith("Replicator")}
     backends -= {"StrategyReplicator"}
-    text = inspect.getsource(calls)
+    text = inspect.getsource(arguments)
     asked = set(replicator.__all__) - made_by_the_library - without_arguments - backends
 
     assert set() == {name for name in asked if name not in text}

@@ -5,12 +5,11 @@ are skipped by name; ``make test-communities`` installs these and runs all.
 """
 
 import functools
-import importlib
 import importlib.util
 from pathlib import Path
 
 import case_cluster
-import community_cases
+import communities
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,7 +33,7 @@ NOT_OVER_WORKERS = {
     "keras_tuner_search": "its own distribution gives trials to workers",
     "tf_agents_dqn": "two steps of its loop in a function overlap",
 }
-OVER_WORKERS = [n for n in community_cases.PROGRAMS if n not in NOT_OVER_WORKERS]
+OVER_WORKERS = [n for n in communities.PROGRAMS if n not in NOT_OVER_WORKERS]
 
 
 def _installed(name):
@@ -45,7 +44,7 @@ def _installed(name):
 def _on_one_device(name):
     if not _installed(name):
         pytest.skip(f"{NEEDS[name]} is not installed: make test-communities has it")
-    found = community_cases.run(name)
+    found = communities.run(name)
     assert np.all(np.isfinite(np.concatenate([np.ravel(value) for value in found])))
     return found
 
@@ -60,7 +59,7 @@ def _assert_equal(name, found):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
-@pytest.mark.parametrize("name", community_cases.PROGRAMS)
+@pytest.mark.parametrize("name", communities.PROGRAMS)
 def test_a_program_differs_in_its_strategy_only(name, placement):
     _on_one_device(name)
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
@@ -68,13 +67,13 @@ def test_a_program_differs_in_its_strategy_only(name, placement):
         "in_graph", num_replicas=2, variable_placement=placement, **devices
     )
 
-    _assert_equal(name, community_cases.run(name, repl.as_strategy()))
+    _assert_equal(name, communities.run(name, repl.as_strategy()))
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     return case_cluster.ran(
-        "community_cases",
+        "communities",
         tmp_path_factory.mktemp("communities"),
         path=Path(__file__).parent,
         cases=[name for name in OVER_WORKERS if _installed(name)],
@@ -94,8 +93,7 @@ def test_a_program_over_two_workers_gives_what_one_device_gives(request, name):
 def _average_codes_of_a_replica(strategy):
     """Sonnet's quantizer as it is; ``sonnet_vqvae_ema`` sums over replicas."""
     pytest.importorskip("sonnet")
-    program = importlib.import_module("communities.sonnet_vqvae_ema")
-    program.train(strategy, average=None)
+    communities.sonnet_vqvae_ema(strategy, averages_all=False)
 
 
 VALUES = np.linspace(0, 1, 8, dtype=np.float32)
@@ -104,27 +102,26 @@ VALUES = np.linspace(0, 1, 8, dtype=np.float32)
 def _fit_posterior(where, strategy):
     """``tfp.vi.fit_surrogate_posterior``: write the loop, as ``tfp_variational``."""
     tfp = pytest.importorskip("tensorflow_probability")
-    program = importlib.import_module("communities.tfp_variational")
 
     def fit(target):
         tfp.vi.fit_surrogate_posterior(target, posterior, optimizer, num_steps=3)
 
     def loss_of(values):
-        return lambda z: program.prior(z) + program.likelihood(z, values)
+        return lambda z: communities.prior(z) + communities.likelihood(z, values)
 
     if where == "around":  # and asks for gradients through steps
-        posterior, optimizer = program.surrogate()
+        posterior, optimizer = communities.surrogate()
         data = tf.data.Dataset.from_tensors(VALUES)
         values = next(iter(strategy.experimental_distribute_dataset(data)))
 
         def target(z):
-            found = strategy.run(program.likelihood, args=(z, values))
-            return program.prior(z) + strategy.reduce("SUM", found, axis=None)
+            found = strategy.run(communities.likelihood, args=(z, values))
+            return communities.prior(z) + strategy.reduce("SUM", found, axis=None)
 
         fit(target)
         return
     with strategy.scope():
-        posterior, optimizer = program.surrogate()
+        posterior, optimizer = communities.surrogate()
         if where == "scope":
             fit(loss_of(VALUES))
             return

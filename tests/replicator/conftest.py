@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -108,3 +109,54 @@ def optimizer_settings() -> Iterator[None]:
     context._optimizer_experimental_options = options
     context._optimizer_jit = jit
     context._thread_local_data.function_call_options = None
+
+
+@pytest.fixture
+def as_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes replicas whose devices have their own memory, and no op that hashes."""
+    monkeypatch.setattr(devices, "is_cpu", lambda device: device == "host")
+    monkeypatch.setattr(devices, "cpu_of", devices.first_cpu)
+    return functools.partial(make, "in_graph_devices", 2)
+
+
+@pytest.fixture
+def mirrored() -> Callable[..., Any]:
+    return functools.partial(make, "in_graph_mirrored", 2)
+
+
+@pytest.fixture
+def wrapped() -> Callable[..., Any]:
+    """Makes weights of two numbers each, and an optimizer with a rate of 0.5."""
+
+    def make(repl, kind=keras.optimizers.SGD, **options):
+        with repl.context():
+            weights = [tf.Variable([1.0, 2.0], name="first"), tf.Variable([3.0, 4.0])]
+            optimizer = repl.wrap_optimizer(kind(0.5), **options)
+        return weights, optimizer
+
+    return make
+
+
+@pytest.fixture
+def fed() -> Callable[..., Any]:
+    """Makes a weight of 1.0 whose gradient on each replica is what it is fed."""
+
+    def make(repl, **options):
+        with repl.context():
+            weight = tf.Variable(1.0)
+            optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0), **options)
+            optimizer.build([weight])
+
+        def step(factor):
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(weight * factor)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        def run(*factors):
+            values = [tf.constant(factor) for factor in factors]
+            repl.run(step, replicator.PerReplica(values))
+            return float(weight.numpy())
+
+        return run, weight, optimizer
+
+    return make

@@ -92,3 +92,22 @@ def _read_half(repl):
     examples = read(repl, inputs, 4)
     manager.save(4)
     return {"examples": examples, "folder": folder}
+
+
+def check(results):
+    """Compares what processes saw with one device, and goes on where they saved."""
+    expected = run(replicator.create("single"))
+    for result in results:
+        np.testing.assert_allclose(expected["losses"], result["losses"], rtol=1e-5)
+        for want, value in zip(expected["weights"], result["weights"], strict=True):
+            np.testing.assert_allclose(want, value, rtol=1e-4, atol=1e-6)
+        assert LARGEST == result["mean"]
+    examples = [example for result in results for example in result["examples"]]
+    assert sorted(expected["examples"]) == sorted(examples)
+    # Four replicas and another global batch take over: each example once.
+    repl = replicator.create("in_graph", num_replicas=4)
+    inputs = make_inputs(repl, 16)
+    manager = make_manager(repl, results[0]["folder"], inputs)
+    assert "skipping the 2 steps" in manager.restore().input_position
+    examples += read(repl, inputs, 2)
+    assert list(range(NUM_EXAMPLES)) == sorted(examples)

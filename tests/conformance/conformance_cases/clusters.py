@@ -6,16 +6,27 @@ after which its processes may disagree; those behind it say which one that was.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import case_cluster
-from conformance_cases import in_cluster, runner
+from conformance_cases import (  # noqa: F401 - imported for their cases
+    cases,
+    collectives,
+    inputs,
+    misuse,
+    state,
+    training,
+)
+from conformance_cases.targets import TARGETS
 
 from replicator import catalog
+from replicator.core import devices
 
 FOLDER = Path(__file__).resolve().parents[1]
 START_TIMEOUT_SEC = 120.0
 TIMEOUT_PER_CASE_SEC = 20.0
+CASE_TIMEOUT_SEC = 90.0
 
 
 def program_members(target):
@@ -33,14 +44,14 @@ def run(target, case_names, folder):
     members = program_members(target)
     has_chief = ("chief", 0) in members
     with case_cluster.started(
-        "conformance_cases.in_cluster",
+        "conformance_cases.clusters",
         folder,
         path=FOLDER,
         cases=case_names,
         options={"target_name": target.name},
         runners=members,
         num_cpu_devices=target.num_devices_per_worker,
-        case_timeout_sec=in_cluster.CASE_TIMEOUT_SEC,
+        case_timeout_sec=CASE_TIMEOUT_SEC,
         num_workers=target.num_workers,
         num_ps=int(has_chief),
         has_chief=has_chief,
@@ -51,11 +62,11 @@ def run(target, case_names, folder):
     last = "its start"
     for name in case_names:
         if results.has_all(name):
-            found[name] = runner.join([_outcome(r) for r in results.read_all(name)])
+            found[name] = cases.join([_outcome(r) for r in results.read_all(name)])
             last = name
         else:
             message = f"no result of {name}: the cluster ended after {last}"
-            found[name] = runner.Outcome(
+            found[name] = cases.Outcome(
                 error_kinds=("ClusterEnded",), message=message, trace=output
             )
     return found
@@ -65,6 +76,31 @@ def _outcome(result):
     """What came of a case in one process, if it could be written."""
     if not result.error:
         return result.value
-    return runner.Outcome(
+    return cases.Outcome(
         error_kinds=("Unwritten",), message=result.error, trace=result.trace
     )
+
+
+# What a process of a cluster looks up, on replicators that are made once.
+
+
+def set_up(_folder, *, target_name):
+    """What makes replicators; the first joins the cluster, before any variable."""
+    target = TARGETS[target_name]
+    devices.split_cpu(target.num_devices_per_worker)
+    make = functools.cache(target.make_for)
+    make(1)
+    cases.CASE_TIMEOUT_SEC = CASE_TIMEOUT_SEC
+    return (make,)
+
+
+def _case(case):
+    return lambda make: cases.evaluate(case, lambda c: make(c.num_logical_devices))
+
+
+CASES = {name: _case(case) for name, case in cases.CASES.items()}
+
+
+def can_continue(outcomes, _make):
+    """Whether no case has parted the processes; None is an outcome that was lost."""
+    return all(outcome is not None and not outcome.error_kinds for outcome in outcomes)

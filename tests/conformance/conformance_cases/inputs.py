@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import tensorflow as tf
-from conformance_cases.registry import case, share
+from conformance_cases.cases import case, share
 
 import replicator
 from replicator import InputReplicationMode

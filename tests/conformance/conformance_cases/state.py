@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from conformance_cases.registry import case, share
+from conformance_cases.cases import case, share
 
 import replicator
 from replicator import InputReplicationMode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import tensorflow as tf
-from conformance_cases.registry import Topology
+from conformance_cases.cases import Topology
 
 import replicator
 from replicator._tf import compat as _tf_compat

@@ -34,9 +34,8 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-
-from fuzzing import structure, syntax
-from fuzzing.collectives import COLLECTIVES, reduce_all
+from fuzzing import syntax
+from fuzzing.operations import COLLECTIVES, reduce_all
 
 _NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool, syntax.HALF: tf.float16}
 
@@ -205,7 +204,7 @@ class Lockstep:
 
     def _alone(self, statement, environment, replica):
         """The result of control flow, which each replica goes through by itself."""
-        for name in structure.followed(statement):
+        for name in syntax.followed(statement):
             self.variables[name][replica].read_value()
         match statement:
             case syntax.Branch(predicate=predicate, then=then, orelse=orelse):
@@ -348,3 +347,63 @@ def _compiled(template, count):
     return eval(
         f"lambda {', '.join(['FLOAT', *names])}: {template.format(*names)}", {"tf": tf}
     )
+
+
+def may_differ(program):
+    """Names of variables whose copies may come to differ, or are declared to."""
+    local = {v.name for v in program.variables if v.synchronization == "ON_READ"}
+    while True:
+        found = _Pass(local)
+        found.varying |= {name for name, _ in program.inputs}
+        found.run(program.statements, outer=False)
+        if found.local == local:
+            return local
+        local = found.local
+
+
+class _Pass:
+    """One walk: finds values that vary, and variables that they reach."""
+
+    def __init__(self, local):
+        self.local = set(local)
+        self.varying = set()
+
+    def run(self, statements, *, outer):
+        """Walks statements; ``outer``: whether the control flow around them varies."""
+        for statement in statements:
+            if isinstance(statement, syntax.Differentiate):
+                self._differentiate(statement, outer=outer)
+                continue
+            varies = outer or self._varies(statement)
+            # A call is one operation of the graph: what goes into it varies as a whole.
+            for block in syntax.blocks(statement):
+                if varies:
+                    self._bind(statement)
+                self.run(block.statements, outer=varies)
+            if varies:
+                self.local |= syntax.written(statement)
+            # What replicas joined is the same on all of them, or never is.
+            if isinstance(statement, syntax.Communicate):
+                varies = not COLLECTIVES[statement.kind].is_same
+            if varies and not isinstance(statement, syntax.Map):
+                self.varying |= set(syntax.results(statement))
+
+    def _varies(self, statement):
+        asks_who = any(
+            isinstance(part, syntax.ReplicaId) for part in syntax.inside(statement)
+        )
+        reads = syntax.read(statement) & self.local
+        return bool(asks_who or reads or syntax.used(statement) & self.varying)
+
+    def _bind(self, statement):
+        if isinstance(statement, syntax.Loop):
+            self.varying.add(statement.carried)
+        elif isinstance(statement, (syntax.Call, syntax.Map, syntax.Vectorize)):
+            self.varying.add(statement.parameter)
+
+    def _differentiate(self, statement, *, outer):
+        varies = outer or self._varies(statement)
+        self.run(statement.body.statements, outer=outer)
+        # Its body may define more that varies, even from a replica id.
+        if varies or self._varies(statement):
+            self.varying |= set(statement.results)

@@ -3,8 +3,7 @@
 import keras
 import tensorflow as tf
 from keras import layers, ops
-
-from published.examples import (
+from published.fitted import (
     BATCH,
     LENGTH,
     WORDS,

@@ -8,8 +8,6 @@ import copy
 
 import tensorflow as tf
 
-import replicator
-
 SLICES = tf.IndexedSlices(tf.constant([7.0]), tf.constant([0]))
 KINDS = ("assign", "scatter", "batch_scatter")
 # Whatever method of a variable takes an update, also in a new TensorFlow.
@@ -31,15 +29,9 @@ WRITES = {
 }
 
 
-def test_each_write_of_python_reaches_every_replica():
+def test_each_write_of_python_reaches_every_replica(mirrored):
     """Without a check of values: only the write itself says so."""
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-        external_writes="never",
-    )
+    repl = mirrored(external_writes="never")
     with repl.context():
         variable = tf.Variable([1.0, 2.0])
 
@@ -61,13 +53,8 @@ def test_each_write_of_python_reaches_every_replica():
     assert dict.fromkeys(WRITES, True) == changed
 
 
-def test_a_watched_variable_is_still_a_variable(tmp_path):
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-    )
+def test_a_watched_variable_is_still_a_variable(mirrored, tmp_path):
+    repl = mirrored()
     with repl.context():
         variable = tf.Variable([0.0, 0.0])
     repl.run(lambda: variable.assign_add([1.0, 1.0]))

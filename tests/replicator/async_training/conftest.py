@@ -1,14 +1,9 @@
-"""Jobs of workers and servers: devices and threads of this process, or real processes.
-
-The chief of a real cluster computes cases while tests read them.
-"""
+"""Jobs of workers and servers that are devices and threads of this process."""
 
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import case_cluster
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import remote_value
@@ -16,19 +11,8 @@ from tensorflow.python.distribute.coordinator import remote_value
 import replicator
 from replicator.async_training import connection
 
-FOLDER = Path(__file__).parent
-HOW = {"path": FOLDER, "has_chief": True, "num_cpu_devices": 2}
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{index}" for index in range(4)]
 LOST = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
-
-
-@pytest.fixture(scope="session")
-def two_servers(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two_servers")
-    with case_cluster.started(
-        "two_server_cases", folder, num_workers=2, num_ps=2, **HOW
-    ) as chief:
-        yield chief
 
 
 class Handle(tf.distribute.coordinator.RemoteValue):

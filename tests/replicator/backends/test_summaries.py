@@ -119,13 +119,8 @@ def test_shared_variables_are_held_once():
     assert repl.explain().endswith("\nreplica-local, each replica has its own: counter")
 
 
-def test_mirrored_variables_are_held_by_every_device():
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-    )
+def test_mirrored_variables_are_held_by_every_device(mirrored):
+    repl = mirrored()
     kept = _train(repl)
 
     lines = repl.summary().splitlines()

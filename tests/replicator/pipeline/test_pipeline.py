@@ -1,4 +1,4 @@
-"""A model in stages computes and trains what the same model in one piece does."""
+"""A model in stages trains as in one piece, with all options, or is refused."""
 
 import collections
 import functools
@@ -21,6 +21,8 @@ from tiny_models import (
 )
 
 import replicator
+from replicator import errors
+from replicator.errors import PipelineError
 
 SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
@@ -238,3 +240,270 @@ def test_with_dropout_it_trains_as_one_device(
         assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
     for want, got in zip(weights, kept, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
+
+
+@functools.cache
+def in_one_piece_after_four():
+    return Model(2, 2).train(num_steps=4)
+
+
+@pytest.mark.parametrize(
+    "of_optimizer",
+    [
+        {"global_clipnorm": 0.01, "compression": "bfloat16"},
+        {"sharded_update": "gradients", "accumulation_steps": 2},
+        {
+            "sharded_update": "gradients",
+            "global_clipnorm": 0.01,
+            "loss_scale": "dynamic",
+        },
+    ],
+    ids=lambda options: "+".join(map(str, options.values())),
+)
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+@pytest.mark.covering(strength=1)
+def test_options_of_the_optimizer_combine(of_optimizer, placement):
+    options = {"of_optimizer": of_optimizer, "variable_placement": placement}
+    plain, cut = (Model(2, 2, **options) for _ in range(2))
+
+    losses, weights = plain.train(num_steps=4)
+    found, own = cut.train(cut.pipeline(), num_steps=4)
+
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
+    assert np.abs(own - in_one_piece_after_four()[1]).max() > 1e-4, "options act"
+
+
+def test_owners_keep_the_sums_of_a_stage_on_its_devices():
+    model = Model(
+        2,
+        2,
+        variable_placement="mirrored",
+        of_optimizer={"sharded_update": "gradients"},
+    )
+    model.train(model.pipeline(), num_steps=1)
+
+    ((_, program),) = model.repl._programs.items()
+    buckets = [
+        bucket
+        for plan in program.plans
+        for bucket in plan.buckets
+        if bucket.is_for_owner
+    ]
+    # Kernel and offset of stage 0, then those of stage 1.
+    for bucket in buckets:
+        assert {bucket.logical_device} == {place // 2 for place in bucket.positions}
+    assert [0, 1, 2, 3] == sorted(p for b in buckets for p in b.positions)
+    assert 2 == len({bucket.owner for bucket in buckets})
+
+
+def test_summary_has_the_bytes_of_the_fullest_device_with_activations():
+    """Of a stage, not of the whole replica: weights, gradients, state, activations."""
+    model = Model(
+        2,
+        2,
+        variable_placement="mirrored",
+        of_optimizer={"sharded_update": "gradients"},
+    )
+    model.optimizer.build([v for s in model.stages for v in s.trainable_variables])
+
+    def table():
+        *lines, last = model.repl.summary(1_100).replace(",", "").splitlines()[-4:]
+        # A level that is refused is not said to fit.
+        assert last == (
+            "  parameters: not here a replica has several devices on which its "
+            "variables are"
+        )
+        return {line.split()[0]: line.split()[1:] for line in lines}
+
+    before = table()
+    model.train(model.pipeline(), num_steps=1)
+    after = table()
+
+    # Weights, gradients, two values of Adam for each. Of two owners of a stage, one has
+    # the kernel and the other one the offsets.
+    kernel, stage = 4 * WIDTH * WIDTH, 4 * (WIDTH * WIDTH + WIDTH)
+    assert before == {
+        level: [*map(str, (*row, sum(row))), *fits, "1100"]
+        for level, row, fits in (
+            ("none", (stage, stage, 2 * stage), ("does", "not", "fit")),
+            ("state", (stage, stage, 2 * kernel), ("fits",)),
+            ("gradients", (stage, kernel, 2 * kernel), ("fits",)),
+        )
+    }
+    assert "fullest of 4 devices" in model.repl.summary()
+    # Stage 1 keeps 384 bytes of activations, as explain() says.
+    assert {"384"} == {row[3] for row in after.values()}
+    assert [1088 + 384, "does"] == [int(after["state"][4]), after["state"][5]]
+
+
+def test_parameters_of_stages_are_not_sharded():
+    with pytest.raises(
+        errors.OptimizerOptionError,
+        match=r"'parameters' does not work with InGraphReplicator: a replica has .*; "
+        r"use sharded_update='gradients'$",
+    ):
+        Model(2, 2, of_optimizer={"sharded_update": "parameters"})
+
+
+BATCH = (np.ones([8, 3], np.float32), np.ones([8, 3], np.float32))
+
+
+def times(variable):
+    return lambda x: x * variable
+
+
+def refused(message, stages, batch=BATCH, loss_fn=mean_squared, **options):
+    repl = on_cpus(1, 2)
+    pipeline = replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
+    with pytest.raises(PipelineError, match=message):
+        repl.run(lambda: pipeline.loss_and_gradients(batch, loss_fn)[0])
+
+
+def test_a_pipeline_outside_of_a_step():
+    pipeline = replicator.Pipeline([tf.identity], num_microbatches=2)
+    with pytest.raises(PipelineError, match="called outside a step; call it in"):
+        pipeline.loss_and_gradients(BATCH, mean_squared)
+
+
+def test_pipelines_that_do_not_fit():
+    refused(
+        "3 stages needs as many logical devices, but a replica here has 2; create the "
+        "replicator with logical_devices_per_replica=3",
+        [tf.identity] * 3,
+    )
+    refused(
+        "a batch of 8 examples cannot be cut into 3 micro-batches of one size; use a "
+        "per-replica batch size that num_microbatches divides, and drop_remainder=True",
+        [tf.identity, tf.identity],
+        num_microbatches=3,
+    )
+    refused("a batch without examples cannot be cut", [tf.identity], (1.0, BATCH[1]))
+    refused("got a .*; pass a pair of inputs and targets", [tf.identity], BATCH[0])
+    with_weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    refused(
+        r"stage 1 does not take what stage 0 returns \(float32\[4, 3\]\): Input 0 .* "
+        "of layer .* is incompatible .*; make the outputs of a stage the inputs",
+        [tf.identity, with_weights],
+    )
+    refused(  # one per example is not a mean
+        "but the loss of a micro-batch is a floating-point scalar; return the mean",
+        [tf.identity, tf.identity],
+        loss_fn=lambda outputs, targets: tf.reduce_sum(outputs - targets, axis=1),
+    )
+
+
+class Counting(keras.layers.Layer):
+    def build(self, _):
+        self.seen = self.add_weight(
+            name="seen", initializer="zeros", trainable=False, aggregation="sum"
+        )
+
+    def call(self, values):
+        self.seen.assign(self.seen + tf.reduce_sum(values))
+        return values
+
+
+def test_a_variable_of_two_stages():
+    """It is on one device; of two that update it, the last one would win."""
+    trained = tf.Variable(2.0, name="shared")
+    updated = Counting()
+    updated.build([8, 3])
+    refused(
+        r"variable 'shared:0' is used by stages 0 and 1 .*, but it is on one device",
+        [times(trained), times(trained)],
+    )
+    refused(
+        r"variable '.*seen.*' is used by stages 0 and 1 \(counting\w*, counting\w*\), "
+        "but it is on one device",
+        [updated, updated],
+    )
+
+
+def test_what_stages_would_create():
+    class Own(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    refused(
+        r"stage 1 \(dense\w*\) has no variables yet; make them outside of the step, "
+        r"with logical_device\(1\): stage.build\(input_shape\)",
+        [tf.identity, keras.layers.Dense(3)],
+    )
+    refused(
+        r"stage 0 creates a variable, which would be on no device of the stage; create "
+        r"it outside of the step, with logical_device\(0\)",
+        [lambda x: x * tf.Variable(2.0)],
+    )
+    refused("stage 0 creates a variable", [lambda x: x * keras.Variable(2.0)])
+    own = Own()
+    own.build((None, 3))  # makes nothing inside
+    refused(
+        r"stage 0 creates a variable, .* with logical_device\(0\): call the layer "
+        r"once, such as stage\(tf.zeros\(shape\)\)",
+        [own, tf.identity],
+    )
+
+
+def test_communication_in_a_stage():
+    """It would join replicas at other times, and once per micro-batch."""
+    repl = on_cpus(1, 1)
+    with repl.context():
+        weight = tf.Variable(2.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([weight])
+
+    def updates(x):
+        optimizer.apply_gradients([(tf.ones([]), weight)])
+        return x
+
+    refused(
+        "stage 1 calls all_reduce, or an optimizer that does, but a stage works on one",
+        [tf.identity, replicator.all_mean],
+    )
+    refused(
+        "stage 0 calls all_reduce, or an optimizer that does, .*; communicate, and "
+        "apply gradients, before or after the pipeline",
+        [updates],
+    )
+
+
+def test_effects_in_a_stage_name_the_line():
+    counter = tf.Variable(0.0, trainable=False)
+
+    def prints(x):
+        tf.print("seen", tf.shape(x))
+        return x
+
+    def calls(x):
+        return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
+
+    def counts(x):
+        counter.assign_add(1.0)
+        return x
+
+    def draws(x):
+        return x + tf.random.normal(tf.shape(x))
+
+    refused(r"stage 0 runs PrintV2 at .*tf.print\(.*, whose effect would", [prints])
+    refused(r"stage 0 runs \w*PyFunc at .*numpy_function\(.*whose effect", [calls])
+    refused(r"stage 0 changes a tf.Variable \(AssignAdd\w+ at .*assign_add", [counts])
+    refused(r"stage 0 draws random numbers by Random\w+ at .*tf.random.no", [draws])
+
+
+def test_a_tensor_of_the_step_in_a_stage():
+    """A gradient through it would be lost without a word."""
+    scale = tf.Variable(2.0)
+    repl = on_cpus(1, 1)
+
+    def step():
+        value = scale * 3.0
+        pipeline = replicator.Pipeline([lambda x: x * value], num_microbatches=2)
+        return pipeline.loss_and_gradients(BATCH, mean_squared)[0]
+
+    with pytest.raises(PipelineError, match=r"stage 0 uses at .*x \* value.* a tensor"):
+        repl.run(step)

@@ -1,4 +1,8 @@
-"""Workers that die or hang end the step with an error that names them, in time."""
+"""Workers that die or hang end the step with an error that names them, in time.
+
+Worker 0 trains, appends one line per step to ``steps.jsonl``, saves every few steps and
+starts again where it was saved. It ends with an error only: of the loss of the other.
+"""
 
 import json
 import os
@@ -11,12 +15,48 @@ import case_cluster
 import numpy as np
 import pytest
 import tiny_models
-from cluster_member import wait_until
+from damaging import until
 
 import replicator
+from replicator.cluster import liveness
+
+NUM_STEPS = 12
+STEPS_PER_SAVE = 4
+WORKER_TIMEOUT_SEC = 4.0
+
+
+def set_up(folder):
+    """Where it writes; a worker that hangs is found out soon after its time is over."""
+    liveness._WATCH_POLL_SEC, liveness._ANSWER_SEC = 0.2, 1.0
+    return (folder,)
+
+
+def train(folder):
+    repl = replicator.create(
+        "multi_worker_in_graph",
+        num_replicas=2,
+        connect_timeout_sec=240,
+        failure_detection_timeout_sec=WORKER_TIMEOUT_SEC,
+    )
+    training = tiny_models.Training(repl, "wide", "momentum")
+    manager = training.make_manager(folder / "checkpoints", inputs=training.inputs)
+    manager.restore()
+    step = int(training.optimizer.iterations)
+    while True:
+        with (folder / "steps.jsonl").open("a", encoding="utf-8") as lines:
+            (loss,) = training.run(1)
+            lines.write(json.dumps([step, loss]) + "\n")
+        step += 1
+        if step < NUM_STEPS:
+            if step % STEPS_PER_SAVE == 0:
+                manager.save()
+            time.sleep(0.05)  # a step in which somebody can be killed
+
+
+CASES = {"train": train}
+
 
 FOLDER = Path(__file__).parent
-NUM_STEPS = 12
 START_SEC = 240
 TRAINING_SEC = 900.0
 
@@ -34,7 +74,7 @@ def test_training_survives_the_loss_of_workers(tmp_path):
     expected = alone.run(NUM_STEPS)
 
     with case_cluster.started(
-        "training",
+        "test_remote_faults",
         tmp_path,
         path=FOLDER,
         runners=[("worker", 0)],
@@ -43,10 +83,10 @@ def test_training_survives_the_loss_of_workers(tmp_path):
     ) as running:
         found = running.cluster
         worker = rf"worker 1 \({found.addresses['worker'][1]}\)"
-        wait_until(lambda: len(read_steps(tmp_path)) >= 6, found, START_SEC)
+        until(lambda: len(read_steps(tmp_path)) >= 6, found.tails, START_SEC)
         killed = time.monotonic()
         found.kill("worker", 1)
-        wait_until(lambda: not found.is_running("worker", 0), found, 120)
+        until(lambda: not found.is_running("worker", 0), found.tails, 120)
 
         assert time.monotonic() - killed < 60
         assert re.match(
@@ -58,10 +98,10 @@ def test_training_survives_the_loss_of_workers(tmp_path):
         (tmp_path / "steps.jsonl").unlink()
         found.restart("worker", 1)
         found.restart("worker", 0)
-        wait_until(lambda: NUM_STEPS + 3 in read_steps(tmp_path), found, START_SEC)
+        until(lambda: NUM_STEPS + 3 in read_steps(tmp_path), found.tails, START_SEC)
         steps = before | read_steps(tmp_path)
         os.kill(found.pid("worker", 1), signal.SIGSTOP)
-        wait_until(lambda: not found.is_running("worker", 0), found, 120)
+        until(lambda: not found.is_running("worker", 0), found.tails, 120)
 
         assert re.match(
             rf"WorkerLostError: no response from {worker} for 4 s; restart the",

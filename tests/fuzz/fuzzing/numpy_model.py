@@ -10,8 +10,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from fuzzing.training import syntax
+from fuzzing import trainings
 
 if TYPE_CHECKING:
     Parts = list[np.ndarray]  # one per replica
@@ -125,12 +124,12 @@ class Model:
 
     def __init__(self, training, rng, dtype=np.float64):
         self.layers = []
-        num_inputs = syntax.NUM_FEATURES
-        for layer in (*training.layers, syntax.Dense(units=1)):
-            if isinstance(layer, syntax.Dense):
+        num_inputs = trainings.NUM_FEATURES
+        for layer in (*training.layers, trainings.Dense(units=1)):
+            if isinstance(layer, trainings.Dense):
                 self.layers.append(Dense(layer, num_inputs, rng))
                 num_inputs = layer.units
-            elif isinstance(layer, syntax.Norm):
+            elif isinstance(layer, trainings.Norm):
                 count = training.target.num_replicas
                 self.layers.append(Norm(layer, num_inputs, count))
         for layer in self.layers:

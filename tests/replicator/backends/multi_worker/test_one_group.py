@@ -1,7 +1,9 @@
-"""What two workers of two devices each do in one group of four replicas."""
+"""Two workers of two devices each, which are one group of four replicas."""
 
 import time
+from pathlib import Path
 
+import case_cluster
 import pytest
 import tensorflow as tf
 from cluster_member import check, check_close, check_message, gathered
@@ -107,3 +109,18 @@ def set_up(_folder):
         timeout_sec=TIMEOUT_SEC,
     )
     return (repl,)
+
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def one_group(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("group")
+    path = Path(__file__).parent
+    return case_cluster.ran("test_one_group", folder, path=path, num_workers=2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_in_one_group(one_group, case):
+    assert [None, None] == one_group.values(case)

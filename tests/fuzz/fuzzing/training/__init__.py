@@ -1,1 +1,0 @@
-"""Random trainings: Keras models, optimizers, epochs, failures and checkpoints."""

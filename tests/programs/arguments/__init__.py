@@ -1,1 +1,0 @@
-"""Every public function, and every kind of thing that a user may pass to it."""

@@ -1,1 +1,0 @@
-"""Programs as libraries publish them; ``train(strategy)`` gives the same on any."""
