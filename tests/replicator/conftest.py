@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import zlib
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -24,8 +23,6 @@ NUM_VIRTUAL_DEVICES = 4
 
 # Virtual devices must exist before TensorFlow runs its first op, so at collection.
 devices.split_cpu(NUM_VIRTUAL_DEVICES)
-# Operations of steps under test wait for one another, also where there is one core.
-tf.config.threading.set_inter_op_parallelism_threads(max(4, os.cpu_count() or 0))
 
 
 def make(name: str, num_replicas: int, **options: Any) -> Any:
