@@ -37,32 +37,21 @@ def _uniform(kind: str, seed: int) -> keras.initializers.Initializer:
     )
 
 
-class Torso(keras.Model):
-    """Two convolutions over stacked frames, shared by policy and critic."""
-
-    def __init__(self, spec: PolicySpec, *, seed: int) -> None:
-        super().__init__(name="torso")
-        self.convs, width = [], spec.observation_shape[-1]
-        for index, stride in enumerate(actor.STRIDES):
-            conv = keras.layers.Conv2D(
-                spec.num_conv_filters,
-                actor.KERNEL_SIZE,
-                strides=stride,
-                activation="elu",
-                kernel_initializer=_uniform("mlp", seed + index + 1),
-                name=f"conv_{index}",
-            )
-            conv.build((None, None, None, width))
-            self.convs.append(conv)
-            width = spec.num_conv_filters
-        self.built = True
-
-    def call(self, frames: Any) -> Any:
-        """Returns [examples, outputs] float32 of stacked uint8 frames."""
-        hidden = tf.cast(frames, tf.float32) * (1 / 255)
-        for conv in self.convs:
-            hidden = conv(hidden)
-        return tf.reshape(hidden, [-1, math.prod(hidden.shape[1:])])
+def make_torso(spec: PolicySpec, *, seed: int) -> keras.Model:
+    """Two convolutions over stacked uint8 frames, shared by policy and critic."""
+    frames = keras.Input(spec.observation_shape, dtype="uint8")
+    hidden = keras.ops.cast(frames, "float32") * (1 / 255)
+    for index, stride in enumerate(actor.STRIDES):
+        hidden = keras.layers.Conv2D(
+            spec.num_conv_filters,
+            actor.KERNEL_SIZE,
+            strides=stride,
+            activation="elu",
+            kernel_initializer=_uniform("mlp", seed + index + 1),
+            name=f"conv_{index}",
+        )(hidden)
+    flat = keras.ops.reshape(hidden, [-1, math.prod(hidden.shape[1:])])
+    return keras.Model(frames, flat, name="torso")
 
 
 def make_policy(spec: PolicySpec, *, seed: int) -> keras.Model:
@@ -134,7 +123,10 @@ def _network(
 
 
 def training_flops(
-    policy: keras.Model, critic: keras.Model, torso: Torso | None, spec: PolicySpec
+    policy: keras.Model,
+    critic: keras.Model,
+    torso: keras.Model | None,
+    spec: PolicySpec,
 ) -> int:
     """Returns the floating-point operations of one transition in a learner step.
 
@@ -144,12 +136,11 @@ def training_flops(
     through a critic whose weights need no gradient, back to the action. Inputs need no
     gradient.
     """
-    convs = (
-        zip(actor.map_sizes(spec), torso.convs, strict=True)
-        if torso is not None
-        else ()
-    )
-    seeing = [size * products_of(conv) for size, conv in convs]
+    seeing = []
+    if torso is not None:
+        convs = [each for each in torso.layers if hasattr(each, "kernel")]
+        sizes = actor.map_sizes(spec)
+        seeing = [s * products_of(conv) for s, conv in zip(sizes, convs, strict=True)]
     is_mlp = spec.kind == "mlp"
     acting, judging = (
         [
@@ -289,7 +280,7 @@ class Learner:
                 seed=seed + _CRITIC_SEEDS,
             )
             self.torso = (
-                Torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
+                make_torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
             )
             torso: list[Any] = [] if self.torso is None else [self.torso]
             self._networks = [self.policy, self.critic, *torso]

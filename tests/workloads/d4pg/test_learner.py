@@ -13,7 +13,7 @@ import replicator
 from workloads import catalog
 from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import learner as networks_lib
-from workloads.d4pg.learner import Learner, Torso, make_critic, make_policy
+from workloads.d4pg.learner import Learner, make_critic, make_policy, make_torso
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
@@ -48,7 +48,7 @@ def test_actors_compute_what_the_learner_would(kind, shape):
     spec = make_spec(kind, shape, num_conv_filters=6, num_features=11)
     network = randomized(make_policy(spec, seed=1), rng)
     if spec.uses_pixels:
-        torso = randomized(Torso(spec, seed=2), rng)
+        torso = randomized(make_torso(spec, seed=2), rng)
         observations = rng.integers(0, 256, (9, *shape)).astype(np.uint8)
         expected = network(torso(tf.constant(observations)))
         variables = [*torso.trainable_variables, *network.trainable_variables]
