@@ -2,7 +2,7 @@
 
 import contextlib
 
-import graphs
+import graphs as executed_graph
 import pytest
 from small_programs import NUM_CONVOLUTIONS, build_whole, short
 from tiny_models import take_cpus_for_gpus
@@ -29,7 +29,7 @@ def graphs_of(network, backend="in_graph", **options):
     repl = replicator.create(backend, num_replicas=NUM_REPLICAS, **options)
     with network:
         program = build_whole("resnet50", repl, per_replica_batch_size=2)
-    return program, graphs.partitions(program.run)
+    return program, executed_graph.partitions(program.run)
 
 
 def test_control_transfers_do_not_grow_with_the_network():
@@ -39,7 +39,7 @@ def test_control_transfers_do_not_grow_with_the_network():
     replica, and as many vectors of statistics and outputs.
     """
     program, graphs = graphs_of(short())
-    found = graphs.count(graphs)
+    found = executed_graph.count(graphs)
 
     assert found.num_nodes > 1000  # it is the step that was counted
     (step,) = (step for _, step in program._repl._programs.items())
@@ -58,9 +58,9 @@ def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_w
     if is_whole:
         network = contextlib.nullcontext()
         _, graphs = graphs_of(network, "tf_mirrored")
-        most_nodes = graphs.count(graphs).num_nodes
+        most_nodes = executed_graph.count(graphs).num_nodes
     _, graphs = graphs_of(network)
-    found = graphs.count(graphs)
+    found = executed_graph.count(graphs)
 
     nodes = [node for graph in graphs for node in graph.node]
     reductions = [node for node in nodes if node.op == "CollectiveReduceV2"]
@@ -70,7 +70,7 @@ def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_w
     assert found.num_controls <= 4 * NUM_REPLICAS
     assert 1000 < found.num_nodes <= most_nodes
     assert NUM_REPLICAS == len(reads)
-    assert MOST_KERNELS[is_whole] >= max(map(graphs.launches, graphs))
-    before = graphs.before(graphs.together(graphs))
+    assert MOST_KERNELS[is_whole] >= max(map(executed_graph.launches, graphs))
+    before = executed_graph.before(executed_graph.together(graphs))
     for node in reductions:
         assert reads <= before(node.name)
