@@ -22,7 +22,6 @@ from replicator.core.validation import name_of
 from replicator.errors import StrategyError
 from replicator.inputs.batches import num_rows
 from replicator.strategy import fit
-from replicator.strategy.datasets import grouped, is_per_replica, local_values
 from replicator.strategy.replica_context import GradientSum, StepReplicaContext
 
 if TYPE_CHECKING:
@@ -35,6 +34,22 @@ if TYPE_CHECKING:
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, np.ndarray)
 _ARRAYS = (np.ndarray, np.generic, bool, int, float, str)
 _COMPARED = (bool, int, float, str, type(None))  # other Python objects by identity
+
+
+def is_per_replica(value: Any) -> bool:
+    return isinstance(value, tf.distribute.DistributedValues)
+
+
+def local_values(value: Any, num_local: int) -> tuple[Any, ...]:
+    """One value per local replica; what is not per replica is the same on all."""
+    if is_per_replica(value):
+        return tuple(value.values)
+    return (value,) * num_local
+
+
+def grouped(values: Sequence[Any]) -> Any:
+    """One value of ``tf.distribute``; of one replica, that value itself."""
+    return values[0] if len(values) == 1 else _tf_distribute.PerReplica(tuple(values))
 
 
 class Arguments:
