@@ -32,9 +32,9 @@ from replicator.errors import (
 )
 from replicator.inputs.context import pipeline_contexts
 from replicator.inputs.iterator import InputIterator, to_pipeline
-from replicator.variables import ownership, values
 from replicator.variables.coherence import consolidate
-from replicator.variables.kinds import Kind
+from replicator.variables.kinds import Kind, Workers
+from replicator.variables.table import set_released
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -278,7 +278,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         fresh = [v for v in used if id(v) not in equal and not is_slot(v)]
         if fresh:
             with self._runtime.guard("the first exchange of variables"):
-                workers = values.Workers(self.topology, self._group)
+                workers = Workers(self.topology, self._group)
                 workers.broadcast_initial_values(fresh)
             for variable in fresh:
                 self._equal[next(self._numbers)] = variable
@@ -309,7 +309,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             super()._consolidate(variables)
             return
         owned = self._table.ownership
-        workers = values.Workers(self.topology, self._group)
+        workers = Workers(self.topology, self._group)
         with self._runtime.guard("the gathering of optimizer state"):
             consolidate(
                 self._table.entries_of(variables),
@@ -324,7 +324,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 value = workers.move(slot, owner.program_id)
                 writes = self.is_chief or self.also_writes
                 if writes and owned.is_elsewhere(slot):
-                    ownership.fill(slot, value)
+                    set_released(slot, value)
 
     def _numbered_mirrored(self) -> list[tuple[int, Any]]:
         entries = self._table.entries()

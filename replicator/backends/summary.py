@@ -15,7 +15,7 @@ import tensorflow as tf
 from replicator._tf import dispatch
 from replicator.core.validation import format_value
 from replicator.variables.kinds import Kind
-from replicator.variables.ownership import num_bytes
+from replicator.variables.table import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -24,7 +24,7 @@ from replicator.collectives import reductions
 from replicator.core.validation import ReplicatorId
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.batches import bounds
-from replicator.variables.values import combine
+from replicator.variables.kinds import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

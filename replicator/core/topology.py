@@ -62,6 +62,11 @@ class Topology:
         return tuple(devices[0] for devices in self.devices)
 
     @property
+    def cpu(self) -> str:
+        """The CPU beside replica 0, for host work and values that workers exchange."""
+        return devices_lib.cpu_of(self.replica_devices[0])
+
+    @property
     def is_shared(self) -> bool:
         """Whether all replicas of this program use one copy of mirrored variables."""
         return not any(self.primaries)

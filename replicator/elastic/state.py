@@ -30,7 +30,7 @@ from replicator.checkpoint.manager import CheckpointManager, raise_failure
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
 from replicator.elastic.supervisor import STOPPED, VARIABLE
 from replicator.errors import CheckpointError, ElasticError
-from replicator.variables import ownership
+from replicator.variables.table import set_released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,7 +142,7 @@ class _Commits(CheckpointManager):
         with _opened(path) as (file, _):
             for _, variable in sorted(inventory.variables.items()):
                 value = np.load(file).view(variable.dtype.as_numpy_dtype)
-                ownership.fill(variable, value)
+                set_released(variable, value)
 
 
 def _newest(folder: Path) -> Path:

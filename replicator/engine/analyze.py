@@ -30,7 +30,7 @@ from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind, declared_kind
-from replicator.variables.ownership import num_bytes
+from replicator.variables.table import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from replicator.engine.liveness import Liveness, VariableGather
     from replicator.engine.plan import CollectivePlan, UpdatedVariable
     from replicator.engine.trace import TracedStep
-    from replicator.variables.ownership import Owner, Ownership
-    from replicator.variables.table import Entry, VariableTable
+    from replicator.variables.table import Entry, Owner, Ownership, VariableTable
 
 
 # A queue, a codebook or a probability that every replica updates from its own batch

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from replicator.engine.body import Body
     from replicator.engine.liveness import Liveness
     from replicator.engine.trace import TracedStep
-    from replicator.variables.ownership import Owner
+    from replicator.variables.table import Owner
 
     Fill: TypeAlias = Callable[
         [Sequence[Hashable], Sequence[int]], list[tuple[int, ...]]

@@ -14,7 +14,6 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import workers as _tf_workers
 from replicator._tf.dispatch import Dispatch
 from replicator.cluster.liveness import Deadline
-from replicator.core import devices
 from replicator.core.step import repeat
 from replicator.core.validation import format_value, is_positive
 from replicator.engine import analyze as analyze_lib
@@ -24,8 +23,8 @@ from replicator.engine.plan import FLAT
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs.batches import divide, end_unless, is_filled
 from replicator.inputs.iterator import Source, all_read, next_batches
-from replicator.variables import values
 from replicator.variables.coherence import Coherence
+from replicator.variables.kinds import Workers
 from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
@@ -50,9 +49,9 @@ def agreement(topology: Topology, group: Group) -> Agree:
     key = next(group.keys)  # Drawn once: a function that is traced again uses the same.
 
     def agree(is_fed: tf.Tensor, num_needed: int = group.num_workers) -> tf.Tensor:
-        with tf.device(values.cpu(topology)):
+        with tf.device(topology.cpu):
             fed = tf.cast(is_fed, tf.int32)
-            num_fed = values.Workers(topology, group).reduce(fed, key)
+            num_fed = Workers(topology, group).reduce(fed, key)
             return end_unless(num_fed >= num_needed)
 
     return agree
@@ -221,7 +220,7 @@ class Program:
             self._check_compilable()
         turn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._assembly.has_collectives or self._coherence.values.are_sent:
-            turn = take_turn(devices.cpu_of(self._topology.replica_devices[0]))
+            turn = take_turn(self._topology.cpu)
         with turn:
             switch = self._table.switch(list(self.analysis.entries.values()))
             self._coherence.refresh(switch)

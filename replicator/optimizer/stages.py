@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.variables.ownership import Ownership
+    from replicator.variables.table import Ownership
 
 
 # Duplicate rows of a sparse gradient mean the sum of their values. Updates that are not

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from replicator.optimizer.fused import FusedUpdate
-    from replicator.variables.ownership import Ownership
+    from replicator.variables.table import Ownership
 
 
 def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:

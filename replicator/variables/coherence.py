@@ -20,8 +20,13 @@ from replicator.core import devices
 from replicator.core.step import traced_once
 from replicator.core.validation import format_value, is_one_of
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.variables.kinds import Kind, is_summed, replica_value
-from replicator.variables.values import OutsideValues, to_number
+from replicator.variables.kinds import (
+    Kind,
+    OutsideValues,
+    is_summed,
+    replica_value,
+    to_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -309,7 +314,7 @@ class Coherence:
             self._branch(
                 _is_changed(checked),
                 lambda: self._resets.apply(checked, is_certain=False),
-                devices.cpu_of(self._topology.replica_devices[0]),
+                self._topology.cpu,
             )
 
         if checked:

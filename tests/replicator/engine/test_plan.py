@@ -22,7 +22,7 @@ from replicator.core import devices as devices_lib
 from replicator.core.topology import make_topology
 from replicator.engine import plan
 from replicator.errors import OptimizerOptionError
-from replicator.variables.ownership import Owner
+from replicator.variables.table import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY, Group, make_topology
-from replicator.variables import coherence, values
+from replicator.variables import coherence, kinds
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
 
@@ -34,8 +34,8 @@ def test_statistics_stay_on_gpus_where_nccl_takes_them(
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))
     with tf.Graph().as_default() as graph:
-        place = values.reduction_device(topology, dtype)
-        values.Workers(topology, group).reduce(tf.zeros([4], dtype), 7, place)
+        place = kinds.reduction_device(topology, dtype)
+        kinds.Workers(topology, group).reduce(tf.zeros([4], dtype), 7, place)
     nodes = {node.name: node for node in graph.as_graph_def().node}
     (node,) = [n for n in nodes.values() if n.op == "CollectiveReduceV2"]
     key = tf.make_ndarray(nodes[node.input[2]].attr["value"].tensor).item()
