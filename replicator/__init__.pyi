@@ -57,8 +57,8 @@ from .inputs.context import default_data_options as default_data_options
 from .inputs.context import set_determinism as set_determinism
 from .inputs.iterator import InputIterator as InputIterator
 from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
-from .pipeline.layers import balance_stages as balance_stages
-from .pipeline.layers import make_stages as make_stages
 from .pipeline.pipeline import Pipeline as Pipeline
+from .pipeline.pipeline import balance_stages as balance_stages
+from .pipeline.pipeline import make_stages as make_stages
 from .registry import backend_names as backend_names
 from .registry import create as create

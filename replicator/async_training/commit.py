@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from replicator.async_training.table import Placement, ServerTable
+    from replicator.async_training.steps import Placement, ServerTable
     from replicator.engine.body import Body, Ref
     from replicator.engine.trace import TracedStep
     from replicator.optimizer.fused import FusedUpdate

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import workers as _tf_workers
-from replicator.async_training import connection as connection_lib
 from replicator.checkpoint import position
 from replicator.cluster import membership
 from replicator.core.step import traced_once
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.async_training.commit import CommitState
-    from replicator.async_training.connection import Connection
     from replicator.async_training.steps import WorkerSteps
+    from replicator.cluster.membership import Connection
 
 
 # Pipelines are on the workers, and are restored when a worker comes back.
@@ -478,7 +477,7 @@ class Dispatcher:
         source = iterators if is_read else first.source
         outputs = run(source, sequence_numbers, num_left)
         if first.keeps_results:
-            with tf.device(connection_lib.CLIENT_DEVICE):
+            with tf.device(membership.CLIENT_DEVICE):
                 first.results = [tf.identity(output) for output in outputs]
         pipelines.num_steps += batch.num_steps
         for member in batch.members:

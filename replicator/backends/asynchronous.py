@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training import commit
-from replicator.async_training import connection as connection_lib
 from replicator.async_training.commit import CommitState, ServerOptimizer
 from replicator.async_training.dispatch import (
     Assignment,
@@ -26,11 +25,11 @@ from replicator.async_training.dispatch import (
     ServerInputIterator,
     traced_dataset,
 )
-from replicator.async_training.steps import WorkerSteps
-from replicator.async_training.table import Placement, ServerTable
+from replicator.async_training.steps import Placement, ServerTable, WorkerSteps
 from replicator.backends import base, programs
 from replicator.backends.programs import Call
 from replicator.backends.strategy import StrategyReplicator
+from replicator.cluster import membership
 from replicator.core import context as context_lib
 from replicator.core.step import PerReplica, per_replica_nest, traced_once
 from replicator.core.topology import make_topology, per_worker
@@ -44,8 +43,8 @@ from replicator.optimizer.other_libraries import StrategyOptimizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.async_training.connection import Connection
     from replicator.cluster.configuration import ClusterConfig
+    from replicator.cluster.membership import Connection
     from replicator.inputs.context import InputFn
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import LocalState
@@ -118,7 +117,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
     Other changes in a step (``assign_add``) are atomic, but are repeated with the step.
 
     Variables that a step overwrites (``assign``: batch-norm statistics, states of
-    random generators) have a copy per replica; see ``replicator.async_training.table``.
+    random generators) have a copy per replica; see ``replicator.async_training.steps``.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         *,
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
-        connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
+        connect_timeout_sec: float = membership.SERVERS_TIMEOUT_SEC,
         recovery_timeout_sec: float = RECOVERY_TIMEOUT_SEC,
     ) -> None:
         """Connects to the cluster, unless this process is already connected.
@@ -143,12 +142,12 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
           DeviceError: The replicas are not divisible by the workers.
           UnreachableError: Some processes do not respond; the message names them.
         """
-        self.connection = connection_lib.connect(cluster, connect_timeout_sec)
+        self.connection = membership.connect_to_servers(cluster, connect_timeout_sec)
         self.num_workers = count = self.connection.num_workers
         self._share = per_worker(count if num_replicas is None else num_replicas, count)
         self.num_replicas = self._share * count
         devices = [
-            [[device] for device in connection_lib.worker_devices(worker, self._share)]
+            [[device] for device in membership.devices_of_worker(worker, self._share)]
             for worker in range(count)
         ]
         self._topologies = [
@@ -156,7 +155,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             for worker, names in enumerate(devices)
         ]
         num_servers = len(self.connection.cluster.addresses["ps"])
-        self._placement = Placement(connection_lib.server_devices(num_servers))
+        self._placement = Placement(membership.server_devices(num_servers))
         name = f"replicator_{next(_COUNTER)}"
         states = [
             CommitState(device, count, name) for device in self._placement.devices
@@ -351,7 +350,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         *,
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
-        connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
+        connect_timeout_sec: float = membership.SERVERS_TIMEOUT_SEC,
     ) -> None:
         """Connects to the cluster; see ``MultiWorkerAsyncReplicator``.
 
@@ -366,7 +365,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
           DeviceError: The strategy has another number of replicas.
           UnreachableError: Some processes do not respond; the message names them.
         """
-        self.connection = connection_lib.connect(cluster, connect_timeout_sec)
+        self.connection = membership.connect_to_servers(cluster, connect_timeout_sec)
         super().__init__(self.connection.strategy)
         self.num_workers = self.connection.num_workers
         self._share = self.strategy.num_replicas_in_sync

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import remote_value
 
 import replicator
-from replicator.async_training import connection
+from replicator.cluster import membership
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{index}" for index in range(4)]
 LOST = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
@@ -90,12 +90,12 @@ def losable(run):
 @pytest.fixture
 def make_async(monkeypatch):
     """Makes replicators whose workers and servers are devices of this process."""
-    monkeypatch.setattr(connection, "CLIENT_DEVICE", CPU[0])
+    monkeypatch.setattr(membership, "CLIENT_DEVICE", CPU[0])
     monkeypatch.setattr(
-        connection, "worker_devices", lambda worker, share: [CPU[worker]] * share
+        membership, "devices_of_worker", lambda worker, share: [CPU[worker]] * share
     )
     monkeypatch.setattr(
-        connection, "server_devices", lambda count: tuple(CPU[2 : 2 + count])
+        membership, "server_devices", lambda count: tuple(CPU[2 : 2 + count])
     )
 
     def make(num_workers=2, num_servers=2, **options):
@@ -104,9 +104,9 @@ def make_async(monkeypatch):
             "worker": [f"localhost:{2997 + index}" for index in range(num_workers)],
             "ps": [f"localhost:{3997 + index}" for index in range(num_servers)],
         }
-        watch = connection.ServerWatch(())
+        watch = membership.ServerWatch(())
         watch._addresses = tuple(addresses["ps"])
-        made = connection.Connection(
+        made = membership.Connection(
             cluster=types.SimpleNamespace(addresses=addresses),
             strategy=None,
             coordinator=types.SimpleNamespace(
@@ -114,7 +114,7 @@ def make_async(monkeypatch):
             ),
             watch=watch,
         )
-        monkeypatch.setattr(connection, "connect", lambda *_: made)
+        monkeypatch.setattr(membership, "connect_to_servers", lambda *_: made)
         repl = replicator.create("async", **options)
         repl._dispatcher._run = losable(repl._dispatcher._run)
         repl.workers = workers
