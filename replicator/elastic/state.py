@@ -28,7 +28,7 @@ from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.manager import CheckpointManager, raise_failure
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
-from replicator.elastic.supervisor import STOPPED, VARIABLE
+from replicator.elastic import STOPPED, VARIABLE
 from replicator.errors import CheckpointError, ElasticError
 from replicator.variables.table import set_released
 
