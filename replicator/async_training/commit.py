@@ -24,7 +24,7 @@ from replicator.engine.dataflow import READ_OPS
 from replicator.engine.emitter import Emitter
 from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.errors import DeviceError, OptimizerOptionError
-from replicator.optimizer import fused, stages
+from replicator.optimizer import stages
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.variables.kinds import Kind
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from replicator.async_training.steps import Placement, ServerTable
     from replicator.engine.body import Body, Ref
     from replicator.engine.trace import TracedStep
-    from replicator.optimizer.fused import FusedUpdate
     from replicator.optimizer.options import OptimizerOptions
 
 
@@ -238,11 +237,15 @@ class ServerOptimizer(ReplicatedOptimizer):
         with placement.scope(), stages.placed(self.wrapped, beside):
             super().build(variables)
 
-    def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
+    def _find_fused(
+        self, grads: list[Any], variables: list[Any]
+    ) -> stages.FusedUpdate | None:
         # On one server Keras' own sparse update can run in the lock, and is the same
         # number as on one device; the kernel adds in another order.
         servers = {self._server_of(_tf_compat.unwrap(v)) for v in variables}
-        return fused.find(self.wrapped, grads, variables, takes_sparse=len(servers) > 1)
+        return stages.find_fused(
+            self.wrapped, grads, variables, takes_sparse=len(servers) > 1
+        )
 
     def _begin(self, variables: list[Any]) -> tuple[CommitTrace, list[int]]:
         """Notes what commits will change; returns the server of each variable."""
@@ -253,7 +256,7 @@ class ServerOptimizer(ReplicatedOptimizer):
 
     def _apply_fused(
         self,
-        fused_update: FusedUpdate,
+        fused_update: stages.FusedUpdate,
         grads: list[Any],
         variables: list[Any],
         num_summed: int,
@@ -293,7 +296,7 @@ class ServerOptimizer(ReplicatedOptimizer):
 
             commit(trace, server, [*sent, *parts], update)
 
-    def _counters(self, fused_update: FusedUpdate) -> dict[int, Any]:
+    def _counters(self, fused_update: stages.FusedUpdate) -> dict[int, Any]:
         """By server that counts updates, the variable in which it does."""
         counter = _tf_compat.unwrap(self.wrapped.iterations)
         counting = {self._server_of(counter)}

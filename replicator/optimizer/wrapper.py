@@ -29,10 +29,11 @@ from replicator.core import context, validation
 from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer import fused, stages
+from replicator.optimizer import stages
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.stages import (
     Accumulation,
+    FusedUpdate,
     LossScale,
     OptionsState,
     average_sums,
@@ -45,7 +46,6 @@ from replicator.optimizer.stages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from replicator.optimizer.fused import FusedUpdate
     from replicator.variables.table import Ownership
 
 
@@ -408,7 +408,7 @@ class ReplicatedOptimizer(OptimizerProxy):
             return
         averaged = stages.kept_by_owners(averages(), variables)
         averaged = list(map(sum_duplicates, clipped(averaged)))
-        fused_update = fused.find(self.wrapped, averaged, variables)
+        fused_update = stages.find_fused(self.wrapped, averaged, variables)
         if fused_update is None:
             raise OptimizerOptionError(
                 f"sharded_update={self.options.sharded_update!r} with updates that are "
@@ -501,7 +501,7 @@ class ReplicatedOptimizer(OptimizerProxy):
         # A kernel needs a variable and its state on one device; a branch that updates
         # variables of several owners is emitted on one of them.
         is_split = self._ownership is not None and self.options.needs_branch
-        return None if is_split else fused.find(self.wrapped, grads, variables)
+        return None if is_split else stages.find_fused(self.wrapped, grads, variables)
 
     def _apply_fused(
         self,

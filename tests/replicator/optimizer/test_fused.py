@@ -12,7 +12,7 @@ from tensorflow.python.framework import kernels as tf_kernels
 
 import replicator
 from replicator import PerReplica
-from replicator.optimizer import fused
+from replicator.optimizer import stages
 from tests.replicator.conftest import make
 
 NUM_STEPS = 30
@@ -192,7 +192,7 @@ def test_an_update_is_fused_where_the_device_of_its_variable_has_the_kernel(
     grad = _slices(grad) if name == "rows" else grad
     optimizer = KERNELS["sgd" if name == "rows" else name]()
 
-    found = fused.find(optimizer, [grad], [variable], takes_sparse=True)
+    found = stages.find_fused(optimizer, [grad], [variable], takes_sparse=True)
 
     assert (dtype in available) == (found is not None)
 
