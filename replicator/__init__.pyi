@@ -1,4 +1,6 @@
 # Public names, listed once: lazy_loader reads this file and loads each on first use.
+from .backends import backend_names as backend_names
+from .backends import create as create
 from .backends.asynchronous import (
     MultiWorkerAsyncReplicator as MultiWorkerAsyncReplicator,
 )
@@ -60,5 +62,3 @@ from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
 from .pipeline.pipeline import Pipeline as Pipeline
 from .pipeline.pipeline import balance_stages as balance_stages
 from .pipeline.pipeline import make_stages as make_stages
-from .registry import backend_names as backend_names
-from .registry import create as create

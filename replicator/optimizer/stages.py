@@ -434,9 +434,9 @@ def building(
         yield
 
 
-# The update itself, by TensorFlow's kernels: a Keras update of the same result is several
-# ops with a temporary each, and a kernel reads and writes each array once. State is in
-# the Keras optimizer's own slots, so checkpoints are the same.
+# The update itself, by TensorFlow's kernels: a Keras update of the same result is
+# several ops with a temporary each, and a kernel reads and writes each array once. They
+# keep state in the Keras optimizer's own slots, so checkpoints are the same.
 #
 # Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
 # gradient *sum* over R replicas and a learning rate divided by R: the same product with

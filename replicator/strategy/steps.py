@@ -1,4 +1,4 @@
-"""The steps of a strategy: a function of the user's for arguments of one type.
+"""The steps of a strategy, those of ``fit`` included: what replicas run of a function.
 
 The arguments are a nest of values per replica, of values that all replicas get, and of
 Python objects. The step that the engine traces takes the tensors among them, as a list,
@@ -7,25 +7,40 @@ and returns those of the result.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import os
+import sys
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf import keras_parts as _tf_keras_parts
+from replicator._tf.compat import altered, replaced
 from replicator.collectives import reductions
+from replicator.collectives.layers import CrossReplicaBatchNormalization
 from replicator.core import context
 from replicator.core.step import check_outputs
 from replicator.core.validation import name_of
 from replicator.errors import StrategyError
 from replicator.inputs.batches import num_rows
-from replicator.strategy import fit
-from replicator.strategy.replica_context import GradientSum, StepReplicaContext
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.strategy.replica_context import (
+    GradientSum,
+    StepReplicaContext,
+    map_some,
+)
+from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_summed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from replicator._tf.distribute import Runner
     from replicator.core.step import StepCache
@@ -244,7 +259,7 @@ def _build(
                 result = called(*args, **kwargs)
             else:
                 step = functools.partial(called, *args, **kwargs)
-                result = fit.step(model, step, tensors, sums)
+                result = _fit_step(model, step, tensors, sums)
             if outputs.are_whole:
                 result = tf.nest.map_structure(_whole, result)
             return outputs.flat(result, fn)
@@ -259,3 +274,299 @@ def _build(
 def _whole(value: Any) -> Any:
     is_scalar = isinstance(value, tf.Tensor) and value.shape.rank == 0
     return reductions.all_concat(value[tf.newaxis] if is_scalar else value)
+
+
+# The step of ``fit`` and ``evaluate``. Data parallelism is the mean, over examples, of
+# what replicas make of their parts: of gradients, of numbers that a step gives to
+# metrics, and of logs. Metrics are asked of the sums of all replicas. A quotient of
+# sums over examples, as of a loss by token, is divided by the sum of all.
+# ``Replicator.verify_fit`` measures whether a step is more.
+
+# Operations that pass a sum on, or a sum and a constant.
+_PASSED_ON = frozenset({"Cast", "Identity"})
+_WITH_CONSTANT = {"AddV2": tf.add, "Maximum": tf.maximum}
+_OF_SHAPE = frozenset({"Const", "Prod", "Size", "StridedSlice"})
+
+
+def _fit_step(
+    model: Any, called: Callable[[], Any], batch: Sequence[Any], gradients: GradientSum
+) -> Any:
+    """Calls the step of a model in its trace; returns the logs of all replicas."""
+    _check_reductions(model)
+    part = _Part(batch, gradients)
+    with contextlib.ExitStack() as stack:
+        for kind in _tf_keras_parts.numeric_metrics():
+            stack.enter_context(replaced(kind, "update_state", part.counted))
+        stack.enter_context(replaced(*_tf_keras_parts.REDUCTION, part.reduced))
+        for owner, name in _tf_keras_parts.DIVISIONS:
+            stack.enter_context(replaced(owner, name, part.quotient))
+        if not any(isinstance(x, ReplicatedOptimizer) for x in optimizers_of(model)):
+            stack.enter_context(
+                replaced(*_tf_keras_parts.GRADIENT, gradients.tape_gradients)
+            )
+        for metric in list(_each(model.metrics)):
+            for held in _plain(metric).values():  # sums, as those of ``add_variable``
+                is_declared = held.synchronization != tf.VariableSynchronization.AUTO
+                if held.dtype.is_floating and not (held.trainable or is_declared):
+                    declare_summed(held)
+            stack.enter_context(part.joining(metric))
+        result = called()
+    if gradients.has_updated:
+        own = own_statistics(model)
+        if own:
+            more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+            warnings.warn(
+                f"{own[0]!r}{more} of {type(model).__name__} normalizes each replica's "
+                "examples by their own statistics; for those of the whole batch, as "
+                "one device has, write keras.layers.BatchNormalization("
+                "synchronized=True)",
+                stacklevel=1,
+            )
+    leaves = [_value(leaf) for leaf in tf.nest.flatten(result)]
+    are_own = [
+        isinstance(leaf, tf.Tensor)
+        and leaf.dtype.is_floating
+        and leaf.ref() not in part.joined
+        for leaf in leaves
+    ]
+    means = map_some(gradients.mean, leaves, are_own)
+    return tf.nest.pack_sequence_as(result, means)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers that a model of Keras holds, each once."""
+    optimizers = filter(_tf_compat.is_optimizer, _leaves(list(vars(model).values())))
+    return list({id(one): one for one in optimizers}.values())
+
+
+class _Part:
+    """The examples of one replica, as a part of those of all: sums, means, metrics."""
+
+    def __init__(self, batch: Sequence[Any], gradients: GradientSum) -> None:
+        leaves = tf.nest.flatten(list(batch), expand_composites=True)
+        self._sources = {leaf.op for leaf in leaves if leaf.shape.rank != 0}
+        self._gradients = gradients
+        self._is_reduced = self._is_joining = False
+        # References of results of metrics, which are the same on all replicas.
+        self.joined: set[Any] = set()
+
+    def reduced(self, reduce: Any, values: Any, *args: Any, **options: Any) -> Any:
+        """Leaves the number of a loss function to what has divided it."""
+        is_number = tf.convert_to_tensor(values).shape.rank == 0
+        with altered(self, _is_reduced=is_number):
+            return reduce(values, *args, **options)
+
+    def counted(
+        self, update: Any, metric: Any, values: Any, sample_weight: Any = None
+    ) -> Any:
+        """Has a number that a step gives to a metric count by its examples."""
+        is_number = isinstance(values, tf.Tensor) and values.shape.rank == 0
+        if not is_number or not values.dtype.is_floating:
+            return update(metric, values, sample_weight)
+        weight = self._gradients.weight()
+        if weight is not None:  # a mean over no examples is no number
+            has_examples = tf.cast(weight > 0.0, values.dtype)
+            values = tf.math.multiply_no_nan(values, has_examples)
+        if sample_weight is None:
+            sample_weight = self._gradients.share(values.dtype)
+        return update(metric, values, sample_weight)
+
+    def quotient(self, divide: Any, x: Any, y: Any, name: str | None = None) -> Any:
+        """Divides a sum over examples by the share of the sum of all replicas."""
+        is_scalar = isinstance(y, tf.Tensor) and y.shape.rank == 0
+        is_scalar = is_scalar and not self._is_reduced
+        if is_scalar and y.dtype.is_floating and _is_sum(x):
+            whole = self._whole_batch(y)
+            if whole is not None:
+                share = self._gradients.share(y.dtype)
+                y = tf.where(share > 0, whole * share, whole)
+        return divide(x, y, name=name)
+
+    def _whole_batch(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """A sum over the examples of all replicas; None if it is no such sum."""
+        op = tensor.op
+        if op.graph is not _tf_compat.current_graph():
+            return None
+        if op.type == "Sum":
+            is_own = _is_of_all(op) and _tf_compat.depends_on(
+                op.inputs[0], self._sources
+            )
+            return reductions.all_sum(tensor) if is_own else None
+        if op.type in _PASSED_ON:
+            whole = self._whole_batch(op.inputs[0])
+            return None if whole is None else tf.cast(whole, tensor.dtype)
+        for one, other in zip(op.inputs, reversed(op.inputs), strict=True):
+            if op.type in _WITH_CONSTANT and _tf_compat.constant_of(other) is not None:
+                whole = self._whole_batch(one)
+                return None if whole is None else _WITH_CONSTANT[op.type](whole, other)
+        return None
+
+    def joining(self, metric: Any) -> contextlib.AbstractContextManager[None]:
+        """Has a metric ask for the sums of all replicas when it is asked."""
+        graph, ask = _tf_compat.current_graph(), metric.result
+
+        @tf.autograph.experimental.do_not_convert
+        def result(*args: Any, **options: Any) -> Any:
+            if self._is_joining or _tf_compat.current_graph() is not graph:
+                return ask(*args, **options)
+            plain = {n: v for n, v in _plain(metric).items() if _is_part(v)}
+            of_keras: Any = [
+                one
+                for one in metric.variables
+                if not isinstance(one, tf.Variable)
+                if _is_part(_tf_compat.unwrap(one))
+            ]
+            parts = [tf.convert_to_tensor(one) for one in [*plain.values(), *of_keras]]
+            sums = reductions.all_sum(parts) if parts else []
+            totals = dict(zip(plain, sums[: len(plain)], strict=True))
+            of_keras = zip(of_keras, sums[len(plain) :], strict=True)
+            with (
+                altered(self, _is_joining=True),
+                altered(metric, **totals),
+                keras.StatelessScope(of_keras),
+            ):
+                results = tf.nest.map_structure(_value, ask(*args, **options))
+            leaves = tf.nest.flatten(results)
+            self.joined |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
+            return results
+
+        return altered(metric, result=result)
+
+
+def _is_of_all(op: Any) -> bool:
+    """Whether a reduction leaves a single number of all that it gets."""
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    return bool(rank) and axes is not None and len({*axes.ravel() % rank}) == rank
+
+
+def _is_sum(value: Any) -> bool:
+    """Whether a number is a multiple of a sum over examples, or of their number."""
+    if not isinstance(value, tf.Tensor):
+        return True  # of Python, as 1 in 1 / tf.reduce_sum(mask)
+    op = value.op
+    if op.type == "Mul":
+        constants = [_tf_compat.constant_of(one) is not None for one in op.inputs]
+        return any(constants) and all(map(_is_sum, op.inputs))
+    if op.type in (*_PASSED_ON, "Neg"):
+        return _is_sum(op.inputs[0])
+    return op.type in _OF_SHAPE or (op.type == "Sum" and _is_of_all(op))
+
+
+def _plain(metric: Any) -> dict[str, Any]:
+    return {n: v for n, v in vars(metric).items() if isinstance(v, tf.Variable)}
+
+
+def _is_part(variable: Any) -> bool:
+    return declared_kind(variable) is Kind.LOCAL and is_summed(variable)
+
+
+def _each(metrics: Iterable[Any]) -> Iterator[Any]:
+    """Metrics, and those that one holds in place of it, as of ``compile``."""
+    for metric in metrics:
+        inner = list(getattr(metric, "metrics", None) or ())
+        yield from _each(inner) if inner else (metric,)
+
+
+def _value(leaf: Any) -> Any:
+    """The value of a variable, which a step or a metric may return as it is."""
+    inner = _tf_compat.unwrap(leaf)
+    return tf.convert_to_tensor(leaf) if isinstance(inner, tf.Variable) else leaf
+
+
+def _check_reductions(model: Any) -> None:
+    """Rejects a loss that sums, which the model holds or was compiled with."""
+    held = [model.loss, getattr(model, "compiled_loss", None), *vars(model).values()]
+    for loss in _leaves(held):
+        if getattr(loss, "reduction", None) == "sum" and callable(loss):
+            kind = type(loss).__name__
+            raise StrategyError(
+                f'{type(model).__name__} has a loss {kind}(reduction="sum"), but fit() '
+                "averages over replicas, so that the gradient would be smaller by "
+                f"their number; write {kind}() and multiply its weight, as in "
+                "compile(loss_weights=[batch_size])"
+            )
+
+
+def own_statistics(model: Any) -> list[str]:
+    """The batch norms that use the statistics of each replica's examples."""
+    return [
+        layer.name
+        for layer in _tf_keras_parts.layers_of(model)
+        if getattr(layer, "synchronized", None) is False and layer.trainable
+        if not isinstance(layer, CrossReplicaBatchNormalization)
+    ]
+
+
+def _leaves(held: Any) -> Iterator[Any]:
+    """What lists and dictionaries hold; keys of the latter need not be in an order."""
+    held = list(held.values()) if isinstance(held, dict) else held
+    if isinstance(held, (list, tuple)):
+        for one in held:
+            yield from _leaves(one)
+    else:
+        yield held
+
+
+# Keras runs every callback in every process. Two that write the same file end in an
+# error of HDF5, or in a file that is neither's; TensorBoard counts each number twice.
+# What a ``BackupAndRestore`` of each process saved may be of different epochs after an
+# interruption, from which no common step follows.
+
+# Callback of Keras -> its attribute with the file or folder that it writes.
+_WRITERS = {
+    "CSVLogger": "filename",
+    "ModelCheckpoint": "filepath",
+    "TensorBoard": "log_dir",
+}
+_BACKUP = "BackupAndRestore"
+# How many names of a process are compared: the same number in each.
+_NUM_NAMES = 64
+
+
+def check_callbacks(strategy: Any) -> None:
+    """Refuses callbacks of the ``fit`` that calls this, if processes share files."""
+    # All processes have to call it.
+    fit = _tf_distribute.arguments_of_fit()
+    if not fit:
+        return
+    given = getattr(fit["callbacks"], "callbacks", fit["callbacks"])  # of a list
+    written = {}
+    for name, path in _written(given if isinstance(given, (list, tuple)) else [given]):
+        digest = hashlib.sha256((path or name).encode()).digest()
+        written[int.from_bytes(digest[:7], "big") + 1] = name, path  # not 0
+    values = np.zeros([_NUM_NAMES], np.int64)
+    values[: len(written)] = list(written)[:_NUM_NAMES]
+    first = strategy.replicator.first_replica_id
+    mine = strategy.experimental_distribute_values_from_function(
+        lambda context: values * (context.replica_id_in_sync_group == first)
+    )
+    unique, counts = np.unique(strategy.gather(mine, axis=0), return_counts=True)
+    for digest, count in zip(unique, counts, strict=True):
+        if digest and count > 1:
+            name, path = written.get(int(digest), ("a callback", "a file"))
+            if name == _BACKUP:
+                raise StrategyError(
+                    f"{_BACKUP} saves in each of {count} worker processes, which may "
+                    f"resume at different epochs; write {_BACKUP}(folder, "
+                    'save_freq="epoch" if repl.is_chief else sys.maxsize, '
+                    "delete_checkpoint=repl.is_chief), with a folder that all can read"
+                )
+            raise StrategyError(
+                f"{name} writes {path} in each of {count} worker processes; give each "
+                'a path of its own, as in f"{folder}/{repl.worker_id}", or pass '
+                f"{name} to fit() only if repl.is_chief"
+            )
+
+
+def _written(callbacks: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Class and file of each callback that writes one."""
+    for callback in callbacks:
+        for kind in type(callback).__mro__:
+            name = kind.__name__
+            if not kind.__module__.startswith("keras."):
+                continue  # a class of the user's, with a name of its own
+            if name in _WRITERS:
+                path = Path(os.fspath(getattr(callback, _WRITERS[name])))
+                yield name, str(path.absolute())
+            elif name == _BACKUP and callback.save_freq != sys.maxsize:
+                yield name, ""

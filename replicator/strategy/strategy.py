@@ -17,7 +17,7 @@ from replicator.core.step import StepCache
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.inputs.batches import element_of, part_of_batch, without_rows
-from replicator.strategy import fit, verify
+from replicator.strategy import verify
 from replicator.strategy.replica_context import (
     StepExtended,
     StepReplicaContext,
@@ -26,6 +26,7 @@ from replicator.strategy.replica_context import (
 )
 from replicator.strategy.steps import (
     Arguments,
+    check_callbacks,
     grouped,
     is_per_replica,
     local_values,
@@ -230,7 +231,7 @@ class ReplicatorStrategy(StepStrategy):
                     "write keras.utils.set_random_seed(seed) (or tf.random.set_seed) "
                     "at the start of the program"
                 )
-            fit.check_callbacks(self)
+            check_callbacks(self)
         return _split_batches(dataset, repl)
 
     def distribute_datasets_from_function(

@@ -26,8 +26,12 @@ from replicator._tf.workers import trace_reason_of
 from replicator.core import step as step_lib
 from replicator.core.validation import format_value, is_positive
 from replicator.errors import ReplicatorError, StrategyError
-from replicator.strategy.fit import optimizers_of, own_statistics
-from replicator.strategy.steps import grouped, local_values
+from replicator.strategy.steps import (
+    grouped,
+    local_values,
+    optimizers_of,
+    own_statistics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
