@@ -81,7 +81,7 @@ class Division:
 
 def division_of_dataset(dataset: tf.data.Dataset) -> Division:
     """How one pipeline divides examples; without counts, if it is being traced."""
-    split = reductions.global_batches_of(dataset)
+    split = reductions.GLOBAL_BATCHES.get(dataset)
     if split is not None:
         count = _count(split.dataset)
         return Division(joined=(split.share,), is_global=True, num_dealt=count)

@@ -122,7 +122,9 @@ def communicate(
     results: list[tf.Tensor] = []
 
     def gradient(*dys: Any) -> list[tf.Tensor | None]:
-        weight = context_lib.loss_weight()
+        # By what the gradient of this replica's loss will be multiplied; None: by 1.
+        weigh = context_lib.held("weight")
+        weight = None if weigh is None else weigh()
 
         def weighed(grad: tf.Tensor, by: Callable[..., tf.Tensor]) -> tf.Tensor:
             # Of a mean over no examples, no number: it is not counted.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from replicator.core.context import ReplicaContext
     from replicator.core.topology import Topology
 
+    # By replica, its value, and operations where that is.
+    Held: TypeAlias = Mapping[int, tuple["Ops", "Node"]]
     Tensors: TypeAlias = Sequence[tf.Tensor]
     Transfers: TypeAlias = Iterator["Transfer"]
 
@@ -447,10 +449,8 @@ class Exchange(CollectiveKind, is_pattern=True):
     over_workers = GATHER  # of all tensors: R times what they need
 
     @abc.abstractmethod
-    def received(
-        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: int, count: int
-    ) -> Node:
-        """What a replica gets of the values of replicas, each with ops where it is."""
+    def received(self, ops: Ops, held: Held, replica: int, count: int) -> Node:
+        """What a replica gets of the values of replicas."""
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         count, first, num_local = at.num_replicas, at.first_replica_id, len(at.operands)
@@ -489,9 +489,7 @@ class Route(Exchange, is_pattern=True):
         back = self._pairs(backward.context.num_replicas_in_sync)
         return communicate(backward.context, Permute(pairs=tuple(back)), backward.dys)
 
-    def received(
-        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: int, count: int
-    ) -> Node:
+    def received(self, ops: Ops, held: Held, replica: int, count: int) -> Node:
         source = self.source(replica, count)
         if source >= 0:
             return held[source][1]
@@ -581,9 +579,7 @@ class AllToAll(Exchange):
     def gradient(self, backward: Backward) -> Tensors:
         return communicate(backward.context, self, backward.dys)
 
-    def received(
-        self, ops: Ops, held: Mapping[int, tuple[Ops, Node]], replica: Any, count: int
-    ) -> Node:
+    def received(self, ops: Ops, held: Held, replica: Any, count: int) -> Node:
         # Splits where the tensors are, so that only parts leave a memory.
         return ops.concat([on.part(x, replica, count) for on, x in held.values()])
 

@@ -345,7 +345,8 @@ class GlobalBatches(NamedTuple):
     share: Fraction  # Those of one replica in a whole global batch, on average.
 
 
-_GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
+# What the results of ``split_global_batches`` divide.
+GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -423,13 +424,8 @@ def split_global_batches(
         )
 
     divided = dataset.batch(int(share * num_replicas)).flat_map(parts)
-    _GLOBAL_BATCHES[divided] = GlobalBatches(dataset=dataset, share=share)
+    GLOBAL_BATCHES[divided] = GlobalBatches(dataset=dataset, share=share)
     return divided
-
-
-def global_batches_of(dataset: tf.data.Dataset) -> GlobalBatches | None:
-    """What a dataset divides, if it is the result of ``split_global_batches``."""
-    return _GLOBAL_BATCHES.get(dataset)
 
 
 def mean_over_examples(values: Any) -> tf.Tensor:

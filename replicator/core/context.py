@@ -132,17 +132,6 @@ def are_gradients_divided() -> bool:
     return held("undo") is not None
 
 
-def losses_weighed(weight: Callable[[], tf.Tensor | None]) -> Scope:
-    """Says that the loss of a replica counts by the examples of its batch."""
-    return holding("weight", weight)
-
-
-def loss_weight() -> tf.Tensor | None:
-    """By what the gradient of this replica's loss will be multiplied; None: by 1."""
-    weight = held("weight")
-    return None if weight is None else weight()
-
-
 def require(caller: str, advice: str = "") -> ReplicaContext:
     context: ReplicaContext | None = held("replica")
     if context is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from replicator._tf.compat import reachable
+from replicator.collectives import transport
 from replicator.collectives.kinds import Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
@@ -160,7 +161,8 @@ def explain_owned(analysis: Analysis, topology: Topology) -> str:
             for bucket in each.buckets
         ]
         others = topology.num_programs - 1
-        moved = [float(others * share.num_bytes) for share in analysis.shares]
+        sizes = (transport.num_bytes(x.shape, x.dtype) for x in analysis.shares)
+        moved = [float(others * size) for size in sizes]
     else:
         # Devices that keep copies count, also where they could read one memory.
         between = "devices"

@@ -214,16 +214,6 @@ def producer(text: str) -> str:
     return text.lstrip("^").partition(":")[0]
 
 
-def rewrite(
-    copy: Any, node: Any, name: str, device: str, inputs: Iterable[str]
-) -> None:
-    """Makes a ``NodeDef`` a copy of another one with a name, device and inputs."""
-    copy.CopyFrom(node)
-    copy.name, copy.device = name, device
-    del copy.input[:]
-    copy.input.extend(inputs)
-
-
 def make_node(
     name: str,
     op: str,

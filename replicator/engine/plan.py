@@ -385,10 +385,6 @@ class UpdatedVariable:
     dtype: tf.DType  # Type of the variable.
     shape: tf.TensorShape  # Its static shape.
 
-    @property
-    def num_bytes(self) -> int:
-        return int(self.shape.num_elements() * self.dtype.size)
-
 
 def schedule_shares(
     body: Body, collectives: Sequence[Collective], shares: Sequence[UpdatedVariable]
@@ -425,7 +421,7 @@ def group(
     members = sorted(shares, key=lambda share: level[share.node])
     filled = transport.fill(
         [(level[share.node], share.source, share.dtype) for share in members],
-        [share.num_bytes for share in members],
+        [transport.num_bytes(share.shape, share.dtype) for share in members],
         limit=WORKER_BUCKET_BYTES,
     )
     buckets = [[members[index] for index in bucket] for bucket in filled]

@@ -22,7 +22,6 @@ from replicator.engine.body import (
     called_functions,
     functions_with,
     make_node,
-    rewrite,
 )
 from replicator.engine.liveness import REMOTE, Liveness
 from replicator.engine.optimize import ReplicaDevices
@@ -202,8 +201,9 @@ class Replicas:
         if device is None:
             device = self._devices.device(node.proto.device, replica)
         proto = _tf_compat.NodeDef()
-        inputs = (str(self.ref(replica, ref)) for ref in node.inputs)
-        rewrite(proto, node.proto, self.name(replica, node.name), device, inputs)
+        proto.CopyFrom(node.proto)
+        proto.name, proto.device = self.name(replica, node.name), device
+        proto.input[:] = [str(self.ref(replica, ref)) for ref in node.inputs]
         # Colocation is spelled out by devices; names in it would be stale.
         proto.attr.pop("_class", None)
         edges = self._controls(node, waits_for)

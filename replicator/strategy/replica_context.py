@@ -447,11 +447,9 @@ class StepStrategy(tf.distribute.Strategy):
         return reductions.all_concat(value, axis)
 
 
+_step_strategy = functools.cache(StepStrategy)
+
+
 def entered() -> Any:
     """Makes the replica of a step of ``repl.run`` the one of ``tf.distribute``."""
     return _tf_distribute.replica_mode(StepReplicaContext(_step_strategy()))
-
-
-@functools.cache
-def _step_strategy() -> StepStrategy:
-    return StepStrategy()

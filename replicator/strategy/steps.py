@@ -253,7 +253,7 @@ def _build(
         with (
             _tf_distribute.replica_mode(StepReplicaContext(strategy, sums)),
             context.gradients_divided(sums.unscale),
-            context.losses_weighed(sums.weight),
+            context.holding("weight", sums.weight),  # losses count by their examples
         ):
             if model is None or num_replicas == 1:
                 result = called(*args, **kwargs)
