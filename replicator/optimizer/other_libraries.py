@@ -19,6 +19,7 @@ from replicator.optimizer.stages import (
 from replicator.optimizer.wrapper import (
     ReplicatedOptimizer,
     check_are_optimized,
+    check_user,
     num_replicas,
     pairs_of,
     with_gradient,
@@ -70,13 +71,7 @@ class AveragingOptimizer(OptimizerProxy):
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         context.check_in_replica("apply_gradients")
-        validation.check_owner(
-            self,
-            validation.current_maker(),
-            f"the wrapped optimizer {type(self.wrapped).__name__!r}",
-            "use what wrap_optimizer() of this one returns",
-            is_portable=True,
-        )
+        check_user(self, validation.current_maker(), is_portable=True)
         given = with_gradient(pairs_of(grads_and_vars))
         grads, variables = map(list, zip(*given, strict=True))
         check_not_clipped(grads)

@@ -76,6 +76,14 @@ def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return given
 
 
+def check_user(
+    optimizer: Any, user: validation.ReplicatorId | None, *, is_portable: bool
+) -> None:
+    what = f"the wrapped optimizer {type(optimizer.wrapped).__name__!r}"
+    remedy = "use what wrap_optimizer() of this one returns"
+    validation.check_owner(optimizer, user, what, remedy, is_portable=is_portable)
+
+
 def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
     for variable in variables:
         if _tf_compat.slot_index(optimizer, variable) is None:
@@ -362,13 +370,7 @@ class ReplicatedOptimizer(OptimizerProxy):
     def check_owner(self, user: validation.ReplicatorId | None) -> None:
         """Rejects a replicator whose wrapped optimizers update in another way."""
         # Where they update alike, the number of replicas is that of the step.
-        validation.check_owner(
-            self,
-            user,
-            f"the wrapped optimizer {type(self.wrapped).__name__!r}",
-            "use what wrap_optimizer() of this one returns",
-            is_portable=self._ownership is None,
-        )
+        check_user(self, user, is_portable=self._ownership is None)
 
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
         if self.options.is_plain:
