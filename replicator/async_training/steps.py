@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.async_training.commit import CommitState
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.engine.body import Body, Ref
 
 

@@ -31,8 +31,8 @@ from replicator.backends.programs import Call
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import membership
 from replicator.core import context as context_lib
+from replicator.core.devices import make_topology, per_worker
 from replicator.core.step import PerReplica, per_replica_nest, traced_once
-from replicator.core.topology import make_topology, per_worker
 from replicator.core.validation import holding
 from replicator.errors import DeviceError, ReplicatorError, ServerLostError
 from replicator.inputs.batches import values_of

@@ -18,8 +18,8 @@ from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
+from replicator.core.devices import make_topology
 from replicator.core.step import traced_once
-from replicator.core.topology import make_topology
 from replicator.core.validation import format_value, is_one_of
 from replicator.engine import plan
 from replicator.engine.program import Program, TimeLimit
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from replicator.backends.programs import Call
-    from replicator.core.topology import Group
+    from replicator.core.devices import Group
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import Entry, LocalState
 

@@ -22,7 +22,7 @@ from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import environment, membership, workers
 from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices as devices_lib
-from replicator.core.topology import per_worker
+from replicator.core.devices import per_worker
 from replicator.core.validation import name_of
 from replicator.engine import plan as plan_lib
 from replicator.errors import (

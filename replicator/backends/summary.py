@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from replicator.checkpoint.position import Job
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.variables.table import Entry
 
 

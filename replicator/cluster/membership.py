@@ -19,7 +19,7 @@ from replicator.cluster.liveness import (
     WorkerWatch,
 )
 from replicator.core import devices as devices_lib
-from replicator.core.topology import per_worker
+from replicator.core.devices import per_worker
 from replicator.errors import (
     ClusterConfigError,
     DeviceError,

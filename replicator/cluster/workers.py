@@ -22,7 +22,7 @@ from replicator._tf import workers as _tf_workers
 from replicator._tf.workers import first_line, is_derived, reason_of
 from replicator.cluster import liveness, membership, port_filter
 from replicator.cluster.liveness import Deadline, Peer
-from replicator.core.topology import CPU_GROUP_KEY, Group
+from replicator.core.devices import CPU_GROUP_KEY, Group
 from replicator.errors import (
     ClusterError,
     DisagreementError,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.core.context import ReplicaContext
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
 
     # By replica, its value, and operations where that is.
     Held: TypeAlias = Mapping[int, tuple["Ops", "Node"]]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from replicator.collectives.kinds import Collective
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.engine.body import Body
     from replicator.engine.dataflow import Invariance
     from replicator.engine.liveness import Liveness, VariableGather

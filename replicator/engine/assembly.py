@@ -29,7 +29,7 @@ from replicator.errors import CaptureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from replicator.core.topology import Group, Topology
+    from replicator.core.devices import Group, Topology
     from replicator.engine.analyze import Analysis
     from replicator.engine.emitter import Emitter
 

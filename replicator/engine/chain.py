@@ -24,8 +24,7 @@ import tensorflow as tf
 
 from replicator.collectives.transport import wire_over_workers
 from replicator.core import devices
-from replicator.core.devices import NCCL_DTYPES, cpu_of
-from replicator.core.topology import place_group_key
+from replicator.core.devices import NCCL_DTYPES, cpu_of, place_group_key
 from replicator.engine import emitter
 from replicator.engine.emitter import NUM_LENGTHS, PAIRWISE, Emitter
 from replicator.errors import CollectiveTypeError
@@ -33,7 +32,7 @@ from replicator.errors import CollectiveTypeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from replicator.core.topology import FlatGroup, Group
+    from replicator.core.devices import FlatGroup, Group
     from replicator.engine.body import Ref, Tensor
     from replicator.engine.plan import UpdatedVariable
 

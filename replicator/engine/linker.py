@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from replicator.core.topology import flat_group
+from replicator.core.devices import flat_group
 from replicator.engine import emitter
 from replicator.engine.body import Ref
 from replicator.engine.chain import Chain, Operand
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kinds import CollectiveKind
-    from replicator.core.topology import Group, Topology
+    from replicator.core.devices import Group, Topology
     from replicator.engine.body import Tensor
     from replicator.engine.emitter import NodeOps
     from replicator.engine.plan import Bucket, CollectivePlan

@@ -32,7 +32,7 @@ from replicator.engine.trace import PRODUCTS, RESAMPLED, attempt, check_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.engine.trace import TracedStep
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from replicator.collectives.kinds import Collective, Transfer
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.engine.body import Body
     from replicator.engine.liveness import Liveness
     from replicator.engine.trace import TracedStep

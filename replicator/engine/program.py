@@ -30,7 +30,7 @@ from replicator.variables.table import UsedVariables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.core.topology import Group, Topology
+    from replicator.core.devices import Group, Topology
     from replicator.engine.plan import CollectivePlan
     from replicator.variables.table import VariableTable
 

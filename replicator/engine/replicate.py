@@ -29,7 +29,7 @@ from replicator.engine.optimize import ReplicaDevices
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
     from replicator.engine.body import Body, Node
 
     Resolve = Callable[[int, str], Ref | str]

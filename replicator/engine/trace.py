@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
 
     from replicator.collectives.kinds import CollectiveKind
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
 
 
 # Replicas get copies of variables, and share the rest: constants, tables, iterators. So

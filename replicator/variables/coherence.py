@@ -31,7 +31,7 @@ from replicator.variables.kinds import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from replicator.core.topology import Group, Topology
+    from replicator.core.devices import Group, Topology
     from replicator.variables.table import Entry, VariableTable
 
 

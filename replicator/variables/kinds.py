@@ -35,15 +35,14 @@ from replicator.collectives.transport import (
     wire_over_workers,
 )
 from replicator.core import devices as devices_lib
-from replicator.core.devices import NCCL_DTYPES
+from replicator.core.devices import CPU_GROUP_KEY, GPU_GROUP_KEY, NCCL_DTYPES
 from replicator.core.step import traced_once
-from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY
 from replicator.errors import OtherReplicatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.core.topology import Group, Topology
+    from replicator.core.devices import Group, Topology
     from replicator.variables.table import Entry, LocalState
 
 # Attribute that marks a variable as partial.

@@ -37,7 +37,7 @@ from replicator.variables.kinds import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from replicator.core.topology import Topology
+    from replicator.core.devices import Topology
 
 # Attributes of a variable: its entries, by table; whether others have its handle.
 _ENTRIES = "_replicator_entries"

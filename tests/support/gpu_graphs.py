@@ -70,7 +70,7 @@ def main(folder):
     import small_programs
 
     import replicator
-    from replicator.core.topology import make_topology
+    from replicator.core.devices import make_topology
     from replicator.engine import analyze
     from replicator.engine.optimize import optimize
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.core import devices, topology
+from replicator.core import devices
 from replicator.engine import convolutions
 
 GLOBAL_BATCH_SIZE = 12  # two, three and four replicas share it evenly
@@ -382,7 +382,7 @@ def take_cpus_for_gpus(replace=setattr):
     are_own = property(
         lambda self: len(set(self.replica_devices)) == len(self.replica_devices)
     )
-    replace(topology.Topology, "has_own_gpus", are_own)
+    replace(devices.Topology, "has_own_gpus", are_own)
     # On GPUs, convolutions stay what they are.
     replace(convolutions, "multiply", lambda *_: None)
     replace(convolutions, "fuse", lambda *_: None)

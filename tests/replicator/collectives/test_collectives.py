@@ -18,7 +18,7 @@ from replicator.collectives.kinds import (
     Permute,
     ReduceScatter,
 )
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import emitter, plan
 
 

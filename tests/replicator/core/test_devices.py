@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import replicator
 from replicator.core import devices as devices_lib
-from replicator.core import topology
 from replicator.errors import DeviceError
 
 HOST = "/job:localhost/replica:0/task:0"
@@ -148,7 +147,8 @@ def test_which_replicas_share_memory(names, memories):
         task, found, device = name.rpartition(" ")
         return f"{WORKER}:{task}/device:{device}" if found else f"{HOST}/device:{name}"
 
-    made = topology.make_topology([[full(name) for name in parts] for parts in names])
+    parts = [[full(name) for name in of_replica] for of_replica in names]
+    made = devices_lib.make_topology(parts)
 
     assert memories == made.memories == made.primaries
     assert tuple(full(parts[0]) for parts in names) == made.replica_devices
@@ -203,4 +203,4 @@ WHOLE_JOB = "of the whole job is not divisible"
 )
 def test_what_cannot_be_shared_is_refused(arguments, message):
     with pytest.raises(DeviceError, match=re.escape(message)):
-        topology.per_worker(*arguments)
+        devices_lib.per_worker(*arguments)

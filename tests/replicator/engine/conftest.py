@@ -10,7 +10,7 @@ from graphs import make_call
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
-from replicator.core.topology import Group, make_topology
+from replicator.core.devices import Group, make_topology
 from replicator.engine import body, chain, plan
 from replicator.engine.linker import Linker
 

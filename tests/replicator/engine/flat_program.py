@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import replicator
-from replicator.core import devices, topology
+from replicator.core import devices
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from tiny_models import take_cpus_for_gpus
@@ -96,10 +96,10 @@ def wait_too_long():
     def step(x):
         return replicator.all_sum(x)
 
-    made = topology.flat_group
+    made = devices.flat_group
     group = made(repl.topology, None)
-    three = topology.FlatGroup(size=3, key=group.key + 1000, keys=group.keys)
-    topology._FLAT_GROUPS[2, repl.topology.replica_devices] = three
+    three = devices.FlatGroup(size=3, key=group.key + 1000, keys=group.keys)
+    devices._FLAT_GROUPS[2, repl.topology.replica_devices] = three
     errors = []
     for _ in range(2):
         start = time.monotonic()

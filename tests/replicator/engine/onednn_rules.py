@@ -8,7 +8,7 @@ import json
 import tensorflow as tf
 
 from replicator._tf import dispatch
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import optimize
 from replicator.engine.trace import trace
 

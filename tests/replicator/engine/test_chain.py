@@ -11,7 +11,7 @@ import tensorflow as tf
 from graphs import make_call
 
 from replicator.collectives.kinds import AllReduce
-from replicator.core.topology import FlatGroup, Group, make_topology
+from replicator.core.devices import FlatGroup, Group, make_topology
 from replicator.engine import body, plan
 from replicator.engine.chain import Chain
 from replicator.engine.emitter import Emitter

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import replicator
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import convolutions, optimize
 from replicator.engine.trace import trace
 

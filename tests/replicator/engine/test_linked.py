@@ -15,7 +15,7 @@ from replicator.collectives.kinds import (
     ReduceScatter,
 )
 from replicator.core import devices
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import body, plan
 from replicator.errors import CollectiveTypeError
 

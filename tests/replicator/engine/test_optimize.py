@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import config_pb2
 
 import replicator
 from replicator._tf import dispatch
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import optimize
 from replicator.engine.trace import trace
 

@@ -19,7 +19,7 @@ from replicator.collectives.kinds import (
     ReduceScatter,
 )
 from replicator.core import devices as devices_lib
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import plan
 from replicator.errors import OptimizerOptionError
 from replicator.variables.table import Owner

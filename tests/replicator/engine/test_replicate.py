@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica
-from replicator.core.topology import make_topology
+from replicator.core.devices import make_topology
 from replicator.engine import replicate
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY, Group, make_topology
+from replicator.core.devices import CPU_GROUP_KEY, GPU_GROUP_KEY, Group, make_topology
 from replicator.variables import coherence, kinds
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
