@@ -36,7 +36,7 @@ from replicator.core.step import PerReplica, per_replica_nest, traced_once
 from replicator.core.validation import holding
 from replicator.errors import DeviceError, ReplicatorError, ServerLostError
 from replicator.inputs.batches import values_of
-from replicator.inputs.context import InputContext, InputReplicationMode
+from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer.other_libraries import StrategyOptimizer
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.membership import Connection
-    from replicator.inputs.context import InputFn
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import LocalState
 

@@ -16,7 +16,7 @@ from replicator.core import devices, validation
 from replicator.core.validation import format_value, holding, is_integer
 from replicator.errors import InputModeError, MeasuringControlError, StrategyError
 from replicator.inputs import context as inputs_lib
-from replicator.inputs.context import InputReplicationMode
+from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.inputs.audit import InputAudit
-    from replicator.inputs.context import InputContext, InputFn
     from replicator.strategy.verify import FitCheck
 
 

@@ -18,7 +18,7 @@ from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
-from replicator.core.devices import make_topology
+from replicator.core.devices import Group, make_topology
 from replicator.core.step import traced_once
 from replicator.core.validation import format_value, is_one_of
 from replicator.engine import plan
@@ -27,16 +27,14 @@ from replicator.errors import DeviceError
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.variables import coherence
-from replicator.variables.table import VariableTable
+from replicator.variables.table import Entry, LocalState, VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from replicator.backends.programs import Call
-    from replicator.core.devices import Group
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.variables.table import Entry, LocalState
 
 DEFAULT_TIMEOUT_SEC = 600.0
 _PLACEMENTS = ("auto", "shared", "mirrored")

@@ -30,7 +30,7 @@ from replicator.errors import (
     RemoteInputError,
     ReplicasOutOfSyncError,
 )
-from replicator.inputs.context import pipeline_contexts
+from replicator.inputs.context import InputContext, pipeline_contexts
 from replicator.inputs.iterator import InputIterator, to_pipeline
 from replicator.variables.coherence import consolidate
 from replicator.variables.kinds import Kind, Workers
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
     from replicator.engine.program import Program
-    from replicator.inputs.context import InputContext
 
 
 class MultiWorkerReplicator(InGraphReplicator):

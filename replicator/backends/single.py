@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.backends import base, programs
-from replicator.collectives.kinds import TENSORS
+from replicator.collectives.kinds import TENSORS, CollectiveKind
 from replicator.core import context
 from replicator.core import devices as devices_lib
 from replicator.core import step as step_lib
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.backends.programs import Call
-    from replicator.collectives.kinds import CollectiveKind
 
 
 class SingleReplicaContext(context.ReplicaContext):

@@ -25,7 +25,7 @@ from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
-from replicator.collectives.kinds import TENSORS
+from replicator.collectives.kinds import TENSORS, CollectiveKind
 from replicator.collectives.transport import positions_by_dtype
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.collectives.kinds import CollectiveKind
     from replicator.optimizer.options import OptimizerOptions
 
 

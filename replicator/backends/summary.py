@@ -15,14 +15,13 @@ import tensorflow as tf
 from replicator._tf import dispatch
 from replicator.core.validation import format_value
 from replicator.variables.kinds import Kind
-from replicator.variables.table import num_bytes
+from replicator.variables.table import Entry, num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from replicator.checkpoint.position import Job
     from replicator.core.devices import Topology
-    from replicator.variables.table import Entry
 
 
 # Names that one line lists; of batch norm, every layer has two.

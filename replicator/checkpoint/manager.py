@@ -26,7 +26,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.workers import reason_of
 from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory, Payload, VariableFacts
-from replicator.checkpoint.position import Position
+from replicator.checkpoint.position import Job, Position
 from replicator.core.validation import INT64_MAX, format_value, is_integer, path_of
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
@@ -37,7 +37,6 @@ from replicator.variables.table import LocalState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from replicator.checkpoint.position import Job
 
 FORMAT = 2
 

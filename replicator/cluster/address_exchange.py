@@ -24,7 +24,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator.cluster import port_filter
-from replicator.cluster.configuration import MAX_PORT, join_address
+from replicator.cluster.configuration import MAX_PORT, Ranks, join_address
 from replicator.cluster.local_cluster import LineListener, reserved_ports
 from replicator.errors import (
     ClusterConfigError,
@@ -35,8 +35,6 @@ from replicator.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from replicator.cluster.configuration import Ranks
 
 
 DEFAULT_TIMEOUT_SEC = 300.0

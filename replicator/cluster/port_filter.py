@@ -23,13 +23,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster.configuration import split_address
+from replicator.cluster.configuration import ClusterConfig, split_address
 from replicator.errors import ClusterConfigError, ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from replicator.cluster.configuration import ClusterConfig
 
 
 # TensorFlow opens its port and accepts connections in one call, in C++ and with

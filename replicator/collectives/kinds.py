@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from replicator.collectives.differentiable import Backward, communicate, join_rows
-from replicator.core.devices import NCCL_DTYPES, RING_DTYPES
+from replicator.core.devices import NCCL_DTYPES, RING_DTYPES, Topology
 from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.core.context import ReplicaContext
-    from replicator.core.devices import Topology
 
     # By replica, its value, and operations where that is.
     Held: TypeAlias = Mapping[int, tuple["Ops", "Node"]]

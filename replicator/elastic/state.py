@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from replicator.backends.base import Replicator, refuse
 from replicator.checkpoint import position
 from replicator.checkpoint.inventory import Inventory
-from replicator.checkpoint.manager import CheckpointManager, raise_failure
+from replicator.checkpoint.manager import CheckpointManager, Metadata, raise_failure
 from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
 from replicator.elastic import STOPPED, VARIABLE
 from replicator.errors import CheckpointError, ElasticError
@@ -35,7 +35,6 @@ from replicator.variables.table import set_released
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.checkpoint.manager import Metadata
     from replicator.inputs.iterator import InputIterator
 
 _COUNT = struct.Struct("<Q")

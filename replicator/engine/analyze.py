@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator._tf.compat import reachable
 from replicator.collectives import transport
-from replicator.collectives.kinds import Transfer
+from replicator.collectives.kinds import Collective, Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
@@ -28,22 +28,19 @@ from replicator.engine.dataflow import (
 )
 from replicator.engine.liveness import REMOTE, schedule_gathers
 from replicator.engine.optimize import optimize, own_functions
-from replicator.engine.trace import trace
+from replicator.engine.trace import TracedStep, trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind, declared_kind
-from replicator.variables.table import num_bytes
+from replicator.variables.table import Entry, Owner, Ownership, VariableTable, num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from replicator.collectives.kinds import Collective
     from replicator.core.devices import Topology
     from replicator.engine.body import Body
     from replicator.engine.dataflow import Invariance
     from replicator.engine.liveness import Liveness, VariableGather
     from replicator.engine.plan import CollectivePlan, UpdatedVariable
-    from replicator.engine.trace import TracedStep
-    from replicator.variables.table import Entry, Owner, Ownership, VariableTable
 
 
 # A queue, a codebook or a probability that every replica updates from its own batch

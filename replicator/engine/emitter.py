@@ -17,12 +17,10 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator.collectives.kinds import Ops
 from replicator.core.devices import cpu_of
 from replicator.core.step import traced_once
-from replicator.engine.body import Ref, make_const, make_node
+from replicator.engine.body import Ref, Tensor, make_const, make_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from replicator.engine.body import Tensor
 
     Shapes = Sequence[Sequence[int]]
 

@@ -14,21 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from replicator.core.devices import flat_group
+from replicator.core.devices import Group, Topology, flat_group
 from replicator.engine import emitter
-from replicator.engine.body import Ref
+from replicator.engine.body import Ref, Tensor
 from replicator.engine.chain import Chain, Operand
-from replicator.engine.emitter import PAIRWISE, Emitter
-from replicator.engine.plan import FLAT
+from replicator.engine.emitter import PAIRWISE, Emitter, NodeOps
+from replicator.engine.plan import FLAT, Bucket, CollectivePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kinds import CollectiveKind
-    from replicator.core.devices import Group, Topology
-    from replicator.engine.body import Tensor
-    from replicator.engine.emitter import NodeOps
-    from replicator.engine.plan import Bucket, CollectivePlan
 
     FindOperand = Callable[[int, str], Tensor]
 

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
-from replicator.engine.body import before_of, postorder, uses_of
+from replicator.engine.body import Body, Node, before_of, postorder, uses_of
 from replicator.engine.dataflow import EffectTable, written_variables
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from replicator.engine.body import Body, Node
 
 
 # The primary that stands for those of all other programs.

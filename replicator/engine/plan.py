@@ -23,8 +23,8 @@ from replicator._tf.distribute import GRADIENT_SCOPE
 from replicator.collectives import transport
 from replicator.collectives.kinds import BROADCAST, GATHER, NOTHING
 from replicator.core import context, devices
-from replicator.engine.body import before_of, producer
-from replicator.engine.liveness import REMOTE
+from replicator.engine.body import Body, before_of, producer
+from replicator.engine.liveness import REMOTE, Liveness
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kinds import Collective, Transfer
     from replicator.core.devices import Topology
-    from replicator.engine.body import Body
-    from replicator.engine.liveness import Liveness
     from replicator.engine.trace import TracedStep
     from replicator.variables.table import Owner
 

@@ -19,20 +19,18 @@ from replicator.core.validation import format_value, is_positive
 from replicator.engine import analyze as analyze_lib
 from replicator.engine.analyze import analyze
 from replicator.engine.assembly import Assembly
-from replicator.engine.plan import FLAT
+from replicator.engine.plan import FLAT, CollectivePlan
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs.batches import divide, end_unless, is_filled
 from replicator.inputs.iterator import Source, all_read, next_batches
 from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Workers
-from replicator.variables.table import UsedVariables
+from replicator.variables.table import UsedVariables, VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.core.devices import Group, Topology
-    from replicator.engine.plan import CollectivePlan
-    from replicator.variables.table import VariableTable
 
     Agree = Callable[..., tf.Tensor]
 

@@ -21,7 +21,7 @@ from replicator._tf import handles as _tf_handles
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf.compat import reachable
 from replicator.collectives import differentiable
-from replicator.collectives.kinds import TENSORS, Collective
+from replicator.collectives.kinds import TENSORS, Collective, CollectiveKind
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of, outline
@@ -48,15 +48,14 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from replicator.collectives.kinds import CollectiveKind
     from replicator.core.devices import Topology
 
 
 # Replicas get copies of variables, and share the rest: constants, tables, iterators. So
 # each captured resource, and each Python function, has to be known. A variable that was
 # not taken for one would be written once per replica. What is no variable exists once
-# for all replicas: a step that changes it is refused, with the line that captured it
-# (record 0047).
+# for all replicas: a step that changes it is refused, with the line that captured it.
+
 
 # Of tables, iterators, and summaries, which only replica 0 writes. Not of locks: what
 # replicas do once for all would wait for each of them, and so for itself.

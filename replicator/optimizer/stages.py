@@ -22,13 +22,12 @@ from replicator.core import context as context_lib
 from replicator.core import devices
 from replicator.core.step import at_lines, line_of, tensor_of
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.options import CLIPS, DYNAMIC
+from replicator.optimizer.options import CLIPS, DYNAMIC, OptimizerOptions
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import Ownership
 
     Scalars = dict[str, tf.Tensor]

@@ -27,7 +27,7 @@ from replicator._tf.compat import altered, replaced
 from replicator.collectives import reductions
 from replicator.collectives.layers import CrossReplicaBatchNormalization
 from replicator.core import context
-from replicator.core.step import check_outputs
+from replicator.core.step import StepCache, check_outputs
 from replicator.core.validation import name_of
 from replicator.errors import StrategyError
 from replicator.inputs.batches import num_rows
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from replicator._tf.distribute import Runner
-    from replicator.core.step import StepCache
 
 
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, np.ndarray)
