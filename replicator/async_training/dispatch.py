@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from replicator.async_training.commit import CommitState
     from replicator.async_training.steps import WorkerSteps
-    from replicator.cluster.membership import Connection
 
 
 # Pipelines are on the workers, and are restored when a worker comes back.
@@ -119,7 +118,7 @@ class ServerInputIterator(RemoteInputIterator):
         self,
         input_fn: InputFn,
         mode: InputReplicationMode,
-        connection: Connection,
+        connection: membership.Connection,
         num_replicas_per_worker: int,
     ) -> None:
         if mode is InputReplicationMode.SINGLE:
@@ -309,7 +308,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: membership.Connection,
         commit_states: Sequence[CommitState],
         recovery_timeout_sec: float,
     ) -> None:

@@ -25,7 +25,6 @@ from replicator.cluster import membership
 from replicator.core import context
 from replicator.core.step import repeat, traced_once
 from replicator.engine import analyze, dataflow, plan
-from replicator.engine.analyze import Analysis, to_body
 from replicator.engine.assembly import Assembly
 from replicator.engine.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
 
-    from replicator.async_training.commit import CommitState
     from replicator.core.devices import Topology
     from replicator.engine.body import Body, Ref
 
@@ -95,7 +93,7 @@ class WorkerSteps:
             )
         # The placeholder of ``CommitTrace.sequence_numbers``.
         self.sequence_numbers_name = commits.sequence_numbers.op.name
-        body = to_body(self.traced, name, topology)
+        body = analyze.to_body(self.traced, name, topology)
         results = {m for c in self.traced.collectives for m in c.markers}
         # One lock per server and step, for all replicas: two would wait for another.
         locks = {id(state.mutex) for state in commit_states}
@@ -202,7 +200,7 @@ class ServerProgram(Assembly):
         }
         self.used = UsedVariables(entries, table)
         self.num_replicas = topology.num_local_replicas
-        analysis = Analysis(
+        analysis = analyze.Analysis(
             traced=step.traced,
             body=step.body,
             invariance=step.invariance,
@@ -283,7 +281,7 @@ class ServerTable(VariableTable):
         topology: Topology,
         num_workers: int,
         placement: Placement,
-        commit_states: Sequence[CommitState],
+        commit_states: Sequence[commit.CommitState],
     ) -> None:
         super().__init__(topology)
         self.num_replicas = topology.num_replicas  # of the whole cluster

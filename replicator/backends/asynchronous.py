@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.cluster.membership import Connection
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import LocalState
 
@@ -55,7 +54,7 @@ _COUNTER = itertools.count()
 class ScheduledBackend(base.Replicator):
     """A base class that comes before the class that runs a worker's replicas."""
 
-    connection: Connection
+    connection: membership.Connection
     _share: int  # replicas of each worker
     _wraps_alike = _divides_last_step = False
     num_programs = 1  # The chief's; workers and parameter servers serve.

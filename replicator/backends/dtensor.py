@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import mesh as _tf_mesh
-from replicator._tf.mesh import MeshVariable
 from replicator.backends import base, programs
 from replicator.backends.single import SingleProgram
 from replicator.core import devices as devices_lib
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     import collections
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from replicator.backends.programs import Call
     from replicator.optimizer.options import OptimizerOptions
 
 dtensor = tf.experimental.dtensor
@@ -109,7 +107,7 @@ def named(variable: Any, *names: str | None) -> Any:
     inner = _tf_compat.unwrap(variable)
     checked = _check_names(names)
     _check_rank(checked, variable.name, inner.shape.rank)
-    if isinstance(inner, MeshVariable):
+    if isinstance(inner, _tf_mesh.MeshVariable):
         inner.place(inner, checked)
     return variable
 
@@ -173,7 +171,7 @@ class LayoutRules:
                 )
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], self.mesh)
 
-    def place(self, variable: MeshVariable, names: Names) -> None:
+    def place(self, variable: _tf_mesh.MeshVariable, names: Names) -> None:
         """Gives a variable names, and the layout that follows from them."""
         layout = self.layout(names, variable.path, variable.shape)
         variable.dimensions = names
@@ -242,7 +240,7 @@ class MeshProgram(SingleProgram):
         self,
         step_fn: Callable[..., Any],
         specs: Sequence[Any],
-        variables: Sequence[MeshVariable],
+        variables: Sequence[_tf_mesh.MeshVariable],
     ) -> None:
         self._variables = variables
         with _tf_mesh.in_step():
@@ -344,8 +342,8 @@ class DTensorReplicator(base.Replicator):
             {} if names is None else names,
         )
         self._programs = programs.ProgramCache()
-        self._variables: list[MeshVariable] = []
-        self._reference: MeshVariable | None = None
+        self._variables: list[_tf_mesh.MeshVariable] = []
+        self._reference: _tf_mesh.MeshVariable | None = None
 
     @contextlib.contextmanager
     def context(self) -> Iterator[DTensorReplicator]:
@@ -363,7 +361,7 @@ class DTensorReplicator(base.Replicator):
                 names = self.rules.names_of(path, value.shape.rank)
             layout = self.rules.layout(names, path, value.shape)
             known = ("name", "dtype", "trainable", "aggregation", "synchronization")
-            variable = MeshVariable(
+            variable = _tf_mesh.MeshVariable(
                 _tf_mesh.laid_out(value, layout),
                 **{key: kwargs[key] for key in known if key in kwargs},
             )
@@ -396,7 +394,7 @@ class DTensorReplicator(base.Replicator):
         inputs.pads_last_step = False  # a mesh divides examples evenly
         return inputs
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: programs.Call) -> Any:
         for _ in range(call.num_steps):
             batch = call.inputs
             if isinstance(batch, InputIterator):

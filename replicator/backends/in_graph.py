@@ -18,7 +18,6 @@ from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
-from replicator.core.devices import Group, make_topology
 from replicator.core.step import traced_once
 from replicator.core.validation import format_value, is_one_of
 from replicator.engine import plan
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from replicator.backends.programs import Call
     from replicator.optimizer.options import OptimizerOptions
 
 DEFAULT_TIMEOUT_SEC = 600.0
@@ -55,7 +53,7 @@ class InGraphReplicator(base.ProgramReplicator):
     """
 
     _one_replica = SingleDeviceReplicator
-    _group: Group | None = None  # Of the workers that run a program each.
+    _group: devices_lib.Group | None = None  # Of the workers that run a program each.
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class InGraphReplicator(base.ProgramReplicator):
         **part_of_job: int,
     ) -> None:
         self._limit = TimeLimit(timeout_sec)
-        self.topology = topology = make_topology(
+        self.topology = topology = devices_lib.make_topology(
             names,
             is_mirrored=self.variable_placement == "mirrored",
             has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
@@ -167,7 +165,7 @@ class InGraphReplicator(base.ProgramReplicator):
         _tf_compat.wait_for_remote_ops()  # copies of variables may be new
         return program
 
-    def _dispatch(self, program: Program, call: Call, source: Any) -> Any:
+    def _dispatch(self, program: Program, call: programs.Call, source: Any) -> Any:
         """Runs steps; where they fail, variables are coherent again."""
         limit, may_end = self._limits(program, call)
         with limit:
@@ -179,7 +177,7 @@ class InGraphReplicator(base.ProgramReplicator):
                 raise
 
     def _limits(
-        self, program: Program, call: Call
+        self, program: Program, call: programs.Call
     ) -> tuple[AbstractContextManager[None], bool]:
         """What limits the time of steps; whether data of another process may end."""
         # One step more than there are: the first run also compiles.

@@ -22,7 +22,6 @@ from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import environment, membership, workers
 from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices as devices_lib
-from replicator.core.devices import per_worker
 from replicator.core.validation import name_of
 from replicator.engine import plan as plan_lib
 from replicator.errors import (
@@ -39,7 +38,6 @@ from replicator.variables.table import set_released
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
     from replicator.engine.program import Program
@@ -210,7 +208,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if num_replicas is None:
             num_replicas = self.num_workers
         devices_lib.check_num_logical(logical_devices_per_replica)
-        num_local = per_worker(num_replicas, self.num_workers)
+        num_local = devices_lib.per_worker(num_replicas, self.num_workers)
         # Before the cluster is joined: TensorFlow then has its devices.
         if devices is None:
             num_devices = num_local * logical_devices_per_replica
@@ -284,7 +282,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         return program
 
     def _limits(
-        self, program: Program, call: Call
+        self, program: Program, call: programs.Call
     ) -> tuple[contextlib.AbstractContextManager[None], bool]:
         if self._group is None:
             return super()._limits(program, call)
@@ -467,7 +465,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             lines.append(f"{name}: collectives send to other workers per step: {parts}")
         return "\n".join(lines)
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: programs.Call) -> Any:
         _tf_compat.wait_for_remote_ops()
         return super()._run(call)
 

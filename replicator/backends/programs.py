@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from replicator.collectives import differentiable, reductions
 from replicator.core import context, step, validation
-from replicator.core.step import PerReplica
 from replicator.core.validation import INT32_MAX, format_value, is_integer, name_of
 from replicator.errors import (
     RetraceLimitError,
@@ -222,7 +221,7 @@ def _check_step(call: Call) -> None:
 
 
 def _check_leaf(
-    repl: Job, leaf: PerReplica[Any], prefix: str, reuse: str, instead: str
+    repl: Job, leaf: step.PerReplica[Any], prefix: str, reuse: str, instead: str
 ) -> None:
     validation.check_owner(leaf, repl.replicator_id, "a PerReplica", reuse)
     if len(leaf) != repl.num_local_replicas:
@@ -241,7 +240,7 @@ def reduce(
     given = {
         index: _values_of(repl, op, leaf)
         for index, leaf in enumerate(leaves)
-        if isinstance(leaf, PerReplica)
+        if isinstance(leaf, step.PerReplica)
     }
     filled = {index: values for index, values in given.items() if values}
     if run is not None and filled:
@@ -256,7 +255,7 @@ def reduce(
     return tf.nest.pack_sequence_as(value, leaves)
 
 
-def _values_of(repl: Job, op: str, leaf: PerReplica[Any]) -> list[tf.Tensor]:
+def _values_of(repl: Job, op: str, leaf: step.PerReplica[Any]) -> list[tf.Tensor]:
     """The tensors to reduce; none where steps return None."""
     reuse = "pass what run() of this one returned"
     _check_leaf(repl, leaf, f"reduce {op!r} of", reuse, "pass what run() returned")

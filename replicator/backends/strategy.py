@@ -23,7 +23,6 @@ from replicator.backends import base, programs, sharding, summary
 from replicator.backends.multi_worker import BetweenGraphReplicator
 from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
-from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
 from replicator.collectives.kinds import TENSORS, CollectiveKind
 from replicator.collectives.transport import positions_by_dtype
@@ -440,7 +439,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         strategy, state = membership.join_once(
             "stock between-graph", self.cluster, lambda: self._join(timeout_sec)
         )
-        self._runtime = WorkerRuntime(state, timeout_sec)
+        self._runtime = workers_lib.WorkerRuntime(state, timeout_sec)
         super().__init__(strategy)
         if num_replicas not in (None, self.num_replicas):
             raise DeviceError(
@@ -452,7 +451,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.worker_id = self.cluster.worker_id
         self.first_replica_id = self.worker_id * self.num_local_replicas
 
-    def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
+    def _join(self, timeout_sec: float) -> tuple[Any, workers_lib.WorkerState]:
         workers_lib.meet_workers(self.cluster, timeout_sec)
         with port_filter.guarded(self.cluster), workers.kept_sigterm():
             # Without a time limit of its own, which would leave threads; see
@@ -460,7 +459,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
             strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=membership.resolver_of(self.cluster)
             )
-        return strategy, WorkerState(self.cluster)
+        return strategy, workers_lib.WorkerState(self.cluster)
 
     def _run(self, call: Call) -> Any:
         # One more, since the strategy may trace here.

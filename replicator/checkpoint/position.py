@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
-    from replicator._tf.data import Transformation
     from replicator.inputs.iterator import InputIterator
     from replicator.variables.table import LocalState
 
@@ -94,7 +93,7 @@ def division_of_dataset(dataset: tf.data.Dataset) -> Division:
     return found
 
 
-def _join(found: Division, last: Transformation) -> None:
+def _join(found: Division, last: _tf_data.Transformation) -> None:
     if found.joined is None or last.num_joined is None:
         found.joined = None  # drawn, or read, while it runs
         return
@@ -103,7 +102,7 @@ def _join(found: Division, last: Transformation) -> None:
     found.joined += (last.num_joined,)
 
 
-def _take_apart(found: Division, last: Transformation) -> None:
+def _take_apart(found: Division, last: _tf_data.Transformation) -> None:
     if found.is_global or not found.joined:
         _other(found, last)
         return
@@ -112,14 +111,14 @@ def _take_apart(found: Division, last: Transformation) -> None:
         found.after_joining, found.num_joining = (), None
 
 
-def _deal(found: Division, last: Transformation) -> None:
+def _deal(found: Division, last: _tf_data.Transformation) -> None:
     if not found.is_sharded:
         found.is_sharded, found.num_at_once = True, found.num_joined
         count = _count(last.inputs[0])
         found.num_dealt = None if count is None else count * found.num_joined
 
 
-def _other(found: Division, last: Transformation) -> None:
+def _other(found: Division, last: _tf_data.Transformation) -> None:
     """Adds what may change the order, or what an element consists of."""
     is_dealt = found.is_sharded or found.is_global
     found.after_dealing += (last.name,) * is_dealt

@@ -19,7 +19,6 @@ from replicator.cluster.liveness import (
     WorkerWatch,
 )
 from replicator.core import devices as devices_lib
-from replicator.core.devices import per_worker
 from replicator.errors import (
     ClusterConfigError,
     DeviceError,
@@ -183,7 +182,7 @@ def replica_devices(
     workers: list[str], num_replicas: int, num_logical_devices: int = 1
 ) -> list[list[str]]:
     """Gives every worker an equal share of the devices that replicas need."""
-    share = per_worker(num_replicas, len(workers), num_logical_devices)
+    share = devices_lib.per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
     has_gpus = any(map(devices_lib.is_gpu, listed))
     counts = devices_lib.is_gpu if has_gpus else devices_lib.is_cpu

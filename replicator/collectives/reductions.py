@@ -13,12 +13,6 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.collectives import differentiable
-from replicator.collectives.differentiable import (
-    as_written,
-    tensors_of,
-    values_of,
-    with_values,
-)
 from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.collectives.transport import check_compression
 from replicator.core import context as context_lib
@@ -42,7 +36,7 @@ class Ids(enum.IntEnum):
     OF_EXAMPLES = 2
 
 
-@as_written
+@differentiable.as_written
 def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -> Any:
     """Reduces a value over all replicas.
 
@@ -72,15 +66,20 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
     kind = AllReduce(op=op, wire_dtype=check_compression(compression))
-    leaves = tensors_of(value, "all_reduce")
+    leaves = differentiable.tensors_of(value, "all_reduce")
     for leaf in leaves:
         differentiable.check_reducible(leaf, op, "all_reduce")
     parts = [_lookups_of(context, leaf, kind) for leaf in leaves]
-    alike = [values_of(x) for kinds in parts for x, ids in kinds if ids is Ids.SAME]
+    alike = [
+        differentiable.values_of(x)
+        for kinds in parts
+        for x, ids in kinds
+        if ids is Ids.SAME
+    ]
     sums = iter(_all_reduce_dense(context, alike, kind))
     reduced = [
         [
-            with_values(part, next(sums))
+            differentiable.with_values(part, next(sums))
             if ids is Ids.SAME
             else _all_reduce_sparse(context, part, kind, ids)
             for part, ids in kinds
@@ -473,7 +472,7 @@ def mean_over_examples(values: Any) -> tf.Tensor:
 def all_concat(value: Any, axis: int = 0) -> Any:
     """Joins a nest over all replicas along a dimension, in order of ``replica_id``."""
     context = context_lib.require("all_gather")
-    tensors = tensors_of(value, "all_gather", "joins")
+    tensors = differentiable.tensors_of(value, "all_gather", "joins")
     joined = []
     for tensor in tensors:  # sizes may differ between the tensors of a nest, too
         rank = tensor.shape.rank

@@ -20,12 +20,6 @@ from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
 from replicator.engine import dataflow, liveness, plan
-from replicator.engine.dataflow import (
-    READ_OPS,
-    VARIES,
-    Functions,
-    written_variables,
-)
 from replicator.engine.liveness import REMOTE, schedule_gathers
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import TracedStep, trace
@@ -40,7 +34,6 @@ if TYPE_CHECKING:
     from replicator.engine.body import Body
     from replicator.engine.dataflow import Invariance
     from replicator.engine.liveness import Liveness, VariableGather
-    from replicator.engine.plan import CollectivePlan, UpdatedVariable
 
 
 # A queue, a codebook or a probability that every replica updates from its own batch
@@ -72,17 +65,21 @@ def check_divergence(traced: TracedStep, body: Body, local: Collection[str]) -> 
         *(handle for handle, variable in variables.items() if variable.trainable),
         *filter(None, [traced.replica_id_name]),
     ]
-    sources = dict.fromkeys(varying, VARIES)
+    sources = dict.fromkeys(varying, dataflow.VARIES)
     for bit, handle in enumerate(diverging, 1):
-        sources[handle] = VARIES << bit
-    reached = dataflow.walk(body.nodes, sources, Functions(body.library).outputs)
+        sources[handle] = dataflow.VARIES << bit
+    reached = dataflow.walk(
+        body.nodes, sources, dataflow.Functions(body.library).outputs
+    )
     feeding = _feeding(traced, body, trained)
     for collective in traced.collectives:
         if feeding.isdisjoint(collective.markers):
             continue
         for operand in collective.operands:
             mask = reached.of(body.names.ref(operand))
-            divergent = [h for h in diverging if mask & VARIES and mask & sources[h]]
+            divergent = [
+                h for h in diverging if mask & dataflow.VARIES and mask & sources[h]
+            ]
             if divergent:
                 _refuse_divergence(traced, collective, divergent)
 
@@ -92,7 +89,7 @@ def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[st
     before = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
     before |= {m: list(c.operands) for c in traced.collectives for m in c.markers}
     # Through state too: a step of Adam reads the moments that it has written.
-    for name, handles in written_variables(body, traced.variables).items():
+    for name, handles in dataflow.written_variables(body, traced.variables).items():
         for handle in handles:
             before.setdefault(handle, []).extend(before[name])
     return {*reachable(trained, lambda name: before.get(name, ()))}
@@ -214,9 +211,9 @@ class Analysis:
     entries: dict[str, Entry]  # The variables it uses, by handle placeholder.
     # Who emits what, where variables have owners; None where all emit all.
     liveness: Liveness | None
-    plans: tuple[CollectivePlan, ...]  # How each collective is carried out.
+    plans: tuple[plan.CollectivePlan, ...]  # How each collective is carried out.
     # What owners in all programs send to the others, in the order of the variables.
-    shares: tuple[UpdatedVariable, ...]
+    shares: tuple[plan.UpdatedVariable, ...]
     # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
     # Transfers of variables that their owners store.
@@ -384,7 +381,7 @@ def _find_live(
     tensors = [name.partition(":")[0] for name in traced.output_names]
     operands = [name for c in traced.collectives for name in c.read]
     # A read has no effect: who does not use its value does not need it.
-    reads = {node.name for node in body.nodes if node.op in READ_OPS}
+    reads = {node.name for node in body.nodes if node.op in dataflow.READ_OPS}
     effects = [name for name in traced.control_output_names if name not in reads]
     elsewhere = [liveness.REMOTE] if topology.num_programs > 1 else []
     return liveness.analyze(
@@ -414,7 +411,7 @@ def _find_shares(
     live: Liveness,
     owners: Mapping[str, Owner],
     ownership: Ownership,
-) -> tuple[UpdatedVariable, ...]:
+) -> tuple[plan.UpdatedVariable, ...]:
     variables = traced.variables
 
     def source(written: Sequence[str]) -> int:

@@ -22,7 +22,6 @@ from replicator.core.step import per_replica_nest
 from replicator.engine import plan
 from replicator.engine.body import Ref
 from replicator.engine.linker import Linker
-from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.engine.replicate import Replicas
 from replicator.errors import CaptureError
 
@@ -82,7 +81,7 @@ class PackedOutputs:
         for position, (replica, spec) in enumerate(self._flat):
             key: Any = position
             # Where copying is cheaper than sending apart; text has no size.
-            is_small = 0 < num_bytes(spec.shape, spec.dtype) < FUSE_BELOW_BYTES
+            is_small = 0 < num_bytes(spec.shape, spec.dtype) < plan.FUSE_BELOW_BYTES
             dtype = spec.dtype
             is_number = dtype.is_integer or dtype in devices_lib.RING_DTYPES
             is_joined = is_small and (is_number or dtype.is_bool)

@@ -26,13 +26,11 @@ from replicator.collectives.transport import wire_over_workers
 from replicator.core import devices
 from replicator.core.devices import NCCL_DTYPES, cpu_of, place_group_key
 from replicator.engine import emitter
-from replicator.engine.emitter import NUM_LENGTHS, PAIRWISE, Emitter
 from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from replicator.core.devices import FlatGroup, Group
     from replicator.engine.body import Ref, Tensor
     from replicator.engine.plan import UpdatedVariable
 
@@ -76,8 +74,8 @@ class Chain:
 
     def __init__(
         self,
-        group: Group | None,
-        emit: Emitter,
+        group: devices.Group | None,
+        emit: emitter.Emitter,
         first_controls: Sequence[str],
         *,
         has_virtual_gpus: bool = False,
@@ -125,7 +123,7 @@ class Chain:
     def sum_all(
         self,
         name: str,
-        flat: FlatGroup,
+        flat: devices.FlatGroup,
         operands: Mapping[str, Tensor],
         dtype: tf.DType,
         algorithm: str,
@@ -182,7 +180,7 @@ class Chain:
         last_inputs: Sequence[Tensor] = (),
         **attrs: Any,
     ) -> Ref:
-        num_instances = 1 if key_offset is None else NUM_LENGTHS
+        num_instances = 1 if key_offset is None else emitter.NUM_LENGTHS
         cpu = cpu_of(device)
         keys = {
             "group_size": self.group.num_workers,
@@ -211,7 +209,7 @@ class Chain:
     def reduce(self, name: str, op: str, given: Operand) -> Tensor:
         """Emits a sum (of a mean too), minimum or maximum over workers."""
         dtype, cpu = given.dtype, cpu_of(given.device)
-        if op in PAIRWISE and dtype == tf.uint64 and not given.is_empty:
+        if op in emitter.PAIRWISE and dtype == tf.uint64 and not given.is_empty:
             flip, both = emitter.signed, [(given.ref, dtype)]
             signed = self._inline(f"{name}/flip", flip, both, cpu)
             given = given._replace(ref=signed, dtype=tf.int64)

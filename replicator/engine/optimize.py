@@ -32,7 +32,6 @@ from replicator.engine.trace import PRODUCTS, RESAMPLED, attempt, check_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replicator.core.devices import Topology
     from replicator.engine.trace import TracedStep
 
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 class ReplicaDevices:
     """Translates the devices that a step requests into those of each replica."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: devices.Topology) -> None:
         self._topology = topology
         self._specs = [
             tf.DeviceSpec.from_string(device) for device in topology.replica_devices
@@ -101,7 +100,7 @@ class _Stamp(NamedTuple):
 class Stamps:
     """The stamps of one graph: the type of the device of every node."""
 
-    def __init__(self, graph_def: Any, topology: Topology) -> None:
+    def __init__(self, graph_def: Any, topology: devices.Topology) -> None:
         self._devices = ReplicaDevices(topology)
         self._stamps: dict[tuple[str, bool], _Stamp | None] = {}
         self._counts: collections.Counter[str] = collections.Counter()
@@ -239,7 +238,7 @@ _CONTROL_FLOW_OPS = frozenset(
 
 
 def optimize(
-    traced: TracedStep, topology: Topology, notes: list[str] | None = None
+    traced: TracedStep, topology: devices.Topology, notes: list[str] | None = None
 ) -> Any:
     """Cuts a traced graph at its collectives and optimizes it for its devices."""
     check_python(traced.python_lines, topology)

@@ -17,7 +17,6 @@ from replicator.cluster.liveness import Deadline
 from replicator.core.step import repeat
 from replicator.core.validation import format_value, is_positive
 from replicator.engine import analyze as analyze_lib
-from replicator.engine.analyze import analyze
 from replicator.engine.assembly import Assembly
 from replicator.engine.plan import FLAT, CollectivePlan
 from replicator.errors import ReplicaTimeoutError, StrategyError
@@ -133,7 +132,7 @@ class Program:
         self._specs = specs
         name = f"replicated_{next(_COUNTER)}"
         is_in_group = group is not None
-        self.analysis = analyze(
+        self.analysis = analyze_lib.analyze(
             step_fn, specs, name, topology, table, is_in_group=is_in_group
         )
         self._used = UsedVariables(self.analysis.entries, table)

@@ -23,7 +23,6 @@ from replicator._tf.compat import reachable
 from replicator.collectives import differentiable
 from replicator.collectives.kinds import TENSORS, Collective, CollectiveKind
 from replicator.core import context, devices
-from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of, outline
 from replicator.engine import convolutions, liveness
 from replicator.engine.body import called_names, calls, functions_with, producer
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-
-    from replicator.core.devices import Topology
 
 
 # Replicas get copies of variables, and share the rest: constants, tables, iterators. So
@@ -124,7 +121,7 @@ def find_captures(
     return outer, variables
 
 
-def check_python(lines: Sequence[str], topology: Topology) -> None:
+def check_python(lines: Sequence[str], topology: devices.Topology) -> None:
     """Rejects Python functions of a step that has replicas in other processes."""
     here = devices.process(tf.zeros([]).device)
     places = itertools.chain.from_iterable(topology.devices)
@@ -382,7 +379,7 @@ def trace(
         foreign_explained(),
         _tf_compat.summaries_if(writes_summaries),
         _tf_keras_parts.ignore_empty_batches(),
-        StepGenerator().installed(),
+        context.StepGenerator().installed(),
     ):
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor

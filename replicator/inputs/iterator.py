@@ -21,7 +21,6 @@ from replicator.inputs.batches import can_fill, divide, fill, trimmed
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.core.validation import ReplicatorId
     from replicator.inputs.context import InputContext, InputFn
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
@@ -153,7 +152,7 @@ class InputIterator:
     stateless_reason = ""
     trimmed_reason = ""  # The same, until the next rewind.
     divides_steps = False  # Whether a restore may begin with a smaller step.
-    owner: ReplicatorId | None = None
+    owner: validation.ReplicatorId | None = None
 
     def __init__(
         self,
@@ -320,7 +319,7 @@ class InputIterator:
             return devices_lib.first_cpu(self._targets[0])
         return self._devices[replica * len(self._devices) // self.num_replicas]
 
-    def check_owner(self, user: ReplicatorId) -> None:
+    def check_owner(self, user: validation.ReplicatorId) -> None:
         """Rejects a replicator whose replicas these inputs do not feed."""
         remedy = "pass what make_input_iterator() of this one returns"
         validation.check_owner(self, user, "the input iterator", remedy)

@@ -31,7 +31,6 @@ from replicator.variables.kinds import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from replicator.core.devices import Group, Topology
     from replicator.variables.table import Entry, VariableTable
 
 
@@ -148,7 +147,7 @@ class _Alike(NamedTuple):
 class CopyRefresher:
     """Functions of handles that reset copies: one per type and shape."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: devices.Topology) -> None:
         self._topology = topology
         self._functions: dict[_Alike, Any] = {}
 
@@ -282,9 +281,9 @@ class Coherence:
     def __init__(
         self,
         entries: Sequence[Entry],
-        topology: Topology,
+        topology: devices.Topology,
         resets: CopyRefresher,
-        group: Group | None = None,
+        group: devices.Group | None = None,
         *,
         is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
@@ -388,7 +387,7 @@ class Coherence:
 
 def consolidate(
     entries: Iterable[Entry],
-    topology: Topology,
+    topology: devices.Topology,
     add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
 ) -> None:
     """Makes all copies of each partial variable their mean, before it is saved."""
