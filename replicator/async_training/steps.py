@@ -215,9 +215,7 @@ class ServerProgram(Assembly):
         self._pulled: dict[str, Ref] = {}
         self.register()
 
-    def prepare(
-        self, source_spec: Any, *, is_loop: bool
-    ) -> Callable[[Any, Any, int], Any]:
+    def prepare(self, source_spec: Any, *, is_loop: bool) -> Callable[..., Any]:
         """Builds a function that runs steps; call it in cross-replica context."""
         num_commits = list(self._step.num_commits)
 

@@ -375,9 +375,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
                 f"{self.num_workers} workers; use {self.num_replicas}"
             )
 
-    def _make_input_iterator(
-        self, asked: base.InputRequest
-    ) -> CoordinatorInputIterator:
+    def _make_input_iterator(self, asked: base.InputRequest) -> InputIterator:
         return CoordinatorInputIterator(asked.input_fn, asked.mode, self)
 
     def join(self) -> None:

@@ -383,9 +383,7 @@ class DTensorReplicator(base.Replicator):
         finally:
             self._reference = None
 
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         options.refuse("dtensor", type(self).__name__)
         return MeshOptimizer(optimizer, options, self)
 

@@ -100,17 +100,15 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         """Sums or averages, one type at a time: a stock reduction mixes none."""
         results: dict[int, tf.Tensor] = {}
         for places in positions_by_dtype(tensors).values():
-            reduced = self._reduce_one_type([tensors[i] for i in places], op)
+            reduced = self._reduce_alike([tensors[i] for i in places], op)
             results.update(zip(places, reduced, strict=True))
         return [results[index] for index in range(len(tensors))]
 
-    def _reduce_one_type(
-        self, tensors: Sequence[tf.Tensor], op: str
-    ) -> list[tf.Tensor]:
+    def _reduce_alike(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
         dtype = tensors[0].dtype
         if dtype.is_complex:  # which a stock reduction does not know
             parts = [part(t) for part in (tf.math.real, tf.math.imag) for t in tensors]
-            reduced = self._reduce_one_type(parts, op)
+            reduced = self._reduce_alike(parts, op)
             count = len(tensors)
             return list(map(tf.complex, reduced[:count], reduced[count:]))
         wide = self.wire_integer if dtype.is_integer else dtype

@@ -131,10 +131,8 @@ class TpuReplicaContext(StrategyReplicaContext):
     wire_integer = tf.int32  # The widest integer that the hardware sums.
     has_static_shapes = True
 
-    def _reduce_one_type(
-        self, tensors: Sequence[tf.Tensor], op: str
-    ) -> list[tf.Tensor]:
-        reduce = super()._reduce_one_type
+    def _reduce_alike(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        reduce = super()._reduce_alike
         dtype = tensors[0].dtype
         if dtype.is_integer and dtype.size > tf.int32.size:
             return sum_in_parts(tensors, lambda parts: reduce(parts, op))

@@ -251,9 +251,7 @@ class Reduce(CollectiveKind, is_pattern=True):
         return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
 
 
-def _shared_by_holders(
-    backward: Backward, extremes: Tensors, totals: Tensors
-) -> Tensors:
+def _among_holders(backward: Backward, extremes: Tensors, totals: Tensors) -> Tensors:
     """Gradients, split equally over the replicas that have the extreme value."""
     both = zip(backward.xs, extremes, strict=True)
     holds = [tf.cast(tf.equal(x, extreme), x.dtype) for x, extreme in both]
@@ -277,7 +275,7 @@ class AllReduce(Reduce):
         if self.op in ("sum", "mean"):
             return communicate(backward.context, AllReduce(op=self.op), backward.dys)
         totals = all_sum(backward.context, backward.dys)
-        return _shared_by_holders(backward, backward.ys, totals)
+        return _among_holders(backward, backward.ys, totals)
 
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         is_wider = dtype in (tf.float32, tf.float64)
@@ -326,7 +324,7 @@ class ReduceScatter(Reduce):
         if self.op == "mean":
             count = backward.context.num_replicas_in_sync
             return [dy / tf.cast(count, dy.dtype) for dy in whole]
-        return _shared_by_holders(backward, all_rows(backward.ys), whole)
+        return _among_holders(backward, all_rows(backward.ys), whole)
 
     def local_result(self, ops: Ops, operand: Node, replica: Any, count: int) -> Node:
         whole = super().local_result(ops, operand, replica, count)

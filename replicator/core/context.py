@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Scope = contextlib.AbstractContextManager[Any]
+    Told = Callable[[Any], None]  # Of a variable that was made.
 
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
@@ -258,7 +259,7 @@ def _ignore(_variable: Any) -> None:
 
 class _Creation(NamedTuple):
     place: Callable[[], Scope] = contextlib.nullcontext
-    made: Callable[[Any], None] = _ignore
+    made: Told = _ignore
 
 
 def allowed() -> Scope:
@@ -266,9 +267,7 @@ def allowed() -> Scope:
     return holding("allowed", True)
 
 
-def created_in(
-    scope: Callable[[], Scope], made: Callable[[Any], None] = _ignore
-) -> Scope:
+def created_in(scope: Callable[[], Scope], made: Told = _ignore) -> Scope:
     return holding("creation", _Creation(scope, made))
 
 
@@ -284,9 +283,7 @@ def own_variable(value: Any, **how: Any) -> tf.Variable:
     )
 
 
-def made_outside(
-    note: Callable[[Any], None] = _ignore, device: str | None = None
-) -> Scope:
+def made_outside(note: Told = _ignore, device: str | None = None) -> Scope:
     """Makes variables that a step creates inside it outside of the step."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:

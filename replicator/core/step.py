@@ -315,9 +315,7 @@ class StepCache:
             del self._made[key]
 
 
-def hold(
-    part: Any, owner: Any, forget: Callable[[Any, Any], None], key: Hashable
-) -> Any:
+def hold(part: Any, owner: Any, forget: Callable[..., None], key: Hashable) -> Any:
     """Refers to an object weakly if its type allows it; the owner forgets it then."""
     living = weakref.ref(owner)
 

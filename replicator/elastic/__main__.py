@@ -280,9 +280,7 @@ class Supervisor:
             workers.append(Worker(host, rank, argv, {**os.environ, **told}))
         return workers
 
-    def _watch(
-        self, workers: Sequence[Worker], places: Sequence[Place]
-    ) -> Worker | None:
+    def _watch(self, workers: list[Worker], places: list[Place]) -> Worker | None:
         """Waits until workers end; returns the one that failed first, if one did."""
         given, deadline = self._given, float("inf")
         while True:

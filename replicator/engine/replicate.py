@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Resolve = Callable[[int, str], Ref | str]
     HandleDevice = Callable[[int, str], str | None]
     HandleDtype = Callable[[str], tf.DType]
+    Edges = dict[str, None]  # Control edges in their order, each once.
 
 
 _SEED_STEP = 0x9E3779B1
@@ -270,9 +271,9 @@ class Replicas:
             if len({self._resolve(r, handle) for r in self._replicas}) > 1
         ]
 
-    def _controls(self, node: Node, replicas: Sequence[int]) -> dict[str, None]:
+    def _controls(self, node: Node, replicas: Sequence[int]) -> Edges:
         """Control edges of a node's copy that waits for some replicas."""
-        edges: dict[str, None] = {}
+        edges: Edges = {}
         for control in node.controls:
             if control not in self._placeholders:
                 edges |= self._all_after(replicas, [control])
@@ -283,17 +284,13 @@ class Replicas:
             edges |= {f"^{ref.node}": None for ref in refs}
         return edges
 
-    def _before(
-        self, node: str, replicas: Sequence[int], handle: str
-    ) -> dict[str, None]:
+    def _before(self, node: str, replicas: Sequence[int], handle: str) -> Edges:
         """Control edges from earlier uses of a variable that an owned write changes."""
         # The node's own edges need not include them: the nodes that order them on the
         # writer may not be emitted on other replicas.
         return self._all_after(replicas, self._live.earlier.get((node, handle), ()))
 
-    def _all_after(
-        self, replicas: Sequence[int], names: Sequence[str]
-    ) -> dict[str, None]:
+    def _all_after(self, replicas: Sequence[int], names: Sequence[str]) -> Edges:
         return {
             edge: None
             for name in names

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from replicator.inputs.context import InputContext, InputFn
 
+    Read = Callable[[Any], Any]  # Of an iterator.
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
 
@@ -78,9 +79,7 @@ class Source(NamedTuple):
     iterators: tuple[Any, ...]  # Each feeds an equal share of the replicas, in order.
     counters: tuple[Any, ...]  # The handle of each one's counter.
 
-    def read(
-        self, index: int, read: Callable[[Any], Any], after: Sequence[Any] = ()
-    ) -> Any:
+    def read(self, index: int, read: Read, after: Sequence[Any] = ()) -> Any:
         """Emits a read of one iterator, and its count."""
         leaves = tf.nest.flatten(list(after), expand_composites=True)[:1]
         with tf.control_dependencies(leaves):
@@ -90,9 +89,7 @@ class Source(NamedTuple):
         with tf.control_dependencies([count]):
             return read(self.iterators[index])
 
-    def read_each(
-        self, num_replicas: int, read: Callable[[Any], Any] = next
-    ) -> list[Any]:
+    def read_each(self, num_replicas: int, read: Read = next) -> list[Any]:
         """Emits reading the batch of every replica, in order."""
         share = num_replicas // len(self.iterators)
         batches: list[Any] = []

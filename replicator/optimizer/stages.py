@@ -79,19 +79,17 @@ class OptionVariable(NamedTuple):
 class OptionsState(SidecarState):
     """The state that options of ``wrap_optimizer`` add to a Keras optimizer."""
 
-    def __init__(
-        self, scale: LossScale | None, accumulation: Accumulation | None
-    ) -> None:
-        self._scale, self._accumulation = scale, accumulation
+    def __init__(self, scale: LossScale | None, sums: Accumulation | None) -> None:
+        self._scale, self._sums = scale, sums
 
     @property
     def entries(self) -> dict[str, OptionVariable]:
         """By name. Keras' own names would differ between processes."""
-        scale, sums = self._scale, self._accumulation
+        scale, sums = self._scale, self._sums
         return (scale.state if scale else {}) | (sums.state if sums else {})
 
     def save_own_variables(self, store: Any) -> None:
-        sums = self._accumulation
+        sums = self._sums
         count = int(sums.count) if sums and sums.is_per_replica and sums.state else 0
         if count:  # which a file of Keras cannot hold
             raise OptimizerOptionError(

@@ -16,7 +16,7 @@ import itertools
 import math
 import numbers
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -48,7 +48,10 @@ class Task:
         return f"{'F' if self.is_forward else 'B'}{self.microbatch}"
 
 
-def fill_drain(num_stages: int, num_microbatches: int) -> list[list[Task]]:
+Schedule: TypeAlias = list[list[Task]]  # By stage, its tasks in their order.
+
+
+def fill_drain(num_stages: int, num_microbatches: int) -> Schedule:
     """All forward passes, then all backward passes (Huang et al. 2019, figure 2c)."""
     forward = [Task(True, m) for m in range(num_microbatches)]
     # The last micro-batch has just left the last stage: its gradients are there first.
@@ -56,9 +59,7 @@ def fill_drain(num_stages: int, num_microbatches: int) -> list[list[Task]]:
     return [forward + backward for _ in range(num_stages)]
 
 
-def one_forward_one_backward(
-    num_stages: int, num_microbatches: int
-) -> list[list[Task]]:
+def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Schedule:
     """Each backward pass as early as possible (Narayanan et al. 2019, figure 8)."""
     tasks = []
     for stage in range(num_stages):
@@ -72,7 +73,7 @@ def one_forward_one_backward(
     return tasks
 
 
-SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
+SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {
     "fill_drain": fill_drain,
     "one_forward_one_backward": one_forward_one_backward,
 }

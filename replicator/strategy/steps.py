@@ -166,9 +166,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
-def without_gradients(
-    outputs: Sequence[Sequence[Any]], name: str
-) -> list[Sequence[Any]]:
+def without_gradients(outputs: Sequence[Sequence[Any]], name: str) -> list[list[Any]]:
     """Results of a step in a graph, whose gradient is an error that says why."""
     # TensorFlow knows no gradient of the call that the step is, and none would reach
     # the variables that the step reads.

@@ -376,9 +376,7 @@ class Workers:
 
         return _packed(values, send, "broadcast")
 
-    def reduce(
-        self, value: tf.Tensor, key: int, device: str | None = None
-    ) -> tf.Tensor:
+    def reduce(self, value: tf.Tensor, key: int, device: str = "") -> tf.Tensor:
         """Emits the sum of one tensor over all workers."""
         target = device or self.topology.cpu
         is_gpu = devices_lib.is_gpu(target)
