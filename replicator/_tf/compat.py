@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    Scope = contextlib.AbstractContextManager[None]
+
 _T = TypeVar("_T", bound="Hashable")
 
 GraphDef = graph_pb2.GraphDef
@@ -164,7 +166,7 @@ def global_seed_generator() -> Any:
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
-def drawing_from(find: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+def drawing_from(find: Callable[..., Any]) -> Scope:
     """Lets a function find it, given Keras' own, in this thread (test_steps)."""
     return replaced(seed_generator, "global_seed_generator", find, in_all_graphs=True)
 
@@ -202,9 +204,7 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     return func_graph_from_py_func("replica", function, tuple(specs), {})
 
 
-def summaries_if(
-    condition: Callable[[], Any],
-) -> contextlib.AbstractContextManager[None]:
+def summaries_if(condition: Callable[[], Any]) -> Scope:
     """Lets ``tf.summary`` write only where a condition holds, too (test_summaries)."""
     # This adds to what ``tf.summary.record_if`` says, which is the user's.
     state = summary_ops_v2._summary_state  # noqa: SLF001
@@ -355,7 +355,7 @@ def altered(owner: Any, **values: Any) -> Iterator[None]:
 
 def replaced(
     owner: Any, name: str, function: Callable[..., Any], *, in_all_graphs: bool = False
-) -> contextlib.AbstractContextManager[None]:
+) -> Scope:
     """Has calls go elsewhere, in this thread and the current graph (test_verify)."""
     # Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
     # for later do not.

@@ -15,7 +15,6 @@ from tensorflow.python.framework import none_tensor
 from replicator._tf import compat
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
@@ -59,7 +58,7 @@ def is_read_ahead(dataset: tf.data.Dataset) -> bool:
     return not type(dataset).__name__.startswith(("_Prefetch", "_Parallel"))
 
 
-def untuned_device_buffers() -> contextlib.AbstractContextManager[None]:
+def untuned_device_buffers() -> compat.Scope:
     """Keeps buffers on devices from being tuned (test_inputs)."""
     # They are pipelines per device, on which the user's options have no effect.
 

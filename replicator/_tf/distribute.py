@@ -39,18 +39,18 @@ _TF_KERAS_TRAINER = "tf_keras.src.engine.training"
 _BUILDS_FROM_SPECS = "_replicator_builds_from_specs"
 
 
-def replica_mode(replica_context: Any) -> contextlib.AbstractContextManager[None]:
+def replica_mode(replica_context: Any) -> compat.Scope:
     """Makes a replica context the current one of this graph (test_run)."""
     # Unlike ``with replica_context``, this leaves alone which replica writes summaries.
     return _mode(distribute_lib._InReplicaThreadMode(replica_context))  # noqa: SLF001
 
 
-def cross_replica_mode(strategy: Any) -> contextlib.AbstractContextManager[None]:
+def cross_replica_mode(strategy: Any) -> compat.Scope:
     """Leaves the replica context, as ``merge_call`` does (test_run)."""
     return _mode(distribute_lib._CrossReplicaThreadMode(strategy))  # noqa: SLF001
 
 
-def strategy_of(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+def strategy_of(optimizer: Any) -> compat.Scope:
     """Where a Keras optimizer can make its state (test_sharded_update)."""
     # That is under the strategy of its creation only, and ``tf.init_scope`` does not
     # leave that of a step.
@@ -74,7 +74,7 @@ def keras_callers() -> Iterator[Any]:
     return (s.caller for s in reversed(scopes or []) if s.caller is not None)
 
 
-def outside_stateless_scopes() -> contextlib.AbstractContextManager[None]:
+def outside_stateless_scopes() -> compat.Scope:
     """Lets variables of Keras be made in a scope without (test_kept_by_keras)."""
     state = global_state.GLOBAL_STATE_TRACKER
     return compat.altered(state, stateless_scope=None)

@@ -27,7 +27,6 @@ from tensorflow.python.ops import embedding_ops, resource_variable_ops, script_o
 from replicator._tf import compat
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Iterable, Mapping
     from types import CodeType
 
@@ -74,12 +73,12 @@ class _Own(threading.local):
 _OWN = _Own()
 
 
-def own() -> contextlib.AbstractContextManager[None]:
+def own() -> compat.Scope:
     """Takes handles, and writes variables, without telling of it."""
     return compat.altered(_OWN, depth=_OWN.depth + 1)
 
 
-def own_graph() -> contextlib.AbstractContextManager[None]:
+def own_graph() -> compat.Scope:
     """Lets the present graph write without telling of it: nobody else can run it."""
     # Its branches and loop bodies as well; not functions, which others can call.
     graphs = *_OWN.graphs, compat.current_graph()

@@ -29,7 +29,6 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from replicator.async_training.steps import Placement, ServerTable
@@ -229,7 +228,7 @@ class ServerOptimizer(ReplicatedOptimizer):
         """Makes the optimizer's state, each slot on the server of its variable."""
         placement = self._placement
 
-        def beside(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+        def beside(variable: Any) -> context.Scope | None:
             is_there = variable.device in placement.devices
             return placement.on(variable.device) if is_there else None
 

@@ -34,7 +34,6 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, UsedVariables, VariableTable
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Sequence
 
     from replicator.core.devices import Topology
@@ -125,7 +124,7 @@ class WorkerSteps:
     def _require_local_kinds(
         self, body: Body, table: ServerTable, updated: Sequence[Any]
     ) -> None:
-        """Gives what the step overwrites a copy per replica; see ``table``."""
+        """Gives what the step overwrites a copy per replica; see ``ServerTable``."""
         shared = set(map(id, updated))
         for commit_state in table.commit_states:
             shared |= set(map(id, commit_state.sequence_numbers))
@@ -368,7 +367,7 @@ class Placement:
         """Puts the variables that are made inside on servers."""
         return tf.variable_creator_scope(self._create)
 
-    def on(self, device: str) -> contextlib.AbstractContextManager[None]:
+    def on(self, device: str) -> context.Scope:
         """Puts the variables that are made inside on one server."""
         return context.holding("server", device)
 

@@ -25,7 +25,6 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.inputs.audit import InputAudit
@@ -91,7 +90,7 @@ class Replicator(Job, abc.ABC):
         with holding("replicator", self):
             yield self
 
-    def logical_device(self, index: int) -> AbstractContextManager[Any]:
+    def logical_device(self, index: int) -> context_lib.Scope:
         """Places variables on a logical device; see ``replicator.logical_device``.
 
         Raises:
@@ -155,7 +154,7 @@ class Replicator(Job, abc.ABC):
     def _run(self, call: Call) -> Any:
         """Runs steps; see ``run``."""
 
-    def _guard(self) -> AbstractContextManager[None]:
+    def _guard(self) -> context_lib.Scope:
         """Raises an error that names a lost process, where others serve this one."""
         return contextlib.nullcontext()
 
@@ -449,7 +448,7 @@ class Replicator(Job, abc.ABC):
         where = "variables: on the devices where they were created"
         return [where, *sharding.table([], device_memory)]
 
-    def timeline(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    def timeline(self, path: str | os.PathLike[str]) -> context_lib.Scope:
         """Records what this process computes meanwhile, into a trace of Chrome.
 
         ``with repl.timeline("trace.json"):`` around some steps. Perfetto and

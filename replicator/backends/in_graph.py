@@ -30,7 +30,6 @@ from replicator.variables.table import Entry, LocalState, VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from replicator.optimizer.options import OptimizerOptions
 
@@ -178,7 +177,7 @@ class InGraphReplicator(base.ProgramReplicator):
 
     def _limits(
         self, program: Program, call: programs.Call
-    ) -> tuple[AbstractContextManager[None], bool]:
+    ) -> tuple[context_lib.Scope, bool]:
         """What limits the time of steps; whether data of another process may end."""
         # One step more than there are: the first run also compiles.
         what, num_steps = f"step {call.name!r}", call.num_steps + 1

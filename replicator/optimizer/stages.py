@@ -230,9 +230,9 @@ def _for_each(
 
 def placed(
     optimizer: Any,
-    scope_of: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
+    scope_of: Callable[[Any], context_lib.Scope | None],
     made: Callable[[Any, Any], None] | None = None,
-) -> contextlib.AbstractContextManager[None]:
+) -> context_lib.Scope:
     """Places slots that are made inside: Keras has no hook but the method itself."""
     make = optimizer.add_variable_from_reference
 
@@ -415,7 +415,7 @@ def building(
         if not context_lib.in_replica_context():
             ownership.settle()
 
-    def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+    def scope(variable: Any) -> context_lib.Scope | None:
         if ownership.owner(variable) is None:
             return None
         device = ownership.device(variable)
