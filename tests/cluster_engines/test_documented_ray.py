@@ -142,9 +142,7 @@ def test_a_lost_host_of_ray_loses_nothing(hosts, place, what):
     place.sweep = place.sweep.replace("--replicas 1,2", "--replicas 2")
     process = place.measure(*options)
     hosts.wait_for(lambda: len(place.ended()) == 1, "the first trial", 90)
-    hosts.wait_for(
-        lambda: hosts.processes("n1", "fake_worker.py"), "the second trial", 60
-    )
+    hosts.wait_for(lambda: hosts.processes("n1", "fake_worker"), "the second trial", 60)
     before = place.ended()
     lose(hosts, LOST[what])
     said, _ = process.communicate(timeout=240)
@@ -160,6 +158,6 @@ def test_a_lost_host_of_ray_loses_nothing(hosts, place, what):
     assert not again.returncode, told
     assert [TrialStatus.OK] * NUM_TRIALS == [of.status for of in after.values()]
     place.run("n0", "python -m harness verify s")
-    hosts.wait_until_free("fake_worker.py")
+    hosts.wait_until_free("fake_worker")
     for status in recorded.values():  # a failure says where
         assert status.status is TrialStatus.OK or status.failure.reason

@@ -144,7 +144,7 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
 def test_a_job_that_records_nothing_is_not_put_back(slurm, harness, shared):
     """It would meet the same limit for ever."""
     job = harness(*SWEEP, "--set=nodes=2", FAKE_STEP_SEC="30").stdout.strip()
-    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
+    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
 
@@ -157,7 +157,7 @@ def only_trial(folder):
 
 
 def members_on(slurm, node):
-    return slurm.processes(node, "fake_worker.py")
+    return slurm.processes(node, "fake_worker")
 
 
 def wait_for_members(slurm):
@@ -259,7 +259,7 @@ def test_a_killed_harness_takes_the_members_along(slurm, start_job, shared):
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
     slurm.kill("n0", "driver.py")
-    slurm.wait_until_free("fake_worker.py", timeout_sec=15)
+    slurm.wait_until_free("fake_worker", timeout_sec=15)
     slurm.run("scancel", job)
 
 

@@ -96,7 +96,7 @@ def fail_the_prolog(slurm, job, _shared):
 
 def kill_a_rank(slurm, _job, _shared):
     """Kills what runs a rank, as the kernel of its host does for want of memory."""
-    slurm.kill("n1", "fake_worker.py")
+    slurm.kill("n1", "fake_worker")
 
 
 def mount(*commands):
@@ -179,9 +179,7 @@ def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
     step = {"FAKE_STEP_SEC": "0.1" if kind == QUICK else "0.3"}
     job = harness(*words, **step).stdout.strip()
     slurm.wait_for(lambda: len(finished(shared)) == 1, "the first trial", 60)
-    slurm.wait_for(
-        lambda: slurm.processes("n1", "fake_worker.py"), "the second trial", 30
-    )
+    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker"), "the second trial", 30)
     before = finished(shared)
     FAULTS[kind](slurm, job, shared)
     state = bring_to_an_end(slurm, job)
@@ -207,7 +205,7 @@ def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
     assert before.items() <= after.items()
     assert num_trials == len(after)
     assert not verified.returncode, verified.stdout + verified.stderr
-    slurm.wait_until_free("fake_worker.py")
+    slurm.wait_until_free("fake_worker")
     for status in recorded.values():  # a failure says where
         assert status.status is TrialStatus.OK or status.failure.reason
 
