@@ -51,7 +51,7 @@ def harness(slurm, shared):
 def in_job(slurm, shared):
     """A function that runs the command line in a job of two nodes, to its end."""
 
-    def run(*args, nodes=2, timeout_sec=90.0, **variables):
+    def run(*args, nodes=2, timeout_sec=300.0, **variables):
         job = submit(slurm, shared, *args, nodes=nodes, **variables)
         slurm.wait_for(
             lambda: slurm.job_state(job) in ("COMPLETED", "FAILED", "CANCELLED"),

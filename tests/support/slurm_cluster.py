@@ -33,7 +33,7 @@ _APART = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-pr
 CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
-_START_SEC = 30.0
+_PATIENCE_SEC = 300.0  # of a wait that does not end otherwise
 _POLL_SEC = 0.2
 """Between two looks, each of which may start a command of Slurm."""
 _CONF = """
@@ -188,7 +188,7 @@ class SlurmCluster:
         submit = ("sbatch", "--wait", f"--nodes={len(NODES)}", "--exclusive")
         return self.command(*submit, f"--output={log}", batch, cwd=cwd)
 
-    def run(self, *words, on=CONTROLLER, cwd=None, timeout_sec=60.0, env=None):
+    def run(self, *words, on=CONTROLLER, cwd=None, timeout_sec=_PATIENCE_SEC, env=None):
         return subprocess.run(
             self.command(*words, on=on, cwd=cwd),
             capture_output=True,
@@ -210,12 +210,12 @@ class SlurmCluster:
         )
         return ",".join(sorted(set(done.stdout.split())))
 
-    def wait_for_job(self, job, state, timeout_sec=60.0):
+    def wait_for_job(self, job, state, timeout_sec=_PATIENCE_SEC):
         self.wait_for(
             lambda: self.job_state(job) == state, f"{state} of job {job}", timeout_sec
         )
 
-    def wait_for(self, is_so, what, timeout_sec=_START_SEC):
+    def wait_for(self, is_so, what, timeout_sec=_PATIENCE_SEC):
         """Waits until something holds, or fails with the logs."""
         deadline = time.monotonic() + timeout_sec
         while not is_so():
@@ -234,7 +234,7 @@ class SlurmCluster:
                     found[process.pid] = text
         return found
 
-    def wait_until_free(self, word="", timeout_sec=30):
+    def wait_until_free(self, word="", timeout_sec=_PATIENCE_SEC):
         """Waits until no process of jobs, or none with a word, is on any node."""
         self.wait_for(
             lambda: not any(self.processes(node, word) for node in NODES),

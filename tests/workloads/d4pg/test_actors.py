@@ -383,7 +383,8 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         RayActorPool(settings, streams, weights) as pool,
     ):
         replay = make_replay(streams, UNIFORM, min_size=300, on_wait=pool.check)
-        assert (32, 5) == replay.sample(32)["observation"].shape
+        sampled = replay.sample(32, timeout_sec=PATIENCE_SEC)
+        assert (32, 5) == sampled["observation"].shape
         weights.publish(WEIGHTS, 5)
         wait_until(lambda: streams.version.min() == 5, pool)
         start = int(streams.num_written[0])
