@@ -345,7 +345,6 @@ class Run:
             with contextlib.suppress(PermissionError):  # a regular file has no end
                 selector.register(0, selectors.EVENT_READ)
             num_open, sample_at, exited_at = 2, 0.0, math.inf
-            is_silent = True
             while num_open and time.monotonic() < exited_at + _DRAIN_SEC:
                 for key, _ in selector.select(period_sec):
                     chunk = os.read(key.fd, _CHUNK_BYTES)
@@ -356,9 +355,9 @@ class Run:
                     if not chunk:
                         selector.unregister(key.fileobj)
                         num_open -= 1
+                    if chunk and not any(kept.num_bytes for kept in self.kept):
+                        sample_at = 0.0  # who begins to print may not live for long
                     self.kept[key.data].add(chunk)
-                    if chunk and is_silent:  # who printed may not live for long
-                        is_silent, sample_at = False, 0.0
                     yield key.data, chunk, time.monotonic_ns()
                 yield None, b"", time.monotonic_ns()
                 now = time.monotonic()
