@@ -116,8 +116,6 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: Any) -> None:
     """Sets aside what imports and other files left: no collector visits it again."""
-    if item.get_closest_marker("two_cores") and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores: no trial takes more than there are")
     if _STARTED.get("file") == (file := _file(item.nodeid)):
         return
     _STARTED["file"] = file
@@ -197,16 +195,6 @@ def make(tmp_path_factory, synthetic):
         return made[repr(shape)]
 
     return make_study
-
-
-@pytest.fixture
-def plans_for_two_cores(monkeypatch):
-    """Plans are those of a machine of two cores; nothing may be measured."""
-    from harness.machine import machine_state
-
-    cpus = tuple(machine_state.LogicalCpu(cpu=cpu) for cpu in range(2))
-    topology = machine_state.CpuTopology(cpus=cpus)
-    monkeypatch.setattr(machine_state, "read_topology", lambda: topology)
 
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")

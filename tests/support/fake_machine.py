@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from types import SimpleNamespace
 
 import pynvml
+import pytest
 
+from harness.machine import machine_state
 from harness.machine.disturbance import Disturbance
+from harness.machine.machine_state import CpuTopology, LogicalCpu
+
+# Of what measures two replicas: no trial takes more cores than there are.
+two_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
+)
+
+
+def set_cores(patch, cpus):
+    """Makes plans those of a machine of these logical CPUs, a core each."""
+    topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=cpu) for cpu in cpus))
+    patch.setattr(machine_state, "read_topology", lambda: topology)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from command_lines import overridden, smoke_sweep
+from fake_machine import two_cores
 
 from harness.cli import exit_codes
 from harness.machine import disturbance
@@ -78,7 +79,7 @@ def test_a_sweep_beside_load_has_figures_and_says_so(beside, succeed):
     succeed("verify", "s")
 
 
-@pytest.mark.two_cores
+@two_cores
 def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     beside, succeed, tmp_path
 ):

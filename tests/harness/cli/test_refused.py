@@ -7,11 +7,9 @@ import time
 
 import pytest
 from command_lines import overridden
-from fake_machine import FakeNvml, make_gpus
+from fake_machine import FakeNvml, make_gpus, set_cores
 
 from harness.launch.ray import RayHost
-from harness.machine import machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
 
 REFUSED_SEC = 5.0
 """For a refusal, on a busy machine; alone it takes a few hundredths of a second."""
@@ -220,8 +218,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "taken" / "f").write_text("")
     image = "spec: {containers: [{name: harness, image: example/replicator:1}]}"
     (tmp_path / "image.yaml").write_text(image)
-    topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=cpu) for cpu in range(8)))
-    monkeypatch.setattr(machine_state, "read_topology", lambda: topology)
+    set_cores(monkeypatch, range(8))
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     hosts = [

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import slurm_cluster
 from command_lines import overridden
-from fake_machine import make_gpus
+from fake_machine import make_gpus, set_cores
 
 from harness.cli import documents, exit_codes, main
 from harness.cli.subcommands.sweep_command import RunRequest
@@ -193,11 +193,11 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("plans_for_two_cores")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_each_shipped_study_can_be_planned(path, succeed, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     install_gpus(make_gpus(8))
+    set_cores(monkeypatch, range(2))
     monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     asked = tomllib.loads(path.read_text(encoding="utf-8"))
     is_varied = "vary" in asked

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import commit, git, overridden
+from fake_machine import two_cores
 
 from harness.cli import exit_codes
 from harness.client import scaling_client
@@ -170,7 +171,7 @@ def test_two_processes_that_are_the_same_rank_are_refused(sweep):
     assert "rank 0" in reason_of(trial)
 
 
-@pytest.mark.two_cores
+@two_cores
 def test_a_control_that_the_program_never_reads_is_refused(sweep):
     """It would be the case itself under another name."""
     trial, _ = sweep("--controls=nosync", replicas="1,2", control=Control.NOSYNC)

@@ -11,6 +11,7 @@ import fork_server
 import psutil
 import pytest
 from command_lines import commit, git
+from fake_machine import two_cores
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -247,7 +248,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.two_cores
+@two_cores
 @pytest.mark.usefixtures("forked_trials", "folder")
 def test_the_time_of_an_epoch_is_no_step_time(succeed):
     out = succeed(

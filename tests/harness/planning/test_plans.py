@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_machine import FakeNvml, make_gpus
+from fake_machine import FakeNvml, make_gpus, set_cores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,6 @@ def folder(tmp_path_factory):
 
 
 def _run(options, num_cores, num_gpus, preset="smoke"):
-    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(num_cores))
     words = ["sweep", "--dry-run", *options.split()]
     if "--workload" not in options:
         words += ["--workload=resnet50"]
@@ -46,8 +43,7 @@ def _run(options, num_cores, num_gpus, preset="smoke"):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        topology = CpuTopology(cpus=cpus)
-        patch.setattr(machine_state, "read_topology", lambda: topology)
+        set_cores(patch, range(num_cores))
         patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(num_gpus)))
         code = cli.main(words)
     return code, out.getvalue(), err.getvalue()

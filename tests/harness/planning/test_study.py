@@ -4,10 +4,9 @@ import re
 
 import pytest
 from command_lines import overridden
+from fake_machine import set_cores
 
 from harness.cli import exit_codes
-from harness.machine import machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
 from results import Store
 from results.records import identity
 
@@ -19,8 +18,7 @@ BASE = (
 
 @pytest.fixture
 def sweep(harness, monkeypatch, tmp_path):
-    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
-    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
+    set_cores(monkeypatch, range(4))
     monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: None)
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
 

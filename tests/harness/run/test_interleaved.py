@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 from command_lines import overridden, smoke_sweep
+from fake_machine import set_cores, two_cores
 
 from harness.cli import exit_codes
-from harness.machine import machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import rounds
 from harness.run.trial_tree import Session
 from harness.trial import process_tree, rank_file
@@ -26,7 +25,6 @@ from results.records.models import Control, Order, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
-two_cores = pytest.mark.two_cores
 ROUNDS = 3
 ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
 SWEEP = smoke_sweep(
@@ -61,8 +59,7 @@ def run(harness, overrides, tmp_path, monkeypatch):
 @two_cores
 def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
     cores = sorted(os.sched_getaffinity(0))[:2]
-    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in cores)
-    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
+    set_cores(monkeypatch, cores)
     events = []
 
     def note(name, said):

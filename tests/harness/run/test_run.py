@@ -10,6 +10,7 @@ import psutil
 import pytest
 from command_lines import overridden, smoke_sweep
 from damaging import until
+from fake_machine import two_cores
 from study_files import ended_ids
 
 from harness.cli import exit_codes
@@ -247,7 +248,7 @@ def store(tmp_path):
     return Store(tmp_path / "runs" / "s")
 
 
-@pytest.mark.two_cores
+@two_cores
 def test_a_sweep_compares_before_it_measures(sweep, store):
     code, _, err = sweep()
     compared = list(store.equivalence.trials())

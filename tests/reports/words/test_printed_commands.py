@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import study_files
 from click.testing import CliRunner
+from fake_machine import set_cores
 
 from harness.cli import main, running
 from harness.planning import plan as plan_lib
@@ -46,9 +47,9 @@ def _run(command, runs_dir, monkeypatch):
     return done.output
 
 
-@pytest.mark.usefixtures("plans_for_two_cores")
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
+    set_cores(monkeypatch, range(2))
     study = study_files.published(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")

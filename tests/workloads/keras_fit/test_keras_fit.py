@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small_fit
 import tensorflow as tf
+from fake_machine import set_cores
 from small_programs import build, match
 
 import replicator
@@ -238,8 +239,10 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
     )
 
 
-@pytest.mark.usefixtures("plans_for_two_cores")
-def test_the_control_without_update_is_left_out_with_a_note(tmp_path, capsys):
+def test_the_control_without_update_is_left_out_with_a_note(
+    tmp_path, capsys, monkeypatch
+):
+    set_cores(monkeypatch, range(2))
     words = "sweep --dry-run --workload keras_fit --preset smoke --backends in_graph"
     words += f" --replicas 1,2 --controls nosync,no_update --runs-dir {tmp_path}"
 
