@@ -178,9 +178,12 @@ def _ratio(view: View, point: Point) -> str:
         pair.pop(point.case.case_id, None)
         if point.mode in item.modes and [*pair.values()] == [name]:
             _, ratio = item.over(name)
-            is_open = not (item.holds or item.is_oversubscribed)
-            shown = "" if ratio is None else formats.estimate(ratio, formats.times)
-            return shown + ", no difference shown" * (is_open and bool(shown))
+            if ratio is None:
+                return ""
+            shown = formats.estimate(ratio, formats.times)
+            if item.holds or item.is_oversubscribed:
+                return shown
+            return f"{shown}, {ratio.caveat or 'no difference shown'}"
     return ""
 
 

@@ -241,16 +241,16 @@ def load_text(load: conditions.Load) -> str:
 def busy(view: View) -> str:
     """Returns what load made of the figures of a sweep, in one sentence; or ""."""
     cases = [case for case in view.study.cases if case.measured_entries]
-    disturbed = [
-        f"{case.spec.backend} x{case.spec.num_replicas}"
-        for case in cases
-        if case.is_disturbed
-    ]
+    disturbed = [case for case in cases if case.is_disturbed]
     if disturbed:
-        names = "every case" if len(disturbed) == len(cases) else ", ".join(disturbed)
+        # Once for weak and strong scaling: the reader looks for the rows of a table.
+        names = dict.fromkeys(
+            f"{case.spec.backend} x{case.spec.num_replicas}" for case in disturbed
+        )
+        of = "every case" if len(disturbed) == len(cases) else ", ".join(names)
         return (
-            f"Busy machine: all blocks of {names} were disturbed, so figures of it are"
-            " what was measured beside this load, and no evidence."
+            f"Busy machine: all blocks of {of} were disturbed, so these figures were"
+            " measured beside this load and are no evidence."
         )
     text = conditions.count_blocks(view.study).busy
     return f"{text[0].upper()}{text[1:]}." if text else ""

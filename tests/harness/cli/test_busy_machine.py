@@ -53,7 +53,7 @@ def efficiency(out):
         row
         for row in rows
         if (row["quantity"], row["kind"]) == ("efficiency", "estimate")
-        and row["num_replicas"] == 2
+        and (row["num_replicas"], row["mode"]) == (2, "weak")
     )
     return found
 
@@ -86,7 +86,7 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     def load(num_cores):
         return QUIET if num_cores == 1 else BUSY
 
-    code, out, err = beside(load, "--json")
+    code, out, err = beside(load, "--mode=weak,strong", "--json")
 
     assert exit_codes.OK == code, err
     found = efficiency(out)
