@@ -12,7 +12,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -165,44 +165,32 @@ def _read_number(path: Path, default: int) -> int:
     return int(text) if text.removeprefix("-").isdigit() else default
 
 
-# Files of control groups, by the name that they have here and by version.
-_GROUP_FILES: Final[Mapping[str, Mapping[int, tuple[str, ...]]]] = {
-    "quota": {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)},
-    # Limit and usage.
-    "memory": {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        2: ("memory.max", "memory.current"),
-    },
-    "killer": {1: ("memory.oom_control",), 2: ("memory.events",)},
-}
-
-
-def _read_groups(kind: str, controller: str, root: Path) -> Iterator[list[str]]:
-    """Yields the words that the control groups of this process say, the own first."""
+def _read_groups(
+    controller: str, names: Mapping[int, Sequence[str]], root: Path
+) -> Iterator[list[str]]:
+    """Yields the words of files of the own control group, then of those above it."""
     for folder, version in cgroups.folders(controller, root):
-        names = _GROUP_FILES[kind][version]
-        yield [word for name in names for word in _read_text(folder / name).split()]
+        texts = (_read_text(folder / name) for name in names[version])
+        yield [word for text in texts for word in text.split()]
 
 
 def read_quota_cores(root: Path = Path("/")) -> float | None:
     """Returns the smallest CPU quota over this process's cgroups, or None."""
-    said = _read_groups("quota", "cpu", root)  # none is "max", or -1
+    names = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
+    said = _read_groups("cpu", names, root)  # none is "max", or -1
     quotas = [[int(w) for w in words] for words in said if all(map(str.isdigit, words))]
     granted = [pair[0] / pair[1] for pair in quotas if len(pair) > 1 and all(pair)]
     return min(granted, default=None)
 
 
 def read_free_memory(root: Path = Path("/")) -> int:
-    free = int(psutil.virtual_memory().available)
-    for words in _read_groups("memory", "memory", root):
-        if len(words) > 1 and all(map(str.isdigit, words)):
-            free = min(free, max(int(words[0]) - int(words[1]), 0))
-    return free
+    return min([int(psutil.virtual_memory().available), *cgroups.memory_left(root)])
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:
     """Returns how many processes of this control group the killer ended, or None."""
-    for words in _read_groups("killer", "memory", root):
+    names = {1: ("memory.oom_control",), 2: ("memory.events",)}
+    for words in _read_groups("memory", names, root):
         counts = dict(zip(words[::2], words[1::2], strict=False))
         if counts.get("oom_kill", "").isdigit():
             return int(counts["oom_kill"])

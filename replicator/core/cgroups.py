@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
+
+# Limit, usage, and what says how much of the usage is files that can be dropped.
+_MEMORY: Final = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
@@ -33,3 +40,19 @@ def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
             for folder in (relative, *relative.parents)
         ]
     return limits
+
+
+def memory_left(root: Path = Path("/")) -> list[int]:
+    """Returns the bytes that are left of each limit, files that can be dropped too."""
+    left = []
+    for folder, version in folders("memory", root):
+        limit, usage, droppable = _MEMORY[version]
+        try:
+            most, used = ((folder / name).read_text() for name in (limit, usage))
+            lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        if most.strip() != "max":
+            dropped = dict(line.split() for line in lines).get(droppable, "0")
+            left.append(max(int(most) - int(used) + int(dropped), 0))
+    return left

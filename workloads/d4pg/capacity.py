@@ -122,12 +122,6 @@ def streams_spec(
 
 _GB = 1_000_000_000
 _SUM_BYTES, _OWNER_BYTES = 8, 8
-# Of a control group, by its version: the limit, the usage, and the line of memory.stat
-# that says how much of the usage can be dropped.
-_GROUP_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
 
 
 def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
@@ -151,19 +145,7 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
 
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
-    left = [int(psutil.virtual_memory().available)]
-    for folder, version in cgroups.folders("memory", root):
-        limit, usage, droppable = _GROUP_FILES[version]
-        try:
-            most = (folder / limit).read_text(encoding="ascii").strip()
-            used = int((folder / usage).read_text(encoding="ascii"))
-            lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        except OSError:
-            continue
-        if most != "max":
-            dropped = dict(line.split() for line in lines).get(droppable, "0")
-            left.append(max(int(most) - used + int(dropped), 0))
-    return min(left)
+    return min([int(psutil.virtual_memory().available), *cgroups.memory_left(root)])
 
 
 def check_memory(

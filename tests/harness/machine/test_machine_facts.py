@@ -102,6 +102,15 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
     assert expected == machine_state.read_oom_kills(fake_root.path)
 
 
+def test_files_that_the_kernel_can_drop_are_free_memory(fake_root):
+    """Else a sweep in a container that has read many files would not fit."""
+    fake_root.write("proc/self/cgroup", "0::/job\n")
+    for name, text in (("max", 9000), ("current", 4000), ("stat", "inactive_file 500")):
+        fake_root.write(f"sys/fs/cgroup/job/memory.{name}", f"{text}\n")
+
+    assert 5500 == machine_state.read_free_memory(fake_root.path)
+
+
 CPU = "sys/devices/system/cpu"
 
 
