@@ -18,13 +18,14 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from harness.errors import PlanError
 from harness.machine import environment
 from results.records import identity as record_identity
 from results.records.record_base import MAX_NAME
 from results.records.texts import printable
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -180,12 +181,18 @@ _MOST_LOOKED_AT: Final = 5_000
 _MOST_OF_FILE: Final = 2**22
 """Bytes of a file outside of git; a larger one counts by its size and time."""
 _MOST_MODULES: Final = 900  # Files that a plan names; others have one digest.
-_LIST_PACKAGES: Final = """
-import hashlib, importlib.metadata, sys
-found = importlib.metadata.distributions()
+_QUESTION: Final = """
+import importlib.metadata, json, os, sys
+own = os.path.join(sys.prefix, "") if sys.prefix != sys.base_prefix else ""
+places = [of for of in sys.path if os.path.exists(of)]  # others mark import hooks
+found, urls = list(importlib.metadata.distributions()), {}
+for of in found:
+    try:
+        urls[of.metadata["Name"]] = json.loads(of.read_text("direct_url.json"))["url"]
+    except Exception:
+        pass
 names = sorted({f"{of.metadata['Name']}=={of.version}".lower() for of in found})
-digest = hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
-print(sys.version.split()[0], digest, len(names))
+print(json.dumps([sys.version.split()[0], own, places, names, urls]))
 """
 INTERPRETER_SEC: Final = 60.0
 _DIGITS: Final = 16
@@ -322,26 +329,50 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
     path = shutil.which(str(folder / word) if os.sep in word else word)
     if path is None:
         return {"program": "not found"}
-    if python := python_of(Path(path)):
-        said = answer_of(python, _LIST_PACKAGES, folder).split()
-        if len(said) == len(("version", "digest", "number")):
-            return {"python": said[0], "packages": f"{said[2]} ({said[1]})"}
+    if (python := python_of(Path(path))) and (said := ask(python, folder)):
+        digested = _blake2b(" ".join(said.packages).encode()).hexdigest()
+        packages = f"{len(said.packages)} ({digested})"
+        return {"python": said.version, "packages": packages}
     return {f"program {Path(path).name}": digest_of_file(Path(path))}
 
 
-def answer_of(python: str, question: str, folder: Path) -> str:
-    """Returns what a Python prints for a program, or "" if it does not answer."""
+class Interpreter(NamedTuple):
+    """What a Python says of itself."""
+
+    version: str
+    own: str  # The folder of its environment, with a slash; empty without one.
+    places: Sequence[str]  # From which it imports.
+    packages: Sequence[str]  # With their versions.
+    urls: Mapping[str, str]  # Of packages that were installed from one, by name.
+
+
+_asked: dict[tuple[str, Path, str], tuple[object, Interpreter]] = {}
+
+
+def ask(python: str, folder: Path) -> Interpreter | None:
+    """Asks a Python that starts in a folder; None if it does not answer.
+
+    That takes 0.15 s, so it is asked again where it or what is installed has changed.
+    """
+    key = python, folder, os.environ.get("PYTHONPATH", "")
+    if key in _asked:
+        state, said = _asked[key]
+        if state == environment.state_of((python, *said.places)):
+            return said
     try:
-        return subprocess.run(
-            [python, "-c", question],
+        done = subprocess.run(
+            [python, "-c", _QUESTION],
             capture_output=True,
             text=True,
             check=True,
             cwd=folder,
             timeout=INTERPRETER_SEC,
-        ).stdout
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ""
+        )
+        said = Interpreter(*untrusted.parsed(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        return None
+    _asked[key] = environment.state_of((python, *said.places)), said
+    return said
 
 
 def python_of(path: Path) -> str:

@@ -34,7 +34,6 @@ from harness.trial import process_tree
 from harness.trial.measure import COMPATIBLE, PROTOCOL
 from results.records.models import SCHEMA_VERSION, TrialSpec
 from results.records.texts import tokens
-from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -294,19 +293,6 @@ def fingerprint(spec: TrialSpec) -> str:
 # What starts the program has to be in both. An interpreter that both share imports what
 # is installed in it: both sides would then be one program, and their gate would pass.
 
-_LIST_SOURCES: Final = """
-import importlib.metadata, json, os, sys
-own = os.path.join(sys.prefix, "")  # an environment may lie in the repository
-is_own = sys.prefix != sys.base_prefix
-places = filter(os.path.exists, sys.path)  # others are marks of import hooks
-found = [[of, ""] for of in places if not (is_own and of.startswith(own))]
-for of in importlib.metadata.distributions():
-    text = of.read_text("direct_url.json")
-    if text:
-        found.append([json.loads(text).get("url", ""), of.metadata["Name"]])
-print(json.dumps(found))
-"""
-
 
 def check_start(command: str, start: Path, name: str) -> None:
     """Checks that a revision has the program file that a command names by its path."""
@@ -349,24 +335,17 @@ def check_imports(
 
 def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
     """Yields where the first Python of a command imports from, and a package or ""."""
-    for word in words:
-        executable = shutil.which(str(start / word) if os.sep in word else word)
-        python = identity.python_of(Path(executable)) if executable else ""
-        if python:
-            break
-    else:
+    paths = (shutil.which(str(start / x) if os.sep in x else x) for x in words)
+    pythons = (identity.python_of(Path(path)) for path in paths if path)
+    said = identity.ask(next(filter(None, pythons), ""), start)
+    if said is None:
         return
-    try:
-        listed = untrusted.parsed(identity.answer_of(python, _LIST_SOURCES, start))
-    except untrusted.DamagedFileError:
-        return
-    for listed_path, package in listed:
-        path = Path(
-            unquote(urlsplit(listed_path).path) if package else listed_path
-        ).resolve()
-        if package and (path / "src").is_dir():
-            path /= "src"
-        yield package, path
+    for place in said.places:  # an environment may lie in the repository
+        if not (said.own and place.startswith(said.own)):
+            yield "", Path(place).resolve()
+    for package, url in said.urls.items():
+        path = Path(unquote(urlsplit(url).path)).resolve()
+        yield package, path / "src" if (path / "src").is_dir() else path
 
 
 HERE: Final = "this tree"

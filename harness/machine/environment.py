@@ -23,7 +23,7 @@ from results.records.program import IDENTITY, recorded_variables
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.machine.gpus import Gpu
     from harness.machine.owned_folders import Owned
@@ -86,14 +86,18 @@ def read_environment(
 
 def read_packages() -> dict[str, str]:
     """Returns the versions of the packages that can affect a measurement."""
-    # Reading all versions would be the longest step before a trial; looking whether
-    # something was installed or removed takes microseconds.
-    folders = [path for path in map(Path, sys.path) if path.is_dir()]
-    return dict(_versions(tuple((path, path.stat().st_mtime_ns) for path in folders)))
+    # Reading all versions would be the longest step before a trial.
+    return dict(_versions(state_of(sys.path)))
+
+
+def state_of(paths: Iterable[str]) -> tuple[tuple[Path, int], ...]:
+    """Returns what differs once something was installed or removed, in microseconds."""
+    known = [path for path in map(Path, paths) if path.exists()]
+    return tuple((path, path.stat().st_mtime_ns) for path in known)
 
 
 @functools.lru_cache(maxsize=1)
-def _versions(_state: tuple[tuple[Path, int], ...]) -> dict[str, str]:
+def _versions(_state: object) -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -19,7 +19,6 @@ from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.command import identity
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
@@ -72,26 +71,6 @@ def make_spec() -> Any:
 def _without_plugins() -> None:
     """Processes that tests start look for no plugins of Pydantic: there are none."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _packages_are_listed_once() -> Iterator[None]:
-    """An interpreter takes 0.15 s to list its packages, twice for each trial."""
-    ask = identity.answer_of
-    listed: dict[Any, str] = {}
-
-    def answer_of(python: str, question: str, folder: Path) -> str:
-        if question != identity._LIST_PACKAGES:
-            return ask(python, question, folder)
-        changed = os.stat(python).st_mtime_ns  # noqa: PTH116 - of a link, its target
-        place = python, changed, folder, os.environ.get("PYTHONPATH")
-        if place not in listed:
-            listed[place] = ask(python, question, folder)
-        return listed[place]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(identity, "answer_of", answer_of)
-        yield
 
 
 @pytest.fixture(name="forked_trials")

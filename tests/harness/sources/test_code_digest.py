@@ -252,6 +252,22 @@ def test_a_program_that_is_edited_has_changed(program, tmp_path):
     assert "" == program().changed()
 
 
+def test_an_interpreter_is_asked_again_once_it_has_changed(tmp_path):
+    """To list its packages takes 0.15 s, and was done twice for each trial."""
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\necho >> asked\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+    def times_asked():
+        parts = identity.program_identity(f"{python} train.py", tmp_path)
+        assert re.fullmatch(r"[0-9]+ \(\w{16}\)", parts["packages"])
+        return (tmp_path / "asked").read_text().count("\n")
+
+    assert [1, 1] == [times_asked(), times_asked()]
+    os.utime(python, (0, 0))
+    assert 2 == times_asked()
+
+
 @pytest.fixture
 def own_tree(tmp_path):
     file = tmp_path / "harness" / "run" / "trial_tree.py"
