@@ -8,7 +8,6 @@ anything of the subcommand.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import difflib
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
     from harness.options.option import Option, Options
 
-_COMMAND: Final = "harness.cli.subcommand.command"
-"""Key of the words of the command, with all that a study file says."""
 MOST_BYTES: Final = 2**20  # Of a study file.
 _OTHER: Final = "Options"
 
@@ -95,7 +92,7 @@ class Call:
 
 
 def _parameter(each: Option) -> click.Parameter:
-    """Returns what click shows and completes; ``invoke`` reads its value."""
+    """Returns what click shows and completes; ``invoke`` reads its texts."""
 
     def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
         if each.complete is not None:
@@ -117,12 +114,11 @@ def _parameter(each: Option) -> click.Parameter:
         name += f"/--no-{each.name}" * (each.value is not False)
         # Not False: click would take a last option without a value as given.
         common |= {"is_flag": True, "type": click.BOOL}
-    if not each.is_required:  # what is not given is neither False nor empty
-        common["default"] = None
+    # All can be repeated for click, so that nothing which is given is lost.
     return click.Option(
         [*filter(None, [each.short]), name, each.field],
         help=each.described(),
-        multiple=kind.is_multiple,
+        multiple=True,
         metavar=each.metavar or None,
         **common,
     )
@@ -150,44 +146,29 @@ class Subcommand(click.Command):
         return model
 
     @functools.cached_property
-    def params(self) -> list[click.Parameter]:  # type: ignore[override]  # it is set once
+    def options(self) -> dict[str, Option]:
+        """What the command line takes, by field; all settings are one."""
         from harness.options import option
 
-        options = [
-            each for each in option.declared(self.request) if not each.is_setting
-        ]
+        options = {each.field: each for each in option.declared(self.request)}
+        options = {k: each for k, each in options.items() if not each.is_setting}
         if keys := option.settings(self.request):
-            options.append(option.set_option(keys))
-        return [*self._arguments, *map(_parameter, options)]
+            options[option.SET] = option.set_option(keys)
+        return options
+
+    @functools.cached_property
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]  # it is set once
+        return [*self._arguments, *map(_parameter, self.options.values())]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        args = [*_renamed(args, self.request.renamed)]
-        ctx.meta[_COMMAND] = sys.argv[1:]
         try:
-            given, rest, order = self.make_parser(ctx).parse_args(args=[*args])
+            return super().parse_args(ctx, [*_renamed(args, self.request.renamed)])
         except click.NoSuchOption as error:
             name = error.option_name
             instead = self._instead_of(name.removeprefix("--"))
             if not instead:
                 raise
             raise PlanError(f"{name} is no longer an option: {instead}") from error
-        options = [each for each in order if isinstance(each, click.Option)]
-        for each, number in collections.Counter(options).items():
-            if number > 1 and not each.multiple and each.opts[-1] != "--help":
-                raise PlanError(
-                    f"{each.opts[-1]} is given {number} times, and only one would"
-                    " count; give it once"
-                )
-        if isinstance(file := given.get(str(STUDY_FILE.name)), str):
-            words = [*_file_words(Path(file), self.request, given)]
-            # A shell's arguments are checked before; these come from a file.
-            check_arguments(words)
-            words += _words(options, given)
-            ctx.meta[_COMMAND] = [str(ctx.info_name), *words]
-            args = [*words, "--", file, *rest]
-        return super().parse_args(ctx, args)
 
     def _instead_of(self, name: str) -> str:
         """Returns what is used in place of an option of earlier versions."""
@@ -200,26 +181,47 @@ class Subcommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         from harness.options import option
 
-        own = {each.field: each for each in option.declared(self.request)}
-        texts = ctx.params.pop(option.SET, ())
-        given = {  # what is not given has the default of its field
-            name: own[name].kind.read(value, own[name].spelling)
-            for name, value in ctx.params.items()
-            if value not in (None, ())
+        file, command = ctx.params.pop(str(STUDY_FILE.name), None), sys.argv[1:]
+        texts = self._given(ctx.params)
+        if file is not None:
+            texts = _with_file(Path(file), self.request, texts)
+            command = [str(ctx.info_name), *_words(self.options, texts)]
+            # A shell's arguments are checked before; these come from a file.
+            check_arguments(command)
+        settings = texts.pop(option.SET, ())
+        given = {
+            name: self.options[name].kind.read(text, self.options[name].spelling)
+            for name, text in texts.items()
         }
         mark = option.contributed(self.request)
         if mark is None:
-            given |= self._set(texts)[""]
+            given |= self._set(settings)[""]
         else:
             default = self.request.model_fields[mark.by].default
             chosen = str(given.get(mark.by, default))
             owner = f"--{mark.by} {chosen}"
-            values = self._set(texts, owner)
+            values = self._set(settings, owner)
             model = mark.models().get(chosen, option.Options)
             given |= {mark.field: model(**values[owner]), **values[""]}
-        command = ("python", "-m", "harness", *ctx.meta[_COMMAND])
-        call = Call(command=command, overrides=ctx.obj or {})
+        call = Call(
+            command=("python", "-m", "harness", *command), overrides=ctx.obj or {}
+        )
         return importlib.import_module(self._module).run(self.request(**given), call)
+
+    def _given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what was given: one text, or all of what can be repeated."""
+        given = {}
+        for name, value in params.items():
+            each = self.options[name]
+            is_one = not (each.is_argument or each.kind.is_multiple)
+            if is_one and len(value) > 1:
+                raise PlanError(
+                    f"{each.spelling} is given {len(value)} times, and only one would"
+                    " count; give it once"
+                )
+            if value not in (None, ()):
+                given[name] = value[0] if is_one else value
+        return given
 
     def _set(self, texts: Sequence[str], *owners: str) -> dict[str, dict[str, Any]]:
         """Returns what ``--set`` gives each owner, by fields; "" is the subcommand."""
@@ -255,15 +257,12 @@ class Subcommand(click.Command):
         from harness.options import option
 
         rows: dict[str, list[tuple[str, str]]] = {}
-        groups = {each.field: each.group for each in option.declared(self.request)}
-        groups[option.SET] = option.SETTINGS
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                is_option = isinstance(param, click.Option)
-                group = groups.get(str(param.name), _OTHER) if is_option else _OTHER
-                rows.setdefault(group, []).append(record)
+                each = self.options.get(str(param.name))
+                rows.setdefault(each.group if each else _OTHER, []).append(record)
         for name, own in option.settings(self.request).items():
-            owners = " or ".join(each.owner for each in own if each.owner)
+            owners = " or ".join(one.owner for one in own if one.owner)
             text = own[0].described() + f"  [with {owners}]" * bool(owners)
             rows[option.SETTINGS].append((f"{name}={own[0].metavar}", text))
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
@@ -289,56 +288,51 @@ def _renamed(
             yield from words
 
 
-def _words(options: Iterable[click.Option], given: Mapping[str, Any]) -> Iterator[str]:
-    """Yields options as they were given, by their long names."""
-    values = {
-        name: iter(value if isinstance(value, list) else [value])
-        for name, value in given.items()
-    }
-    for each in options:
-        value = next(values[str(each.name)])
-        if each.is_flag:
-            yield each.opts[-1] if value else each.secondary_opts[-1]
-        else:
-            yield from (each.opts[-1], value)
+def _words(options: Mapping[str, Option], texts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields options with their texts, by their long names."""
+    for name, value in texts.items():
+        each = options[name]
+        if not each.kind.is_flag:
+            for text in value if each.kind.is_multiple else (value,):
+                yield from (each.spelling, text)
+        elif value or each.value:
+            yield each.spelling if value else f"--no-{each.name}"
 
 
-# The argument of ``sweep``: a study as a TOML file. It becomes options, but for those
-# that are given beside it, so that everything behind the command line is the same with
-# and without a file. The recorded command has options only: whoever repeats it needs no
-# file.
+# The argument of ``sweep``: a study as a TOML file. It becomes texts of options, but
+# for those that are given beside it, so that everything behind the command line is the
+# same with and without a file. The recorded command has options only: whoever repeats
+# it needs no file.
 
-STUDY_FILE: Final = click.Argument(["file"], required=False, expose_value=False)
+STUDY_FILE: Final = click.Argument(["file"], required=False)
 
 
-def _file_words(
+def _with_file(
     path: Path, model: type[Options], given: Mapping[str, Any]
-) -> Iterator[str]:
+) -> dict[str, Any]:
+    """Returns the texts of options: of a study file, and those beside it."""
     from harness.options import option
 
     keys, data = _read(path, model)
+    texts: dict[str, Any] = {}
     for name, value in data.items():
-        each = keys[name]
-        pairs = [_text(value)]
+        each, field = keys[name], keys[name].field
         if each.is_setting:
-            pairs = [f"{name}={pairs[0]}"]
+            field, pairs = option.SET, [f"{name}={_text(value)}"]
         elif isinstance(value, dict):
             pairs = [f"{key}={_text(one)}" for key, one in value.items()]
         elif each.kind.is_multiple:
             pairs = value
-        elif each.field in given:
+        else:
+            texts[field] = value if each.kind.is_flag else _text(value)
             continue
-        elif each.kind.is_flag:
-            off = [f"--no-{name}"] * bool(each.value)
-            yield from [each.spelling] if value else off
-            continue
-        field, spelling = each.field, each.spelling
-        if each.is_setting:
-            field, spelling = option.SET, "--set"
         beside = {text.partition("=")[0] for text in given.get(field, ())}
-        for pair in pairs:
-            if pair.partition("=")[0] not in beside:
-                yield from (spelling, pair)
+        kept = [pair for pair in pairs if pair.partition("=")[0] not in beside]
+        texts[field] = (*texts.get(field, ()), *kept)
+    for name, value in given.items():
+        is_more = isinstance(value, tuple)
+        texts[name] = (*texts.get(name, ()), *value) if is_more else value
+    return texts
 
 
 def _text(value: object) -> str:

@@ -62,7 +62,8 @@ STUDY: Final = "Study and output"
 def complete_study(params: Mapping[str, Any], incomplete: str) -> list[str]:
     """Returns the studies below ``--runs-dir`` whose names begin like this."""
     try:
-        plans = sorted(Path(params.get("runs_dir") or RUNS_DIR).glob("*/plan.json"))
+        (*_, runs_dir) = params.get("runs_dir") or (RUNS_DIR,)
+        plans = sorted(Path(runs_dir).glob("*/plan.json"))
     except OSError:  # nothing to complete; the subcommand itself says what is wrong
         return []
     names = [path.parent.name for path in plans]
