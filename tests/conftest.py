@@ -15,7 +15,9 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 QUICK_START = FOLDER / "quick_start"
-SUPPORT = FOLDER / "support"
+# Folders of programs that run on the devices of one process.
+OF_REPLICAS = ("conformance", "failed_steps", "fuzz", "programs")
+NUM_VIRTUAL_DEVICES = 4
 
 _SERVED = "tests/replicator/backends/multi_worker_in_graph"
 # Files whose tests share what is slow to make: one process runs all of a group.
@@ -73,12 +75,16 @@ def _start_quickly() -> None:
 _start_quickly()
 # What tests of several folders share is imported from there, by one name everywhere.
 sys.path[:0] = [
-    str(path)
-    for path in (
-        SUPPORT,
-        FOLDER / "validation" / "statistics",
+    path
+    for path in map(
+        str,
+        (
+            FOLDER / "support",
+            FOLDER / "validation" / "statistics",
+            *(FOLDER / name for name in OF_REPLICAS),
+        ),
     )
-    if str(path) not in sys.path
+    if path not in sys.path
 ]
 
 
@@ -90,6 +96,14 @@ _STARTED: dict[str, str] = {}
 
 # More objects than a file of quick tests makes.
 _MANY_OBJECTS = 100_000
+
+
+def pytest_collectstart(collector: Any) -> None:
+    """Makes virtual devices before TensorFlow runs its first op: at collection."""
+    if collector.path in [FOLDER / name for name in OF_REPLICAS]:
+        from replicator.core import devices
+
+        devices.split_cpu(NUM_VIRTUAL_DEVICES)
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from reports.page import build
+import reports
 
 HERE = pathlib.Path(__file__).parent
 LARGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -59,19 +59,19 @@ def stores(make, shapes):
 
 
 @pytest.fixture(scope="session")
-def reports(tmp_path_factory, stores):
+def report_of(tmp_path_factory, stores):
     """Builds the report of a shape, once."""
 
     @functools.cache
-    def report_of(name):
+    def write(name):
         path = tmp_path_factory.mktemp("report") / "index.html"
-        return build.write_report(stores(name), path)
+        return reports.write_report(stores(name), path)
 
-    return report_of
+    return write
 
 
 @pytest.fixture
-def open_page(browser, reports):
+def open_page(browser, report_of):
     """Opens the report of a shape; fails on anything the page says or loads."""
     contexts = []
     said = []
@@ -88,7 +88,7 @@ def open_page(browser, reports):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: (said.append("dialog"), dialog.dismiss()))
-        path = name if isinstance(name, pathlib.Path) else reports(name)
+        path = name if isinstance(name, pathlib.Path) else report_of(name)
         page.on(
             "request",
             lambda request: (

@@ -7,9 +7,8 @@ import re
 import pandas as pd
 import pytest
 
-from reports.page import build
-from results import points_frame
-from results.records.models import Failure, Phase, TrialStatus
+import reports
+from results import Failure, Phase, TrialStatus, points_frame
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -106,7 +105,7 @@ def test_hostile_text_is_shown_and_never_run(open_page, tmp_path, synthetic):
         store = synthetic.make_store(tmp_path / "study", shape)
     finally:
         synthetic.synthetic_trial.FAILURES.update(before)
-    page = open_page(build.write_report(store, tmp_path / "index.html"))
+    page = open_page(reports.write_report(store, tmp_path / "index.html"))
 
     assert 1 == page.locator("script").count()
     assert 0 == page.locator("img[src=x]").count()

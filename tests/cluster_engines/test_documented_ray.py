@@ -17,8 +17,7 @@ import driver
 import pytest
 import slurm_cluster
 
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 

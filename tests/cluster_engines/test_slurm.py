@@ -12,8 +12,7 @@ from command_lines import overridden, smoke_sweep
 from slurm_cluster import finished
 
 from replicator.cluster.environment import expand_nodes
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,7 @@ import pytest
 from command_lines import smoke_sweep
 from slurm_cluster import finished
 
-from results.records.models import TrialStatus
+from results import TrialStatus
 
 pytestmark = pytest.mark.processes
 

@@ -1,6 +1,7 @@
 """Every backend keeps every promise of the contract, or says why it makes none."""
 
 import functools
+import os
 
 import pytest
 import write_document
@@ -24,6 +25,14 @@ PAIRS = [
     for case in CASES.values()
     if target.runs(case)
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watchdog(request):
+    """A case that hangs ends the run after showing where, past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        cases.WATCHDOG["file"] = os.dup(2)
 
 
 @pytest.fixture(scope="session")

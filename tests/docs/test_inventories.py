@@ -8,8 +8,8 @@ import pytest
 import replicator.catalog
 import workloads.catalog
 from harness.launch.launchers import LAUNCHERS
+from results import Phase, TrialStatus
 from results.records import schema
-from results.records.models import Phase, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 

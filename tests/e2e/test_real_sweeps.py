@@ -12,8 +12,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import trial_tree
-from results import Store, curves_frame, trials_frame
-from results.records.models import Control, TrialStatus
+from results import Control, Store, TrialStatus, curves_frame, trials_frame
 
 pytestmark = pytest.mark.processes
 

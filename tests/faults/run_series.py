@@ -31,8 +31,7 @@ import psutil
 
 from harness.trial.process_tree import find_tree
 from harness.trial.rank_file import rank_path
-from results import Store
-from results.records.models import Phase, TrialStatus
+from results import Phase, Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("local", "slurm", "ray")

@@ -66,13 +66,13 @@ def run_on_clusters(num_programs, first_seed, backend):
     """Starts a cluster for each seed; prints a line for each."""
     sys.path.insert(0, str(FOLDER.parent / "support"))
     sys.path.insert(0, str(FOLDER))
-    import cluster_programs
+    from fuzzing import series
 
     num_differences = 0
     for index, start in enumerate(range(0, num_programs, PER_SEED)):
         count, seed = min(PER_SEED, num_programs - start), first_seed + index
         with tempfile.TemporaryDirectory() as folder:
-            found = cluster_programs.run(backend, Path(folder), seed, count)
+            found = series.run_on_workers(backend, Path(folder), seed, count)
         for verdicts, differences in found:
             lines = "".join(f"\nDIFFERENCE {line}" for line in differences)
             num_differences += len(differences)

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import cluster_programs
 import covering
 import pytest
 from fuzzing import operations, series, training_runs, trainings
@@ -87,10 +86,10 @@ def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch():
 
 @pytest.mark.full
 @pytest.mark.processes
-@pytest.mark.parametrize("backend", cluster_programs.RUNNERS)
+@pytest.mark.parametrize("backend", series.RUNNERS)
 def test_random_programs_agree_on_workers(tmp_path, backend):
     """Two workers of two replicas."""
-    for verdicts, found in cluster_programs.run(
+    for verdicts, found in series.run_on_workers(
         backend, tmp_path, SEED, NUM_PROGRAMS_ON_WORKERS
     ):
         assert [] == found

@@ -24,11 +24,10 @@ import pytest
 
 from harness.machine import gpus
 from harness.trial import gpu_probe
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 if TYPE_CHECKING:
-    from results.store.study_store import Trial
+    from results import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from results.records.models import Phase, TrialStatus
+from results import Phase, TrialStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 

@@ -23,8 +23,7 @@ from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
 from harness.trial.gpu_probe import TensorFlowGpus
-from results import Store
-from results.records.models import Plan, PlannedTrial, TrialSpec
+from results import Plan, PlannedTrial, Store, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

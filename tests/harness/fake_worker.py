@@ -21,8 +21,8 @@ from pathlib import Path
 from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.machine.allocation import processes_of_trial
 from harness.trial import measure, process_tree
+from results import Control, Environment, TrialSpec
 from results.records import identity
-from results.records.models import Control, Environment, TrialSpec
 
 
 class ResourceExhaustedError(Exception):

@@ -7,9 +7,8 @@ import types
 import pytest
 from command_lines import install
 
-from results import plugins
+from results import Plan, plugins
 from results.figures import trial_metrics
-from results.records.models import Plan
 
 __all__ = ["install"]
 

@@ -157,10 +157,10 @@ def _read_at_import(env):
 
 def main():
     """Serves until its parent ends; in a forked process, runs what was requested."""
-    from replicator.cluster import die_with_parent
+    from harness.trial import process_tree
 
     parent, fileno = map(int, sys.argv[1:3])
-    die_with_parent.request_death_signal()
+    process_tree.request_death_signal()
     if os.getppid() != parent:
         return
     for name in sys.argv[3:]:
@@ -171,7 +171,7 @@ def main():
     own = os.getpid()
     request = _serve(socket.socket(fileno=fileno))
     if request is not None:
-        die_with_parent.request_death_signal()
+        process_tree.request_death_signal()
         if os.getppid() == own:
             _run(request)
 

@@ -14,9 +14,7 @@ import synthetic_trial
 from synthetic_trial import ALL_CONTROLS, Lost
 
 from harness import catalog
-from results import Store
-from results.records import identity
-from results.records.models import (
+from results import (
     Budget,
     BudgetUnit,
     Contrast,
@@ -27,9 +25,11 @@ from results.records.models import (
     PlannedTrial,
     ScalingMode,
     StatusRecord,
+    Store,
     TrialSpec,
     TrialStatus,
 )
+from results.records import identity
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8

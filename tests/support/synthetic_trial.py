@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from results.records import identity
-from results.records.models import (
+from results import (
     Block,
     Control,
     Environment,
@@ -27,6 +26,7 @@ from results.records.models import (
     TrialResult,
     TrialStatus,
 )
+from results.records import identity
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2

@@ -12,7 +12,6 @@ import tensorflow as tf
 from conformance_cases.cases import case, share
 
 import replicator
-from replicator import errors
 
 
 @contextlib.contextmanager
@@ -53,7 +52,7 @@ def collectives_in_control_flow(repl):
         return inner(tf.constant(1.0))
 
     for step in (in_cond, in_while, in_function):
-        with refused(errors.CollectiveControlFlowError, "move it out"):
+        with refused(replicator.CollectiveControlFlowError, "move it out"):
             repl.run(step)
 
 
@@ -64,7 +63,9 @@ def a_variable_made_in_a_step(repl):
     def step():
         return tf.Variable(1.0, name="mine")
 
-    with refused(errors.CreateVariableInStepError, r"a variable \('mine'\).*context"):
+    with refused(
+        replicator.CreateVariableInStepError, r"a variable \('mine'\).*context"
+    ):
         repl.run(step)
 
 
@@ -101,7 +102,7 @@ def updates_that_are_not_averaged(repl):
         ),
         (count, "'total:0' would be updated.*a metric.*create it with trainable=False"),
     ):
-        with refused(errors.UnsynchronisedUpdateError, pattern):
+        with refused(replicator.UnsynchronisedUpdateError, pattern):
             repl.run(step, _numbers(repl))
 
 
@@ -121,7 +122,7 @@ def misuse_of_collectives(repl):
     with refused(ValueError, "reduce 'sum' of string is not defined; reductions take"):
         repl.reduce("sum", words)
     with refused(
-        errors.CollectiveContextError,
+        replicator.CollectiveContextError,
         r"all_reduce\(\) was called in cross-replica context.*inside the step",
     ):
         replicator.all_sum(tf.constant(1.0))
@@ -145,7 +146,7 @@ def misuse_of_optimizers(repl):
     with refused(ValueError, "got no gradient: all of them are None"):
         repl.run(step)
     with refused(
-        errors.CollectiveContextError,
+        replicator.CollectiveContextError,
         r"apply_gradients\(\) was called in cross-replica context",
     ):
         optimizer.apply_gradients([])
@@ -205,5 +206,5 @@ def a_global_batch_that_does_not_divide(repl):
         size = ctx.get_per_replica_batch_size(2 * repl.num_replicas + 1)
         return tf.data.Dataset.range(8).batch(size)
 
-    with refused(errors.SplitBatchError, r"is not divisible by num_replicas \d+"):
+    with refused(replicator.SplitBatchError, r"is not divisible by num_replicas \d+"):
         repl.make_input_iterator(input_fn)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from fuzzing.values import (
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
-from replicator import errors
+import replicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -39,7 +41,7 @@ def check(program, repl=None):
         error = caught
     expected, drifting = interpret(program, tf.float64, seen.failed)
     may_refuse, must_refuse = _refusals(program, drifting)
-    if isinstance(error, errors.UnsynchronisedUpdateError) and may_refuse:
+    if isinstance(error, replicator.UnsynchronisedUpdateError) and may_refuse:
         return Verdict.REFUSED
     is_uneven = values.has_uneven_join(program)
     if error is not None:
@@ -87,7 +89,7 @@ def _uneven(program):
 
 def _names_shapes(error):
     """Whether an error is about shapes that differ between replicas."""
-    known = (errors.ReplicatorError, tf.errors.InvalidArgumentError)
+    known = (replicator.ReplicatorError, tf.errors.InvalidArgumentError)
     return isinstance(error, known) and "shape" in str(error)
 
 
@@ -274,3 +276,78 @@ def run_series(
             f"{grammar.render(program)}\n"
         )
     return found
+
+
+# On a cluster of two workers, against the interpreter.
+NUM_REPLICAS = 4  # two in each
+# A step that fails, or finds that shapes differ, ends a job of several processes.
+ENDS_A_JOB = {"failures", "uneven"}
+
+
+def set_up(folder, *, seed, num_programs):
+    del folder
+    return seed, num_programs
+
+
+def multi_worker_in_graph(seed, num_programs):
+    """Programs of which two processes run the replicas, in one graph."""
+    repl = replicator.create("multi_worker_in_graph", num_replicas=NUM_REPLICAS)
+    return _check_all(repl, seed, num_programs, drawing.FEATURES)
+
+
+def multi_worker(seed, num_programs):
+    """Programs that every worker draws, and runs its part of."""
+    repl = replicator.create("multi_worker", num_replicas=NUM_REPLICAS)
+    features = [name for name in drawing.FEATURES if name not in ENDS_A_JOB]
+    return _check_all(repl, seed, num_programs, features)
+
+
+def _check_all(repl, seed, num_programs, features):
+    """Goes on after a difference, which other workers may not see."""
+    differences = []
+
+    def note(program):
+        try:
+            return check(program, repl)
+        except DifferenceError as difference:
+            differences.append(f"{difference}\n{STEPS.render(program)}")
+            return Verdict.NOT_JUDGED
+
+    grammar = dataclasses.replace(
+        STEPS,
+        programs=functools.partial(drawing.programs, nums_replicas=(NUM_REPLICAS,)),
+        check=note,
+    )
+    found = run_series(
+        seed, num_programs, grammar=grammar, is_shrunk=False, features=features
+    )
+    verdicts = {verdict.value: n for verdict, n in found.verdicts.items()}
+    return [verdicts, differences]
+
+
+CASES = {
+    "multi_worker": multi_worker,
+    "multi_worker_in_graph": multi_worker_in_graph,
+}
+# By backend, the processes that draw programs; the others serve.
+RUNNERS = {
+    "multi_worker": [("worker", 0), ("worker", 1)],
+    "multi_worker_in_graph": [("worker", 0)],
+}
+
+
+def run_on_workers(backend, folder, seed, num_programs):
+    """By process that draws, how many programs ended how, and the differences."""
+    import case_cluster
+
+    ran = case_cluster.ran(
+        __name__,
+        folder,
+        path=Path(__file__).resolve().parents[1],
+        cases=[backend],
+        options={"seed": seed, "num_programs": num_programs},
+        runners=RUNNERS[backend],
+        num_workers=2,
+        num_cpu_devices=2,
+    )
+    return ran.values(backend)

@@ -16,7 +16,6 @@ from fuzzing.numpy_model import RATE, Model, make_data, parts_of
 from fuzzing.values import DifferenceError, Verdict
 
 import replicator
-from replicator import errors
 
 FAILURE = "the drawn failure"
 _OPTIMIZERS = {
@@ -309,9 +308,9 @@ def _must_refuse(training, num_replicas):
         trainings.Queue in kinds or training.optimizer.clips_before
     ):
         # State of each replica in a gradient; gradients clipped by each on its own.
-        found.add(errors.UnsynchronisedUpdateError)
+        found.add(replicator.UnsynchronisedUpdateError)
     if trainings.Recomputed in kinds:
-        found.add(errors.RecomputationError)
+        found.add(replicator.RecomputationError)
     return found
 
 
@@ -433,7 +432,7 @@ class _Judge:
         if self._position == inputs.num_examples:
             # Nothing is left: only of a generator it is not known.
             is_between = inputs.is_generator
-        if is_between and isinstance(event.error, errors.ReplicatorError):
+        if is_between and isinstance(event.error, replicator.ReplicatorError):
             return False
         _check_error(place, event.error)
         self._num_replicas = action.target.num_replicas
@@ -443,7 +442,7 @@ class _Judge:
         return True
 
     def _foreign(self, place, action, event):
-        if isinstance(event.error, errors.ReplicatorError):
+        if isinstance(event.error, replicator.ReplicatorError):
             return Verdict.REFUSED
         if action.what == "optimizer" and self._training.poison is None:
             # An optimizer that updates alike may be taken, with a state of its own.

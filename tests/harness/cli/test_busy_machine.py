@@ -9,10 +9,11 @@ import pytest
 from command_lines import overridden, smoke_sweep
 from fake_machine import two_cores
 
+import reports
 from harness.cli import exit_codes
 from harness.machine import disturbance
 from reports.page import build
-from results.errors import WriteStoreError
+from results import WriteStoreError
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 QUIET, BUSY = 0.001, 0.3
@@ -120,7 +121,7 @@ def quick_page(with_pages, monkeypatch):
 @pytest.mark.parametrize("order", ["relay", "sequential"])
 def test_the_report_is_renewed_after_each_repetition(beside, monkeypatch, order):
     found = []
-    write = build.write_report
+    write = reports.write_report
 
     def counted(store, path):
         found.append(sum(t.status is not None for t in store.trials()))

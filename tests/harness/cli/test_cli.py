@@ -23,8 +23,7 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 from harness.run import trial_runner
 from reports.page import build
-from results import Store
-from results.records.models import SCHEMA_VERSION
+from results import SCHEMA_VERSION, Store
 from results.store import lock
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]

@@ -14,8 +14,7 @@ import pytest
 
 from harness.planning import estimate
 from harness.run import progress, rounds
-from results.records import identity
-from results.records.models import (
+from results import (
     Budget,
     BudgetUnit,
     Failure,
@@ -25,6 +24,7 @@ from results.records.models import (
     StatusRecord,
     TrialStatus,
 )
+from results.records import identity
 
 
 def test_guesses_come_from_the_most_similar_trials(make_spec):

@@ -144,7 +144,7 @@ def test_a_share_has_the_interval_of_wilson():
 
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = Path(__file__).parent / "programs" / "train.py"
 EXAMPLE = ROOT / "docs" / "examples" / "scaling_client.cpp"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
@@ -154,8 +154,8 @@ def _client(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "harness" / "client"))
 
 
-def words_of(program="train.py", *words):
-    return [sys.executable, str(PROGRAMS / program), *words]
+def words_of(*words):
+    return [sys.executable, str(PROGRAM), *words]
 
 
 def conform(*words):
@@ -164,7 +164,7 @@ def conform(*words):
 
 @pytest.mark.processes
 def test_two_ranks_in_python_conform(capsys):
-    assert 0 == conform("--", *words_of("start.py", "{replicas}"))
+    assert 0 == conform("--", *words_of("{replicas}"))
     lines = capsys.readouterr().out.splitlines()
     assert 5 <= len(lines) == sum(line.startswith("ok ") for line in lines)
     assert "2 ranks, with losses" in lines[0]

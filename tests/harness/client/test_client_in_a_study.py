@@ -14,8 +14,7 @@ from harness.cli import exit_codes
 from harness.client import scaling_client
 from harness.run import rounds, trial_tree
 from harness.trial import process_tree
-from results import Store
-from results.records.models import Control, Order, TrialStatus
+from results import Control, Order, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 CLIENT = Path(scaling_client.__file__).parent
@@ -34,7 +33,7 @@ def client(monkeypatch, forked_trials):
 def sweep(client, harness, overrides, tmp_path, monkeypatch):
     """Returns a function that sweeps a program; it returns a trial and its folder."""
     shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
-    command = f"{sys.executable} start.py {{replicas}}"
+    command = f"{sys.executable} train.py {{replicas}}"
 
     def run(*words, command=command, replicas=1, control=Control.NONE, **variables):
         for name, value in variables.items():

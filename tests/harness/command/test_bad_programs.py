@@ -11,12 +11,7 @@ import synthetic_trial
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.trial import process_tree
-from results import Store
-from results.records.models import (
-    Evidence,
-    Program,
-    TrialStatus,
-)
+from results import Evidence, Program, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from harness.command import program, reader, worker
 from harness.command.reader import Reading, ReadingError
 from harness.command.running import Run
 from harness.command.worker import OtherGpus, judge
-from results.records.models import Evidence
+from results import Evidence
 
 
 def _of_file(kind, key="rate"):

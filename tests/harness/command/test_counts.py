@@ -12,9 +12,8 @@ from harness.command import reader as reader_lib
 from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError, RevisionError
 from harness.judging import revisions
-from results import Store
+from results import Program, Store
 from results.records import identity as record_identity
-from results.records.models import Program
 
 # Its rate is its own claim, and is the same on both sides but for 0.01 %.
 BENCH = """

@@ -34,11 +34,9 @@ from harness.run import trial_tree
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.words import judgement
-from results import Store
-from results.errors import ResultsError
+from results import GateCase, GateRecord, ResultsError, StatusRecord, Store, TrialSpec
 from results.judging import gate as gate_module
 from results.records import identity
-from results.records.models import GateCase, GateRecord, StatusRecord, TrialSpec
 from results.store import lock
 
 pytestmark = pytest.mark.processes

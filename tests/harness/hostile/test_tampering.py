@@ -13,7 +13,7 @@ from fake_machine import BUSY, QUIET
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import disturbance
-from reports.page.build import write_report
+from reports import write_report
 from results import Store
 from results.store import manifest
 

@@ -18,7 +18,7 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
 from harness.machine import disturbance
-from results.records.models import SCHEMA_VERSION
+from results import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = driver.command_of("gate_worker", Path(__file__).parent)

@@ -21,7 +21,7 @@ import fake_worker
 import harness
 from harness.trial import measure
 from harness.trial.measure import exact_metric
-from results.records.models import Control
+from results import Control
 
 _OF_STEPS = {"graph_nodes": 100, "collective_bytes": 1030}
 

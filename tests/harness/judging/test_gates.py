@@ -22,9 +22,8 @@ from harness.cli import exit_codes
 from harness.judging import revisions
 from harness.machine import owned_folders
 from harness.trial import process_tree
-from results import Store
+from results import Control, Store
 from results.judging import gate as gate_module
-from results.records.models import Control
 
 pytestmark = pytest.mark.processes
 

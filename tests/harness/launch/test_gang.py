@@ -20,8 +20,7 @@ from harness.errors import LaunchError
 from harness.launch import gang
 from harness.launch.gang import ClientEngine, Engine, Gang, RunningGang
 from harness.trial import rank_file
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 LONGEST_SEC = 30.0
 SWEEP = smoke_sweep(

@@ -21,8 +21,7 @@ from harness.launch.gang import Gang
 from harness.launch.kubernetes import KubernetesOptions
 from harness.launch.launchers import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 ASKED = ("--launcher=kubernetes", "--set=pod-template=pod.yaml")
 PROGRAM = """

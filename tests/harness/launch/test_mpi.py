@@ -15,8 +15,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.trial import process_tree
 from replicator.cluster import local_cluster
-from results import Store
-from results.records.models import Evidence
+from results import Evidence, Store
 
 pytestmark = [
     pytest.mark.processes,

@@ -12,7 +12,8 @@ from fake_machine import FakeGpu, FakeMig, make_gpus, without
 from harness.errors import PlanError, UnfitMachineError
 from harness.machine import gpu_watch, gpus
 from harness.machine.gpu_watch import GpuReading, GpuWatch
-from results.records.measuring import GpuSettings, GpuUse, discard_reason
+from results import GpuSettings, GpuUse
+from results.records.measuring import discard_reason
 
 
 def _visible(limit):

@@ -12,9 +12,7 @@ from command_lines import commit, git
 from harness.cli import exit_codes
 from harness.machine import environment, machine_state
 from harness.run import trial_tree
-from results import Store
-from results.records.measuring import MachineState
-from results.records.models import Placement
+from results import MachineState, Placement, Store
 
 PLACE = Placement(
     cpusets=((0, 1),),

@@ -12,7 +12,7 @@ from harness.cli import exit_codes
 from harness.machine import allocation, machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import trial_tree
-from results.records.models import Control
+from results import Control
 
 
 def machine(num_cores=4, *, num_nodes=1, num_threads=1, quota=None):

@@ -10,7 +10,7 @@ import pytest
 from harness.run import aggregate, trial_tree
 from harness.trial import rank_file
 from harness.trial.rank_file import FirstExit
-from results.records.models import Failure, Phase, TrialStatus
+from results import Failure, Phase, TrialStatus
 
 SECOND = 1_000_000_000
 

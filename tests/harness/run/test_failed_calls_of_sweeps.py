@@ -23,8 +23,7 @@ from study_files import ended_ids, finished_in, observed_in
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 from results.store import lock, manifest
 
 pytestmark = pytest.mark.processes

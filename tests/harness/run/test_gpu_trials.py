@@ -11,8 +11,7 @@ from fake_machine import ANSWERS, make_gpus, without
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpu_watch
-from results import Store, trials_frame
-from results.records.models import Phase, TrialStatus
+from results import Phase, Store, TrialStatus, trials_frame
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

@@ -20,8 +20,7 @@ from harness.cli import exit_codes
 from harness.run import rounds
 from harness.run.trial_tree import Session
 from harness.trial import process_tree, rank_file
-from results import Store
-from results.records.models import Control, Order, TrialStatus
+from results import Control, Order, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")

@@ -19,8 +19,7 @@ from study_files import ended_ids, observed_in
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.trial.process_tree import MARKER, find_tree
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 from results.store import lock
 
 pytestmark = pytest.mark.processes

@@ -16,8 +16,7 @@ from study_files import ended_ids
 from harness.cli import exit_codes
 from harness.run import trial_tree
 from harness.trial import process_tree
-from results import Store
-from results.records.models import Phase, TrialStatus
+from results import Phase, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")

@@ -20,7 +20,7 @@ from harness.client.scaling_client import (
 from harness.run import aggregate
 from harness.trial import measure, rank_file
 from harness.trial.rank_file import rank_path
-from results.records.models import Phase
+from results import Phase
 
 SECOND = 1_000_000_000
 

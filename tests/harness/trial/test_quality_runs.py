@@ -11,8 +11,7 @@ from command_lines import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.trial import measure as steps_lib
-from results import Store
-from results.records.models import Budget, BudgetUnit
+from results import Budget, BudgetUnit, Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

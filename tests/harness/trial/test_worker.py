@@ -18,8 +18,8 @@ from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
 from harness.trial import gpu_probe, process_tree, worker
 from harness.trial.rank_file import cause_of
-from replicator.cluster.configuration import ClusterConfig
-from results.records.models import Control, Phase, TrialStatus
+from replicator.cluster import environment
+from results import Control, Phase, TrialStatus
 
 NEVER = {"external_writes": "never"}
 
@@ -104,8 +104,9 @@ def test_each_process_of_a_cluster_sees_its_own_gpus(
     monkeypatch, kind, index, num_each, expected
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
-    addresses = {"chief": ("a:1",), "worker": ("a:2", "a:3", "b:2"), "ps": ("a:4",)}
-    cluster = ClusterConfig(addresses=addresses, kind=kind, index=index)
+    addresses = {"chief": ["a:1"], "worker": ["a:2", "a:3", "b:2"], "ps": ["a:4"]}
+    config = {"cluster": addresses, "task": {"type": kind, "index": index}}
+    cluster = environment.detect({"TF_CONFIG": json.dumps(config)}).config()
     worker._choose_gpus(cluster, num_each)
 
     assert expected == os.environ["CUDA_VISIBLE_DEVICES"]

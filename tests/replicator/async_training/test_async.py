@@ -288,6 +288,7 @@ pytestmark = pytest.mark.processes
 
 
 FOLDER = Path(__file__).parent
+PROGRAMS = FOLDER.parent / "programs.py"
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +322,7 @@ def test_two_servers(two_servers, case):
 def test_steps_end_on_one_core(tmp_path, threads, exit_code, printed):
     """Requests that wait for each other need more threads than TensorFlow makes."""
     with case_cluster.ForkedCluster(
-        [sys.executable, str(FOLDER / "one_core_member.py"), threads],
+        [sys.executable, str(PROGRAMS), "one_core_member", threads],
         env=case_cluster.ENV,
         num_workers=2,
         num_ps=1,

@@ -9,7 +9,6 @@ import tensorflow as tf
 from damaging import until
 
 import replicator
-from replicator import errors
 from replicator.async_training import dispatch
 
 WAIT_SEC = 60.0
@@ -169,9 +168,9 @@ def test_equal_steps_that_wait_run_together(make_async, waiting, expected):
 
 
 def check_fails(repl, step, message, **options):
-    with pytest.raises(errors.WorkerLostError, match=message):
+    with pytest.raises(replicator.WorkerLostError, match=message):
         repl.run(step, **options)
-    with pytest.raises(errors.WorkerLostError, match=message):
+    with pytest.raises(replicator.WorkerLostError, match=message):
         repl.schedule(step)
 
 
@@ -258,8 +257,11 @@ def test_a_server_that_hangs_is_named(make_async):
     watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
     message = r"parameter server 1 \(localhost:3998\) did not respond for 30 s"
 
-    with pytest.raises(errors.ServerLostError, match=message) as caught, watch.guard():
+    with (
+        pytest.raises(replicator.ServerLostError, match=message) as caught,
+        watch.guard(),
+    ):
         raise tf.errors.UnavailableError(None, None, "Socket closed")
     assert "Socket closed" in str(caught.value.__cause__)
-    with pytest.raises(errors.ServerLostError, match=message):
+    with pytest.raises(replicator.ServerLostError, match=message):
         repl.run(lambda: 1.0)

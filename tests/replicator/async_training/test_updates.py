@@ -12,7 +12,7 @@ from tensorflow.python.eager import context as eager_context
 from tiny_models import Training
 
 import replicator
-from replicator.errors import OptimizerOptionError, UnsynchronisedUpdateError
+from replicator import OptimizerOptionError, UnsynchronisedUpdateError
 
 WAIT_SEC = 60.0
 ONES = tf.ones([1])

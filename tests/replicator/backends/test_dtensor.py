@@ -10,7 +10,6 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import replicator
-from replicator import errors
 
 MESHES = {"1x2": (1, 2), "2x1": (2, 1), "2x2": (2, 2)}
 # As Megatron-LM splits a block: heads and hidden units.
@@ -269,7 +268,7 @@ def test_copies_that_differ_are_named():
         resource=weight.handle, value=dtensor.pack(parts, layout)
     )
 
-    with pytest.raises(errors.ReplicasOutOfSyncError, match="weight"):
+    with pytest.raises(replicator.ReplicasOutOfSyncError, match="weight"):
         repl.assert_in_sync()
 
 
@@ -316,7 +315,7 @@ BAD = {
     "replicas": (
         make(mesh={"batch": 2}, num_replicas=4),
         "num_replicas=4 does not match the mesh, whose axis 'batch' has 2",
-        errors.DeviceError,
+        replicator.DeviceError,
     ),
     "layout": (
         make(mesh={"batch": 1}, layout={"hidden": "model"}),
@@ -344,17 +343,17 @@ BAD = {
     "option": (
         wrapping(accumulation_steps=2),
         "accumulation_steps=2 does not work with DTensorReplicator",
-        errors.OptimizerOptionError,
+        replicator.OptimizerOptionError,
     ),
     "compression": (
         wrapping(compression="bfloat16"),
         "compression='bfloat16' does not work with DTensorReplicator: DTensor sends",
-        errors.OptimizerOptionError,
+        replicator.OptimizerOptionError,
     ),
     "prefetch": (
         in_context(lambda r: r.make_input_iterator(rows_of, prefetch_to_device=2)),
         "prefetch",
-        errors.InputModeError,
+        replicator.InputModeError,
     ),
     "uneven": (
         lambda: run_over(on_mesh(2, 1), tf.data.Dataset.range(3).batch(2)),
@@ -386,7 +385,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_makes_no_sense_is_one_line(name):
     run, message, *kind = BAD[name]
-    with pytest.raises(*kind or [errors.LayoutError], match=message) as caught:
+    with pytest.raises(*kind or [replicator.LayoutError], match=message) as caught:
         run()
     assert "\n" not in str(caught.value).split("in user code:")[0].strip()
 
@@ -395,11 +394,11 @@ def test_a_process_in_which_updates_would_be_lost_is_refused(monkeypatch):
     variable = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
     monkeypatch.setenv(variable, "1")
     with pytest.raises(
-        errors.LayoutError, match=f"in silence: {variable} is '1'; set it to 0"
+        replicator.LayoutError, match=f"in silence: {variable} is '1'; set it to 0"
     ):
         on_mesh(1, 1)
     monkeypatch.delenv(variable)
-    with pytest.raises(errors.LayoutError, match="DTensor was started before"):
+    with pytest.raises(replicator.LayoutError, match="DTensor was started before"):
         on_mesh(1, 1)
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tiny_models import Training, take_cpus_for_gpus
 
 import replicator
-from replicator import errors
 from replicator._tf import compat as _tf_compat
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:"
@@ -119,7 +118,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_parts_that_do_not_exist_are_refused(call, message):
-    with pytest.raises(errors.DeviceError, match=message):
+    with pytest.raises(replicator.DeviceError, match=message):
         call()
 
 
@@ -131,7 +130,10 @@ def test_backends_that_do_not_split_have_part_0_only():
             return tf.constant(3)
 
     assert 3 == int(repl.run(step)[0])
-    with pytest.raises(errors.DeviceError, match=r"has 1; use 0 to 0"), repl.context():
+    with (
+        pytest.raises(replicator.DeviceError, match=r"has 1; use 0 to 0"),
+        repl.context(),
+    ):
         replicator.logical_device(1)
 
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
 from replicator.backends import tpu
 from replicator.cluster import local_cluster
 from replicator.collectives.kinds import AllConcat
@@ -23,7 +22,7 @@ def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
 
     with pytest.raises(
-        errors.DeviceError,
+        replicator.DeviceError,
         match=r"no TPU was found: tpu=None, none of TPU_NAME, .* is set, and "
         r"TensorFlow lists no TPU device; pass tpu='<name>'",
     ):
@@ -47,7 +46,7 @@ def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
     [port] = local_cluster.free_ports(1)
 
     with pytest.raises(
-        errors.UnreachableError, match=rf"within 0.3 s: tpu 0 at localhost:{port}"
+        replicator.UnreachableError, match=rf"within 0.3 s: tpu 0 at localhost:{port}"
     ):
         replicator.create("tpu", tpu=f"grpc://localhost:{port}")
 
@@ -124,7 +123,7 @@ def test_cores_that_do_not_fit_are_refused(system):
         },
     }
     for message, call in calls.items():
-        with pytest.raises(errors.DeviceError, match=message):
+        with pytest.raises(replicator.DeviceError, match=message):
             call()
 
 
@@ -135,7 +134,8 @@ def test_batches_of_unknown_shape_are_refused():
 
     for unknown in (data.batch(2), ragged):
         with pytest.raises(
-            errors.StaticShapeError, match=r"component 0 of a batch is .*drop_remaind"
+            replicator.StaticShapeError,
+            match=r"component 0 of a batch is .*drop_remaind",
         ):
             tpu.check_static(unknown.element_spec)
     assert tpu.check_static({"x": known.element_spec}) is None
@@ -168,6 +168,6 @@ def test_sparse_gradients_of_unknown_length_are_refused():
         return context.communicate(AllConcat(), [rows])
 
     with pytest.raises(
-        errors.StaticShapeError, match=r"number of rows .* is not known.*pad ids"
+        replicator.StaticShapeError, match=r"number of rows .* is not known.*pad ids"
     ):
         step.get_concrete_function()

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import replicator
-from replicator import InputReplicationMode
-from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator import CheckpointError, CheckpointMismatchError, InputReplicationMode
 
 
 def count(num_examples):

@@ -11,7 +11,7 @@ import covering
 import fork_server
 import pytest
 
-SAVER = pathlib.Path(__file__).with_name("saver.py")
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs.py"
 NUM_KILLS = 8 if covering.is_full() else 3
 PROGRESS_SEC = 120.0
 KILL_SEC = 30.0
@@ -23,7 +23,7 @@ def start(tmp_path):
 
     def start():
         process = fork_server.server(**case_cluster.ENV).start(
-            [str(SAVER), str(tmp_path)],
+            [str(PROGRAMS), "save_without_end", str(tmp_path)],
             env={**os.environ, **case_cluster.ENV},
             log=tmp_path / "stderr",
         )

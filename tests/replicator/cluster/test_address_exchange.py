@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replicator
 from harness.launch import gang
 from harness.run import trial_tree
 from harness.trial import process_tree
-from replicator import errors
 from replicator.cluster import address_exchange, environment, local_cluster
 from replicator.cluster.address_exchange import Registration
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
@@ -46,7 +46,7 @@ def process(mine, timeout_sec=SOON_SEC):
     def run():
         try:
             return address_exchange.agree(mine, timeout_sec=timeout_sec)
-        except errors.ClusterError as error:
+        except replicator.ClusterError as error:
             return error
 
     started = POOL.submit(run)
@@ -139,21 +139,21 @@ def test_strangers_and_idle_connections_do_not_stop_it(port):
         (
             [(0, 4), (1, 4)],
             1.5,
-            errors.UnreachableError,
+            replicator.UnreachableError,
             "no response from 2 of 4 processes within 1.5 s: ranks 2, 3;",
             "no response from 2 of 4 processes",
         ),
         (
             [(0, 3), (1, 3), (1, 3)],
             5.0,
-            errors.ClusterConfigError,
+            replicator.ClusterConfigError,
             "two processes have rank 1",
             "stopped: two processes have rank 1",
         ),
         (
             [(0, 2), (1, 3)],
             5.0,
-            errors.ClusterConfigError,
+            replicator.ClusterConfigError,
             "has a world size of 3, the chief has 2",
             "",
         ),
@@ -170,7 +170,7 @@ def test_what_the_chief_finds_wrong_is_an_error_everywhere(
 
     assert isinstance(chief(), kind)
     assert of_chief in str(chief())
-    assert all(isinstance(error, errors.ClusterError) for error in found)
+    assert all(isinstance(error, replicator.ClusterError) for error in found)
     assert any(of_others in str(error) for error in found)
 
 
@@ -206,7 +206,7 @@ def test_an_address_at_which_no_chief_may_listen_is_refused(port):
         used = process(ranks(0, 2, port))()
 
     assert "MASTER_ADDR='8.8.8.8' is public (8.8.8.8)" in str(public)
-    assert isinstance(used, errors.PortInUseError)
+    assert isinstance(used, replicator.PortInUseError)
     assert f"MASTER_PORT={port} is in use on the host of rank 0" in str(used)
 
 

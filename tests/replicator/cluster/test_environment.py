@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replicator import errors
+import replicator
 from replicator.cluster import environment
 
 WORKERS = ["localhost:2301", "localhost:2302"]
@@ -87,7 +87,7 @@ def test_servers_and_evaluators_are_no_workers(kind, others, use, message):
     config = read(tf_config({"worker": WORKERS, **others}, kind))
 
     assert (kind, 0, 2) == (config.kind, config.index, config.num_workers)
-    with pytest.raises(errors.ClusterConfigError, match=message):
+    with pytest.raises(replicator.ClusterConfigError, match=message):
         getattr(config, use)
 
 
@@ -319,7 +319,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("environ", "message"), MISTAKES)
 def test_a_mistake_is_explained_in_one_line(environ, message):
-    with pytest.raises(errors.ClusterConfigError, match=message) as found:
+    with pytest.raises(replicator.ClusterConfigError, match=message) as found:
         read(environ)
 
     assert "\n" not in str(found.value)
@@ -343,7 +343,7 @@ def test_any_variables_give_an_environment_or_one_line(names, data):
         kind = found.own[0]
         if found.known is not None:
             found.config()
-    except errors.ClusterConfigError as error:
+    except replicator.ClusterConfigError as error:
         kind, message = "worker", str(error)
 
     assert "worker" == kind
@@ -358,7 +358,7 @@ def test_any_variables_give_an_environment_or_one_line(names, data):
 @example("1(x999999999)")
 def test_any_text_is_a_list_or_an_error_of_ours(name, text):
     """Hostile variables end in an error, not in a crash or a full memory."""
-    with contextlib.suppress(errors.ClusterConfigError):
+    with contextlib.suppress(replicator.ClusterConfigError):
         assert read(step(**{name: text, "SLURM_NODEID": None})).num_workers <= 4
 
 

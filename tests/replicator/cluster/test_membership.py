@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicator
-from replicator import errors, server
+from replicator import server
 from replicator.cluster import environment, membership
 from replicator.cluster.local_cluster import free_ports
 
@@ -61,7 +61,7 @@ def test_another_cluster_place_or_role_is_refused(role, other):
         r"TensorFlow allows one cluster per process: start a new process"
     )
 
-    with pytest.raises(errors.ClusterConfigError, match=message):
+    with pytest.raises(replicator.ClusterConfigError, match=message):
         membership.join_once(role, other, refuse)
 
 
@@ -115,7 +115,7 @@ def test_gpus_are_divided_where_nobody_says_how_many_or_a_launcher_did():
 def test_too_few_gpus_are_an_error(num_visible, num_needed, is_limited):
     """Sharing one silently would halve the throughput, or exhaust its memory."""
     with pytest.raises(
-        errors.DeviceError,
+        replicator.DeviceError,
         match=rf"2 workers of one host need {num_needed} GPUs each, but worker 1 there"
         rf" sees {num_visible}; start fewer .*CUDA_VISIBLE_DEVICES",
     ):
@@ -209,7 +209,11 @@ def test_processes_that_are_missing_or_in_another_place_are_named(monkeypatch, n
     monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
     text, addresses = unstarted(kinds, own)
     monkeypatch.setenv("TF_CONFIG", text)
-    error = errors.UnreachableError if name in MISSING else errors.ClusterConfigError
+    error = (
+        replicator.UnreachableError
+        if name in MISSING
+        else replicator.ClusterConfigError
+    )
 
     with pytest.raises(error, match=message.format(*addresses)):
         call()
@@ -220,7 +224,8 @@ def test_variables_are_reported_before_tensorflow_loses_them(monkeypatch):
     kept = tf.Variable(1.0, name="early")
 
     with pytest.raises(
-        errors.ClusterConfigError, match=r"variables exist already .* create the repl"
+        replicator.ClusterConfigError,
+        match=r"variables exist already .* create the repl",
     ):
         create("multi_worker_in_graph")()
     assert 1.0 == kept.numpy()
@@ -246,7 +251,7 @@ def test_a_port_in_use_is_reported_before_tensorflow_starts(
 
     with (
         socket.create_server(("", port)),
-        pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
+        pytest.raises(replicator.PortInUseError, match=rf"port {port} .* is in use"),
     ):
         call()
 
@@ -287,12 +292,13 @@ def test_replicas_may_share_a_cpu_but_parts_and_gpus_are_not_shared(devices):
         membership.replica_devices(WORKERS, 4)
     )
     with pytest.raises(
-        errors.DeviceError,
+        replicator.DeviceError,
         match=r"need 2 CPU devices on each, but worker 0 .* has 1; .*-cpu-devices 2",
     ):
         membership.replica_devices(WORKERS, 2, 2)
     devices(1, "GPU")
     with pytest.raises(
-        errors.DeviceError, match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide"
+        replicator.DeviceError,
+        match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide",
     ):
         membership.replica_devices(WORKERS, 4)

@@ -7,7 +7,8 @@ import socket
 import pytest
 import tensorflow as tf  # noqa: F401 (its libraries are looked for)
 
-from replicator import errors, server
+import replicator
+from replicator import server
 from replicator.cluster import environment, port_filter
 from replicator.cluster.local_cluster import free_ports
 from replicator.cluster.port_filter import Reach
@@ -76,7 +77,7 @@ def test_a_cluster_is_reached_from_as_near_as_its_addresses(names, reach):
 )
 def test_a_public_address_is_refused_unless_it_is_trusted(name, found):
     with pytest.raises(
-        errors.ClusterConfigError,
+        replicator.ClusterConfigError,
         match=rf"^address '{re.escape(name)}:2223' of the cluster is public "
         rf"\({found}\), but every host that can reach the port .* can run any "
         r"operation there, such as writing files; use the private addresses .* "
@@ -97,13 +98,15 @@ def test_a_server_at_a_public_address_does_not_start(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(cluster))
 
     def refuse(address):
-        raise errors.PortInUseError(f"came as far as {address}")
+        raise replicator.PortInUseError(f"came as far as {address}")
 
     monkeypatch.setattr(server, "check_port_is_free", refuse)
 
-    with pytest.raises(errors.ClusterConfigError, match=r"'8.8.8.8:2' .* is public"):
+    with pytest.raises(
+        replicator.ClusterConfigError, match=r"'8.8.8.8:2' .* is public"
+    ):
         server.main([])
-    with pytest.raises(errors.PortInUseError, match=r"came as far as 8.8.8.8:2"):
+    with pytest.raises(replicator.PortInUseError, match=r"came as far as 8.8.8.8:2"):
         server.main(["--i-trust-this-network"])
 
 
@@ -132,7 +135,7 @@ def test_a_system_without_filters_is_found_out(monkeypatch, name, value, message
     monkeypatch.setattr(f"{port_filter.__name__}.{name}", value)
     port_filter.try_filters.cache_clear()
 
-    with pytest.raises(errors.ClusterError, match=message):
+    with pytest.raises(replicator.ClusterError, match=message):
         port_filter.check(own_config())
     assert Reach.ANY is port_filter.check(own_config(i_trust_this_network=True))
     monkeypatch.undo()
@@ -153,7 +156,7 @@ def test_a_server_that_cannot_be_filtered_is_reported(monkeypatch, libraries, me
         monkeypatch.setattr(port_filter, "_LIBRARIES", libraries)
 
     with (
-        pytest.raises(errors.ClusterError, match=message),
+        pytest.raises(replicator.ClusterError, match=message),
         port_filter.guarded(own_config()),
     ):
         assert libraries is None

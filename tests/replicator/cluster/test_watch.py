@@ -13,13 +13,13 @@ import pytest
 import tensorflow as tf
 from damaging import until
 
-from replicator import errors
+import replicator
+from replicator import WorkerLostError
 from replicator import server as server_lib
 from replicator.cluster import environment, liveness
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.liveness import Deadline, FailureDetector, WorkerWatch
 from replicator.cluster.local_cluster import free_ports
-from replicator.errors import WorkerLostError
 from replicator.server import ClientWatch
 
 SERVER = "/job:worker/replica:0/task:1"
@@ -362,7 +362,7 @@ def test_a_client_that_does_not_start_is_named(at, how, what):
     watched = ClientWatch("worker 0 (somewhere)", address)
 
     with pytest.raises(
-        errors.UnreachableError,
+        replicator.UnreachableError,
         match=r"the client, worker 0 \(somewhere\), did not start within 0.5 s"
         rf"{what}; start the training",
     ):

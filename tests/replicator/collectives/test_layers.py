@@ -10,7 +10,7 @@ import uneven_epoch
 from cluster_member import check_messages
 
 import replicator
-from replicator import InputContext, errors
+from replicator import InputContext
 
 SHAPE = (8, 3, 3, 5)
 
@@ -273,7 +273,7 @@ def test_pipelines_that_shuffle_differently_are_refused(seed, num_pipelines):
         dataset = tf.data.Dataset.range(24).shuffle(24, seed=seed)
         if seed is None and num_pipelines > 1:
             with pytest.raises(
-                errors.SplitBatchError,
+                replicator.SplitBatchError,
                 match=r"2 input pipelines read a dataset that has a shuffle\(\) "
                 r"without a seed.*repeated and lost; write shuffle\(\.\.\., seed=",
             ):

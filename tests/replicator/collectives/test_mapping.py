@@ -11,8 +11,7 @@ import tensorflow as tf
 from cluster_member import check_message, check_messages
 
 import replicator
-from replicator import PerReplica, create
-from replicator.errors import CollectiveControlFlowError
+from replicator import CollectiveControlFlowError, PerReplica, create
 from tests.replicator.conftest import make
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.errors import PipelineError
+from replicator import PipelineError
 
 SHOWN = {
     "None": (None, "None"),

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import DeviceError
 from replicator.core import devices as devices_lib
-from replicator.errors import DeviceError
 
 HOST = "/job:localhost/replica:0/task:0"
 WORKER = "/job:worker/replica:0/task"

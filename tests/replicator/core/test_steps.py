@@ -15,7 +15,6 @@ import tensorflow as tf
 from tensorflow.python.autograph.pyct import transpiler
 
 import replicator
-from replicator import errors
 
 # Of one piece of code: when a warning comes, and when an error.
 NUM_TO_WARN, MOST = 5, 16
@@ -130,7 +129,7 @@ def test_programs_of_many_partials_of_numbers_do_not_pile_up():
         for index in range(MOST + 4):
             repl.run(functools.partial(step, float(index)))
 
-    with pytest.warns(errors.RetraceWarning):
+    with pytest.warns(replicator.RetraceWarning):
         loop()
     gc.collect()
 
@@ -169,7 +168,7 @@ def _check_said_once(repl, loop, name):
         warnings.simplefilter("always")
         loop(repl)
 
-    (warning,) = [w for w in seen if w.category is errors.RetraceWarning]
+    (warning,) = [w for w in seen if w.category is replicator.RetraceWarning]
     text = str(warning.message)
     assert text.startswith(f"{NUM_TO_WARN} different function ")
     assert f"{name}' were passed to run()" in text
@@ -202,8 +201,8 @@ def test_too_many_functions_are_an_error():
             repl.run(lambda: tf.constant(1.0))
 
     with (
-        pytest.warns(errors.RetraceWarning),
-        pytest.raises(errors.RetraceLimitError, match=r"17 different function obj"),
+        pytest.warns(replicator.RetraceWarning),
+        pytest.raises(replicator.RetraceLimitError, match=r"17 different function obj"),
     ):
         loop()
 
@@ -327,7 +326,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("step", "message"), REFUSED)
 def test_what_a_step_cannot_create_once_is_refused(in_graph, step, message):
-    with pytest.raises(errors.CreateVariableInStepError, match=message):
+    with pytest.raises(replicator.CreateVariableInStepError, match=message):
         in_graph.run(step, ONE_EACH)
 
 
@@ -335,7 +334,7 @@ def test_an_iterator_that_is_read_in_a_step_is_refused(in_graph):
     inputs = in_graph.make_input_iterator(lambda ctx: tf.data.Dataset.range(4).batch(1))
 
     with pytest.raises(
-        errors.RunContextError, match=r"next\(inputs\) was called inside a step"
+        replicator.RunContextError, match=r"next\(inputs\) was called inside a step"
     ):
         in_graph.run(lambda: next(inputs))
 

@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import PerReplica
-from replicator.errors import CaptureError
+from replicator import CaptureError, PerReplica
 
 INPUTS = PerReplica([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])])
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.errors import UnsynchronisedUpdateError
+from replicator import UnsynchronisedUpdateError
 
 # Training steps in the shape of published code, with state that replicas keep. Each is
 # a function that makes variables and an optimizer and returns a step of one batch of 4

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-PROGRAM = Path(__file__).with_name("flat_program.py")
+PROGRAMS = Path(__file__).parents[1] / "programs.py"
 NUM_STEPS = 1000 if covering.is_full() else 200
 # A failure ends all replicas within this time; it takes milliseconds.
 FAILURE_SEC = 30.0
@@ -21,7 +21,7 @@ PROGRAM_SEC = 400.0
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     code, text = fork_server.server(**case_cluster.ENV).run(
-        [str(PROGRAM), str(NUM_STEPS)],
+        [str(PROGRAMS), "flat", str(NUM_STEPS)],
         env={**os.environ, **case_cluster.ENV},
         log=tmp_path_factory.mktemp("flat") / "log",
         timeout_sec=PROGRAM_SEC,
@@ -64,7 +64,7 @@ def test_a_replica_that_never_comes_ends_the_step_in_time(found):
 
     for name, message in waited["errors"]:
         assert "ReplicaTimeoutError" == name
-        assert "step 'wait_too_long.<locals>.step' did not meet within 1 s" in message
+        assert "step '_wait_too_long.<locals>.step' did not meet within 1 s" in message
         assert "start the program again, from its last checkpoint" in message
     assert 2 == len(waited["errors"])
     assert waited["sec"] < 1.0

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
 
 INPUTS = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
 
@@ -122,7 +121,7 @@ def test_two_trainables_that_drift_are_counted(in_graph):
         second.assign(x)
 
     with pytest.raises(
-        errors.UnsynchronisedUpdateError,
+        replicator.UnsynchronisedUpdateError,
         match=r"variable '[ab]:0' and 1 more would be updated .* between replicas at "
         r"\S+test_invariance.py:\d+: \w+\.assign\(x\), so the copies",
     ):

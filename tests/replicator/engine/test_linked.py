@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from graphs import make_call
 
+from replicator import CollectiveTypeError
 from replicator.collectives.kinds import (
     AllConcat,
     AllGather,
@@ -17,7 +18,6 @@ from replicator.collectives.kinds import (
 from replicator.core import devices
 from replicator.core.devices import make_topology
 from replicator.engine import body, plan
-from replicator.errors import CollectiveTypeError
 
 OPS = ("sum", "mean", "min", "max")
 PIPELINE, PAIRED = Permute(pairs=((0, 1), (1, 2), (2, 3))), Permute(pairs=((1, 0),))

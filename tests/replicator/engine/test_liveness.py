@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import RecomputationError
 from replicator.engine import body as body_lib
 from replicator.engine import liveness
-from replicator.errors import RecomputationError
 
 
 def _pass_both_ways(function, *more):

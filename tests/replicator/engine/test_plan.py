@@ -9,6 +9,7 @@ from graphs import SUM, make_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicator import OptimizerOptionError
 from replicator._tf import compat as _tf_compat
 from replicator.collectives.kinds import (
     AllGather,
@@ -21,7 +22,6 @@ from replicator.collectives.kinds import (
 from replicator.core import devices as devices_lib
 from replicator.core.devices import make_topology
 from replicator.engine import plan
-from replicator.errors import OptimizerOptionError
 from replicator.variables.table import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

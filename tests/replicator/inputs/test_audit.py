@@ -5,7 +5,7 @@ import tensorflow as tf
 from cluster_member import check_message
 
 import replicator
-from replicator import InputReplicationMode, errors
+from replicator import InputReplicationMode
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
@@ -75,7 +75,7 @@ def test_an_epoch_feeds_every_example_once(
 
 def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in_graph):
     with pytest.raises(
-        errors.InputAuditError,
+        replicator.InputAuditError,
         match=r"8 repeated; 8 \(0, 1, 2, 3, 4, \.\.\.\) were fed more than once "
         r"\(example 0 from pipelines 0, 1\): "
         r".*dataset\.shard\(ctx\.num_input_pipelines, "
@@ -124,7 +124,7 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
     repl = replicator.create("in_graph", num_replicas=4)
 
     with pytest.raises(
-        errors.InputAuditError,
+        replicator.InputAuditError,
         match=r"8 of 9 examples fed, 1 missing, .*1 \(8\) were read, but not every "
         r"replica had a batch for step 3 \(pipelines yielded 3, 2, 2, 2 batches\).*"
         r"leave out drop_remainder=True, or .*split_global_batches",
@@ -190,7 +190,7 @@ def test_examples_that_nobody_reads_are_counted(in_graph):
     input_fn = _shares(9, 2, drop_remainder=True)
 
     with pytest.raises(
-        errors.InputAuditError, match=r"no pipeline read 1: .*drop_remainder=False"
+        replicator.InputAuditError, match=r"no pipeline read 1: .*drop_remainder=False"
     ):
         in_graph.audit_inputs(input_fn, key_fn=_identity, num_examples=9)
     assert in_graph.audit_inputs(input_fn, key_fn=_identity).is_exact

@@ -483,13 +483,13 @@ def test_counters_are_0_before_a_function_can_count(monkeypatch):
     assert waited
 
 
-PROGRAM = pathlib.Path(__file__).with_name("determined_training.py")
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs.py"
 PROGRAM_SEC = 300.0
 
 
 @pytest.fixture
 def train():
-    yield runpy.run_path(str(PROGRAM))["train"]
+    yield runpy.run_path(str(PROGRAMS))["determined_losses"]
     replicator.set_determinism(None)
 
 
@@ -497,7 +497,7 @@ def train():
 def test_runs_with_one_seed_are_equal_bit_by_bit(train, tmp_path):
     first, again, other = train(3), train(3), train(4)
     code, text = fork_server.server(**case_cluster.ENV).run(
-        [str(PROGRAM), "3"],
+        [str(PROGRAMS), "determined_training", "3"],
         env={**os.environ, **case_cluster.ENV},
         log=tmp_path / "log",
         timeout_sec=PROGRAM_SEC,

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.errors import CollectiveContextError, OptimizerOptionError
+from replicator import CollectiveContextError, OptimizerOptionError
 
 X = np.random.RandomState(0).randn(8, 3).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.errors import OptimizerOptionError
+from replicator import OptimizerOptionError
 
 NUM_STEPS = 3
 TOLERANCE = 1e-6  # relative: sums of float32 in another order

@@ -9,7 +9,6 @@ import tensorflow as tf
 from cluster_member import check_message
 
 import replicator
-from replicator import errors
 from tests.replicator.conftest import make
 
 
@@ -79,7 +78,7 @@ def test_gradients_that_each_replica_clipped_are_refused(
         optimizer.apply(grads, weights)
 
     with pytest.raises(
-        errors.UnsynchronisedUpdateError,
+        replicator.UnsynchronisedUpdateError,
         match=rf"clipped by tf.clip_by_\w+ at \S+test_wrapper.py:\d+: .*clip_by.* "
         rf"before they are averaged.*clip the average, {instead}; if each replica",
     ):
@@ -126,7 +125,8 @@ def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph, wrapped)
     weights, optimizer = wrapped(in_graph)
 
     with pytest.raises(
-        errors.CollectiveContextError, match=r"^apply\(\) was called in cross-replica"
+        replicator.CollectiveContextError,
+        match=r"^apply\(\) was called in cross-replica",
     ):
         optimizer.apply([tf.constant([1.0, 1.0])], weights[:1])
 
@@ -192,7 +192,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_is_no_update_of_variables_is_refused(wrapped, said):
-    """Other kinds of arguments are in ``tests/programs/arguments``."""
+    """Other kinds of arguments are in ``tests/programs/test_any_argument.py``."""
     repl = replicator.create("in_graph", num_replicas=2)
     weights, optimizer = wrapped(repl)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tiny_models import Model, mean_squared, on_cpus
 
 import replicator
-from replicator.errors import PipelineError
+from replicator import PipelineError
 
 
 def test_no_other_cut_has_a_smaller_largest_stage():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_models import mean_squared, on_cpus
 
 import replicator
-from replicator.errors import PipelineError
+from replicator import PipelineError
 
 PARTS, ROWS, STEPS, WIDTH = 2, 8, 5, 4
 TOKENS = np.random.default_rng(1).integers(0, 5, (ROWS, STEPS)) * (

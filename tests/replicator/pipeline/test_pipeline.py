@@ -21,8 +21,7 @@ from tiny_models import (
 )
 
 import replicator
-from replicator import errors
-from replicator.errors import PipelineError
+from replicator import PipelineError
 
 SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
@@ -339,7 +338,7 @@ def test_summary_has_the_bytes_of_the_fullest_device_with_activations():
 
 def test_parameters_of_stages_are_not_sharded():
     with pytest.raises(
-        errors.OptimizerOptionError,
+        replicator.OptimizerOptionError,
         match=r"'parameters' does not work with InGraphReplicator: a replica has .*; "
         r"use sharded_update='gradients'$",
     ):

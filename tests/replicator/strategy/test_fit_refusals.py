@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.errors import ReplicatorError, StrategyError
+from replicator import ReplicatorError, StrategyError
 
 X = np.random.RandomState(0).randn(16, 4).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)

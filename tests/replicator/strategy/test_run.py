@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import PerReplica
-from replicator.errors import StrategyError
+from replicator import PerReplica, StrategyError
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import replicator
-from replicator.errors import StrategyError
+from replicator import StrategyError
 
 SIZES = (4, 3, 4, 1, 5, 2)  # rows of each batch: not even, and one for two replicas
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import ops
 
 import replicator
-from replicator.errors import StrategyError
+from replicator import StrategyError
 
 _NUMBERS = np.random.RandomState(0)
 X = _NUMBERS.randn(16, 4).astype(np.float32)

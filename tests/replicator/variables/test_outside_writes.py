@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
 
 NUM_VARIABLES = 25
 # Of the check in one dispatch; each variable took 24 on a GPU before.
@@ -186,11 +185,11 @@ def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path,
         rf"{name}:0; call refresh_variables\(\) after writing, or use "
         "external_writes='detect'"
     )
-    with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
+    with pytest.raises(replicator.ReplicasOutOfSyncError, match=expected):
         manager.save(step=2)
     if name == "weight":  # the remedy is not what it is where every run resets copies
         expected = "weight:0; with external_writes='never', call refresh_variables"
-        with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
+        with pytest.raises(replicator.ReplicasOutOfSyncError, match=expected):
             repl.assert_in_sync()
     repl.refresh_variables()
     manager.save(step=3)

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
 
 
 def test_drift_is_detected(mirrored, per_replica):
@@ -27,7 +26,7 @@ def test_drift_is_detected(mirrored, per_replica):
     entry.copies[1].assign_add([1e-6, 0.0])
 
     with pytest.raises(
-        errors.ReplicasOutOfSyncError, match=r"1 mirrored variables differ.*weight"
+        replicator.ReplicasOutOfSyncError, match=r"1 mirrored variables differ.*weight"
     ):
         repl.assert_in_sync()
 

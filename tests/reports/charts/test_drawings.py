@@ -17,21 +17,20 @@ from synthetic import Lost, interleaving_shape
 
 import reports
 from replicator import catalog
-from reports import output_file, plot, view
+from reports import output_file, view_store
 from reports.charts import over_replicas, rows, runs, style
-from reports.page import page
-from reports.page.sections import overview
-from reports.page.sections import steps as steps_lib
-from reports.view import view_store
 from reports.words import formats
 from results import points_frame
 from results.statistics import estimates
+from tests.reports.conftest import section
 
 mpl.use("agg")
 
+plot = reports.plot
+
 
 def _first_screen(store):
-    return str(overview.render_verdict(view_store(store)))
+    return section("verdict", view_store(store))
 
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
@@ -127,8 +126,9 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
 
 def test_a_case_of_several_processes_has_a_heat_map(make):
     several, one = (
-        steps_lib.render_steps(
-            view_store(make(interleaving_shape(num_ranks=number, controls=())))
+        section(
+            "steps",
+            view_store(make(interleaving_shape(num_ranks=number, controls=()))),
         )
         for number in (2, 1)
     )
@@ -154,21 +154,23 @@ def test_marks_stand_out_from_the_paper(scheme):
     found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
     number = len(found) // 2
     colors = dict(found[scheme * number : (scheme + 1) * number])
-    shown = [f"series-{index}" for index in range(view.NUM_SERIES)]
+    shown = [f"series-{index}" for index in range(len(style.MARKERS))]
     for name in (*shown, "muted", "good", "bad", "warn", "accent"):
         dark, bright = sorted(_luminance(colors[of]) for of in (name, "paper"))
         assert (bright + 0.05) / (dark + 0.05) >= LEAST_CONTRAST, name
 
 
-def test_the_first_ten_backends_of_the_catalogue_have_their_own():
-    chosen = list(view.SERIES_OF_BACKEND.values())
+def test_every_backend_of_the_catalogue_has_its_own_colour_and_marker(make):
+    number = len(style.MARKERS)
+    store = make(backends=tuple(catalog.BACKENDS), repeats=1)
+    screen = section("verdict", view_store(store))
+    swatches = re.findall(r'series-(\d+)\)">(<\w+ [^>]*/>)</svg>', screen)
 
-    assert set(view.SERIES_OF_BACKEND) == set(catalog.BACKENDS)
-    assert len(set(chosen)) == len(chosen)
-    assert set(chosen) <= set(range(view.NUM_SERIES))
-    assert len(set(style.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
-    assert view.series_of("mine") == 1  # in every process
-    assert 0 <= view.series_of("") < view.NUM_SERIES
+    assert set(range(number)) == set(map(reports.series_of, catalog.BACKENDS))
+    assert number == len(catalog.BACKENDS) == len(set(style.MARKERS))
+    assert number == len(set(swatches)) == len({shape for _, shape in swatches})
+    assert reports.series_of("mine") == 1  # in every process
+    assert 0 <= reports.series_of("") < number
 
 
 EIGHT = tuple(f"backend_{index}" for index in range(8))
@@ -187,7 +189,15 @@ def _no_figures_left():
     plt.close("all")
 
 
-@pytest.mark.parametrize("draw", [plot.scaling, plot.forest, plot.learning, plot.steps])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plot.scaling,
+        plot.forest,
+        plot.learning,
+        plot.steps,
+    ],
+)
 def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
     made = draw(points)
     _, given = plt.subplots()
@@ -251,7 +261,10 @@ def test_several_seeds_are_a_median_and_a_band(points):
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (plot.waterfall, r"no rows of figure 'waterfall', only of scaling, forest,"),
+        (
+            plot.waterfall,
+            r"no rows of figure 'waterfall', only of scaling, forest,",
+        ),
         (
             lambda points: plot.scaling(points, mode="both"),
             r"mode 'both' is not in the frame, which has weak, strong: pass one of",

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from harness.cli import exit_codes, main
 from reports.exports import export_formats, exports
 from reports.site import build
-from results import Store
+from results import Store, TrialStatus
 from results.judging import gate_metrics
-from results.records.models import TrialStatus
 from results.store import studies
 
 STUDY = "resnet50-two-cores"

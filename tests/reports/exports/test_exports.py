@@ -16,8 +16,7 @@ from study_files import with_results, write_benchmarks
 
 from reports.exports import benchmark_formats, export_formats, exports
 from reports.words import formats, judgement
-from results import load_study, points_frame
-from results.errors import ResultsError
+from results import ResultsError, load_study, points_frame
 from results.figures import scaling
 from results.judging import gate_metrics
 

@@ -9,13 +9,13 @@ import rich.console
 from command_lines import plain, visible
 from synthetic import Lost, every, interleaving_shape
 
+import reports
+from reports import view_store
 from reports.charts import over_replicas
 from reports.exports import exports
-from reports.page import build
-from reports.page.sections import overview
-from reports.view import view_store
 from reports.words import brief, formats, names, next_step
-from results.records.models import ScalingMode, TrialStatus
+from results import ScalingMode, TrialStatus
+from tests.reports.conftest import section
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 PERCENT = r"[\d.]+ % \[[\d.]+, [\d.]+\]"
@@ -28,7 +28,7 @@ def _text(view):
 
 
 def _first_screen(store):
-    return str(overview.render_verdict(view_store(store)))
+    return section("verdict", view_store(store))
 
 
 def _printed(store, width=200):
@@ -49,7 +49,7 @@ def test_the_first_sentence_answers_the_title(interleaved):
     )
     assert screen.index(judged.sentences[0]) < screen.index("<table")
     assert answer in _printed(interleaved.store)
-    assert f'description" content="{judged.sentences[0]}' in build.build_report(
+    assert f'description" content="{judged.sentences[0]}' in reports.build_report(
         interleaved.store
     )
     # Noise that lasts ten minutes is in a rate, and in no interval of it.
@@ -288,7 +288,7 @@ def test_nothing_measured_is_the_verdict(tmp_path, complete, is_planned):
     empty = type(complete).create(tmp_path / "empty")
     empty.write_plan(plan if is_planned else plan.model_copy(update={"trials": ()}))
     (headline,) = brief.judge(view_store(empty)).sentences
-    page = build.build_report(empty)
+    page = reports.build_report(empty)
 
     number = 18 if is_planned else 0
     assert f"Nothing was measured: none of {number} planned trials is ok." == headline
@@ -298,7 +298,7 @@ def test_nothing_measured_is_the_verdict(tmp_path, complete, is_planned):
 
 def test_sections_without_content_vanish(make):
     fields = {"modes": (STRONG,), "repeats": 2, "is_evaluated": False}
-    page = build.build_report(make(backends=("in_graph",), **fields))
+    page = reports.build_report(make(backends=("in_graph",), **fields))
     sections = set(re.findall(r'<section id="([\w-]+)"', page))
 
     assert {"verdict", "steps", "trials", "machine", "method"} == sections
@@ -307,7 +307,7 @@ def test_sections_without_content_vanish(make):
 
 def test_of_more_sizes_the_first_table_has_the_largest_and_another_all(make):
     store = make(replicas=(1, 2, 4))
-    page = build.build_report(store)
+    page = reports.build_report(store)
     first, rest = page.split("</section>", 1)
 
     assert 4 == first.count('<td class="eff">')
@@ -320,10 +320,10 @@ def test_of_more_sizes_the_first_table_has_the_largest_and_another_all(make):
 
 def test_what_limits_a_study_is_said(make, tmp_path, synthetic):
     failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
-    page = build.build_report(make(modes=(WEAK,), statuses=failed))
+    page = reports.build_report(make(modes=(WEAK,), statuses=failed))
     assert "no trial of the baseline (n = 1) is ok" in page
     assert "3 of 12 trials gave no number (3 timeout)" in page
-    page = build.build_report(make(fingerprints=("aaaa", "bbbb")))
+    page = reports.build_report(make(fingerprints=("aaaa", "bbbb")))
     assert "2 different environments" in page
     assert "Environment <code>bbbb</code>" in page
 
@@ -334,7 +334,7 @@ def test_what_limits_a_study_is_said(make, tmp_path, synthetic):
         store.write_env(trial.trial_id, env)
     trial_id = store.trial_ids()[-1]
     (store.trial_dir(trial_id) / "result.json").write_text("{")
-    page = build.build_report(store)
+    page = reports.build_report(store)
     assert re.search(
         r"others used up to 31 % of CPU time in 2 of .* more than 5 % affects",
         plain(page),
@@ -351,7 +351,7 @@ def test_missing_quality_and_memory_are_left_out(tmp_path, synthetic):
         ranks = (rank.model_copy(update={"peak_memory_bytes": 0}),)
         result = trial.result.model_copy(update={"ranks": ranks})
         store.write_result(trial.trial_id, result)
-    page = build.build_report(store)
+    page = reports.build_report(store)
 
     assert "GiB [" not in visible(page)
     assert "Start to first step" in page
@@ -359,7 +359,7 @@ def test_missing_quality_and_memory_are_left_out(tmp_path, synthetic):
 
 
 def test_quality_says_how_few_steps_it_is_after(complete):
-    assert "Measured after only 19 training steps" in build.build_report(complete)
+    assert "Measured after only 19 training steps" in reports.build_report(complete)
 
 
 @pytest.mark.parametrize(
@@ -402,5 +402,5 @@ def test_damaged_figures_do_not_break_the_verdict(interleaved):
     view = dataclasses.replace(interleaved, points=points)
 
     assert brief.judge(view).text
-    assert overview.render_verdict(view)
+    assert section("verdict", view)
     assert over_replicas.draw_first_screen(view) is not None

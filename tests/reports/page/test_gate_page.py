@@ -2,20 +2,20 @@
 
 import functools
 import re
+import statistics
 
 import pytest
 from command_lines import plain, visible
 
+import reports
+from reports import view_store
 from reports.exports import exports
-from reports.page import build
-from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
-from reports.view import view_store
 from reports.words import brief, formats, judgement
-from results import Estimate, load_study
+from results import Estimate, GpuUse, load_study
 from results.judging import gate, gate_metrics
-from results.records.measuring import GpuUse
 from results.statistics import run_scores
+from tests.reports.conftest import section
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def judged(make, synthetic):
 def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
     store = judged(slower=1.1, code=1)
     view = view_store(store)
-    page = build.build_report(store)
+    page = reports.build_report(store)
     screen = page[page.index('<section id="verdict"') : page.index("</section>")]
     said = visible(screen)
 
@@ -95,7 +95,7 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
 
     assert (verdict, level) == (found.verdict, found.level.value)
     if is_advice:
-        page = build.build_report(store)
+        page = reports.build_report(store)
         assert "what varies between days is in no interval" in page
         assert "looked after 3, 5 runs" in page
 
@@ -109,7 +109,7 @@ def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
     assert "has not concluded" in found.sentence
     assert "cannot be read" in damaged.sentence
     assert "caution" == found.level.value == damaged.level.value
-    assert "NO VERDICT:" in build.build_report(store)
+    assert "NO VERDICT:" in reports.build_report(store)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def show(tmp_path, synthetic):
             uses = make_uses(number, trial.spec.num_replicas)
             fields = {"gpus": ("H100",) * trial.spec.num_replicas, "gpu_uses": uses}
             store.write_env(trial.trial_id, trial.env.model_copy(update=fields))
-        return str(coverage.render_machine(view_store(store)))
+        return section("machine", view_store(store))
 
     return run
 
@@ -150,7 +150,7 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(show, sequence):
     assert f"<dd>{', '.join(['H100'] * max(sizes))}; while trials were measured" in page
     assert f"{1980 - last:,} to 1,980 MHz, 600 to {600 + last} W" in page
     assert "at most 60 degrees Celsius, clock lowered by power limit" in page
-    without = str(coverage.render_machine(sequence))
+    without = section("machine", sequence)
     assert "<dt>Accelerators</dt><dd>none</dd>" in without
 
 
@@ -206,12 +206,12 @@ def view(make, synthetic):
 
 
 @pytest.fixture(scope="module")
-def section(view):
-    return str(learning.render_learning(view))
+def learning(view):
+    return section("learning", view)
 
 
-def test_quality_runs_of_a_case_are_scored_together(view, section):
-    shown = visible(section)
+def test_quality_runs_of_a_case_are_scored_together(view, learning):
+    shown = visible(learning)
 
     for case in view.study.quality_runs:
         values = [e.result.curve[-1].quality[0].value for e in case.ok_entries]
@@ -234,7 +234,7 @@ def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
         num_learning_runs=6,
         statuses=failed,
     )
-    shown = visible(str(learning.render_learning(view_store(store))))
+    shown = visible(section("learning", view_store(store)))
 
     assert re.search(r"in_graph, 2 replicas x 8 failed .* 6 failed \d+ % ", shown)
 
@@ -243,14 +243,14 @@ def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
     failed = synthetic.every(synthetic.TrialStatus.FAILED, backends=("tf_mirrored",))
     for statuses, is_shown in (({}, True), (failed, False)):
         store = make(budget=synthetic.LEARNING, statuses=statuses)
-        section = str(learning.render_learning(view_store(store)))
-        legend = section.partition('"legend"')[2].partition("</ul>")[0]
+        shown = section("learning", view_store(store))
+        legend = shown.partition('"legend"')[2].partition("</ul>")[0]
         assert "in_graph</li>" in legend
         assert is_shown == ("tf_mirrored</li>" in legend)
         # Neither steps of actors nor several seeds.
-        assert "learning-0-time" in section
-        assert "environment steps of all actors" not in section
-        assert "Seeds together" not in section
+        assert "learning-0-time" in shown
+        assert "environment steps of all actors" not in shown
+        assert "Seeds together" not in shown
 
 
 @pytest.mark.parametrize(
@@ -264,22 +264,28 @@ def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
         "reached by 5 of 5 runs",
     ],
 )
-def test_environment_steps_seeds_and_gains_are_shown(section, words):
-    assert words in section
+def test_environment_steps_seeds_and_gains_are_shown(learning, words):
+    assert words in learning
 
 
 def test_counts_of_the_window_have_a_column_per_case(view):
-    found = steps.collect_counts(view)
-    section = steps.render_counts(view)
+    counts = section("counts", view)
+    heads = re.findall(r'scope="row">([^<]*)<', counts)
+    rates, shares = (
+        re.findall(r'<td class="n">([^<]*)<', row) for row in counts.split("<tr>")[2:]
+    )
+    means = [
+        statistics.fmean(
+            entry.result.window_metrics[0].value for entry in case.ok_entries
+        )
+        for case in view.measured_cases
+    ]
 
-    assert ["environment_steps_per_sec", "actor_idle_share"] == list(found)
-    assert len(found["actor_idle_share"]) == len(view.measured_cases)
-    for case in found["environment_steps_per_sec"]:
-        assert sum(case.values) / len(case.values) == pytest.approx(case.mean)
-    assert formats.percent(0.25) in section
-    rows, columns = section.count('scope="row"'), section.count('scope="col"')
-    assert (len(found), 1 + len(view.measured_cases)) == (rows, columns)
-    assert section.count("environment steps/s") == 1
+    assert ["Environment steps per second", "Actor idle share"] == heads
+    assert [formats.quality(mean, "1") for mean in means] == rates
+    assert [formats.percent(0.25)] * len(means) == shares
+    assert counts.count('scope="col"') == 1 + len(means)
+    assert counts.count("environment steps/s") == 1
 
 
 def estimate(value, low, high):

@@ -7,14 +7,13 @@ import pytest
 from command_lines import visible
 from synthetic import ALL_CONTROLS, Lost, interleaving_shape
 
-from reports.page import build
-from reports.page.sections import overview
-from reports.view import view_store
+import reports
+from reports import view_store
 from reports.words import formats
-from results import load_study, summary
+from results import Control, load_study, summary
 from results.figures import scaling
 from results.figures.lost_time import PARTS
-from results.records.models import Control
+from tests.reports.conftest import section
 
 
 def data_of(store):
@@ -30,7 +29,7 @@ def store(make):
 
 @pytest.fixture(scope="module")
 def page(store):
-    return build.build_report(store)
+    return reports.build_report(store)
 
 
 def test_steps_of_all_cases_are_split_on_one_axis(page):
@@ -49,7 +48,7 @@ def test_steps_of_all_cases_are_split_on_one_axis(page):
 
 
 def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, make):
-    plain = build.build_report(
+    plain = reports.build_report(
         make(interleaving_shape(controls=(), repeats=2, num_rounds=2))
     )
 
@@ -59,7 +58,7 @@ def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, ma
 
 def test_programs_that_never_communicate_are_the_ceiling_of_the_efficiency(page, make):
     shape = interleaving_shape(replicas=(1, 2, 4))
-    over_sizes = build.build_report(make(shape))
+    over_sizes = reports.build_report(make(shape))
 
     assert "Second dashed line: programs that never communicate." in page
     (described,) = re.findall(r'<desc id="hero-desc">([^<]*)</desc>', over_sizes)
@@ -68,7 +67,7 @@ def test_programs_that_never_communicate_are_the_ceiling_of_the_efficiency(page,
 
 def test_cases_that_cannot_be_compared_say_so(make):
     shape = interleaving_shape(is_without_common_round=True, repeats=2)
-    shown = overview.render_time(view_store(make(shape)))
+    shown = section("lost-time", view_store(make(shape)))
 
     assert "is not compared: no round of any run has a valid block of" in shown
 
@@ -123,12 +122,12 @@ def test_what_the_pipelines_take_alone_is_judged(
     store = make(interleaving_shape(lost=lost, controls=controls, repeats=repeats))
     view = view_store(store)
     bound, share = (row for row in data_of(store) if row["figure"] == "input")
-    (last,) = overview.input_texts(view)
+    paragraphs = re.findall("<p>(.*)</p>", section("lost-time", view))
+    (last,) = [text for text in paragraphs if "input pipelines alone" in text]
 
     assert re.search(line, last), last
     assert judged == bound["caveats"]
     assert pytest.approx(pipelines, rel=0.1) == bound["value"]
-    assert last in overview.render_time(view)
     assert ("low" in share) == (repeats > 1)
 
 
@@ -138,7 +137,7 @@ FLOPS_PER_EXAMPLE = 1_000_000
 
 def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
     store = make(interleaving_shape(num_ranks=2, peak_flops_per_sec=PEAK))
-    shown = visible(str(overview.render_time(view_store(store))))
+    shown = visible(section("lost-time", view_store(store)))
 
     for case in load_study(store).cases:
         for entry in case.ok_entries:
@@ -163,5 +162,5 @@ def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
 
 
 def test_nothing_is_said_where_a_peak_is_missing(store):
-    assert "FLOP utilisation" not in overview.render_time(view_store(store))
+    assert "FLOP utilisation" not in section("lost-time", view_store(store))
     assert "flop_utilisation" not in {row["quantity"] for row in data_of(store)}

@@ -14,10 +14,8 @@ from study_files import with_environments
 from harness.cli import main
 from reports.charts import bars
 from reports.site import build, card, comparison
-from results import Estimate, load_study
-from results.errors import WriteStoreError
+from results import Estimate, MachineState, WriteStoreError, load_study
 from results.judging import gate_metrics
-from results.records.measuring import MachineState
 
 METRIC = gate_metrics.THROUGHPUT
 

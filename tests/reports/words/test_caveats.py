@@ -18,13 +18,13 @@ from command_lines import plain
 from study_files import with_blocks, with_environments, with_results
 from synthetic import Lost, interleaving_shape
 
-from reports.page.sections import coverage, overview
-from reports.view import view_store
+from reports import view_store
 from reports.words import brief, caveats, formats
 from reports.words.caveats import Level
 from results import Store
 from results.figures import conditions as block_counts
 from results.figures import scaling
+from tests.reports.conftest import section
 
 QUIET = {"foreign_cpu_fraction": 0.0}
 
@@ -182,10 +182,10 @@ def test_the_drift_of_the_caveat_is_that_of_the_section_on_the_machine(interleav
         interleaved, lambda number, _: number == 0, canary_after_sec=0.6
     )
     moved = re.search(r"moved by ([\d.]+ %)", _caveat(disturbed, "Drift")[1])
-    section = plain(coverage.render_machine(disturbed))
+    machine = plain(section("machine", disturbed))
 
-    assert f"between runs, the speed of the machine moved by {moved[1]}" in section
-    assert re.search(r"single readings by up to [12]\d\d %", section)
+    assert f"between runs, the speed of the machine moved by {moved[1]}" in machine
+    assert re.search(r"single readings by up to [12]\d\d %", machine)
 
 
 def test_discarded_blocks_are_counted(make):
@@ -222,7 +222,7 @@ def test_failures_and_oversubscription_are_caveats(broken):
 
 def test_the_method_says_where_caveats_begin(interleaved, sequence):
     of_interleaved, of_sequence = (
-        plain(overview.render_method(view)) for view in (interleaved, sequence)
+        plain(section("method", view)) for view in (interleaved, sequence)
     )
 
     for text, said in (

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -11,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.catalog import BACKENDS, PEERS
-from reports import output_file
+from reports import output_file, view_store
 from reports.charts import style
-from reports.page.sections import learning
-from reports.view import view_store
 from reports.words import formats, names
-from results import Estimate
-from results.records.models import QualityMetric
+from results import Estimate, QualityMetric
+from tests.reports.conftest import section
 
 
 @pytest.mark.parametrize(
@@ -132,33 +131,30 @@ def score(**changes):
         ),
     ],
 )
-def test_another_protocol_is_another_axis(sequence, first, second, difference):
-    both = [learning.axis_of(score(**fields)) for fields in (first, second)]
-    titles = list(learning.titles(both, sequence.study.metrics).values())
-    sentence = learning.explain(both[0], both)
-
-    assert (both[0] != both[1]) == bool(difference)
-    assert ("protocol" in first) == (not sentence)
-    assert sentence.endswith(difference)
-    if difference:
-        assert PROTOCOL in sentence
-        assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles
-    else:
-        assert 1 == len(titles)
-
-
-def test_the_report_draws_protocols_apart(tmp_path, synthetic):
-    shape = synthetic.Shape(budget=synthetic.LEARNING)
+def test_another_protocol_is_another_axis(
+    tmp_path, synthetic, first, second, difference
+):
+    """In a table after the timed steps, and in figures of quality runs."""
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        repeats=1,
+        budget=synthetic.LEARNING,
+    )
     store = synthetic.make_store(tmp_path, shape)
     for trial in store.trials():
-        metric = score() if trial.spec.num_replicas == 1 else score(protocol=OTHER)
+        metric = score(**(first if trial.spec.num_replicas == 1 else second))
         update = {"quality": (metric,)}
         curve = tuple(point.model_copy(update=update) for point in trial.result.curve)
         result = trial.result.model_copy(update=update | {"curve": curve})
         store.write_result(trial.trial_id, result)
     view = view_store(store)
+    numbers = [" (protocol 1 of 2)", " (protocol 2 of 2)"] if difference else [""]
 
-    for part in (learning.render_quality(view), learning.render_learning(view)):
-        assert 1 == part.count(">FID (protocol 1 of 2)<")
-        assert 1 == part.count(">FID (protocol 2 of 2)<")
-        assert "here extractor digits aaaa, there extractor digits cccc." in part
+    for slug in ("quality", "learning"):
+        shown = section(slug, view)
+        titles = re.findall(r">(?:FID|Top-1 accuracy)( \([^<]*\))?<", shown)
+        assert numbers == titles
+        assert ("protocol" in first) == (f"Computed with: {PROTOCOL}" not in shown)
+        assert bool(difference) == ("Not comparable with another figure" in shown)
+        assert difference in shown

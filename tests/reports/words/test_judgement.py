@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.words import evidence, judgement
-from results import load_study
+from results import Evidence, load_study
 from results.judging import gate, gate_metrics
-from results.records.models import Evidence
 
 BASE = "1234567890ab"
 

@@ -13,15 +13,14 @@ import study_files
 from click.testing import CliRunner
 from fake_machine import set_cores
 
+import reports
 from harness.cli import main, running
 from harness.planning import plan as plan_lib
 from harness.sources import code_digest
+from reports import view_store
 from reports.exports import exports
-from reports.page import build
-from reports.view import view_store
 from reports.words import brief, next_step
-from results import Store
-from results.records.models import TrialStatus
+from results import Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(study_files.SITE.glob("studies/*/index.html"))
@@ -127,7 +126,7 @@ def test_commands_after_failures_and_of_markdown_run(tmp_path, synthetic, monkey
     for command in (with_baseline, *commands):
         _run(command, tmp_path, monkeypatch)
     assert {*IN_MARKDOWN.findall(exports.as_markdown(store))} <= {*commands}
-    assert commands[0] in html.unescape(build.build_report(store))
+    assert commands[0] in html.unescape(reports.build_report(store))
 
 
 @pytest.mark.parametrize("order", ["relay", "sequential"])

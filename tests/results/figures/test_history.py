@@ -10,8 +10,8 @@ from study_files import edit_record
 from synthetic import interleaving_shape, make_store
 
 from harness.machine.disturbance import discard_reason
+from reports import view_store
 from reports.site.build import history, machine_class
-from reports.view import view_store
 from reports.words import caveats
 from results import load_study
 from results.figures import conditions

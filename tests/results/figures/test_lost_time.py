@@ -19,10 +19,10 @@ from known_losses import (
 from study_files import with_blocks, with_results
 from synthetic import ALL_CONTROLS, Lost, interleaving_shape, make_store
 
-from results import errors, load_study
+import results
+from results import Control, ScalingMode, load_study
 from results.figures import lost_time, scaling
 from results.figures.lost_time import PARTS, decompose
-from results.records.models import Control, ScalingMode
 
 
 def _all(milli_sec):
@@ -86,7 +86,7 @@ def test_repetitions_that_never_met_are_an_error():
         "no interval: one run tells nothing about other processes"
     )
     with pytest.raises(
-        errors.ResultsError,
+        results.ResultsError,
         match=r"^no run has all of case, baseline, nosync; a part is the "
         r"difference .*: measure the case and its controls together$",
     ):

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from results import Store, errors
+import results
+from results import PlannedTrial, ScalingMode, Store, TrialStatus
 from results.figures import scaling
 from results.records import identity
-from results.records.models import PlannedTrial, ScalingMode, TrialStatus
-from results.study import cases
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
@@ -25,7 +24,7 @@ def _point(points, backend, mode, n):
 @pytest.fixture(scope="module")
 def study(make):
     """Two backends in both modes at one, two and four replicas; two cores."""
-    return cases.load_study(make(replicas=(1, 2, 4), noise=0.001))
+    return results.load_study(make(replicas=(1, 2, 4), noise=0.001))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
 
 def test_baseline_of_two_replicas_scales_from_two(make):
     fields = {"replicas": (2, 4), "modes": (WEAK,), "backends": ("in_graph",)}
-    points = scaling.points(cases.load_study(make(**fields)))
+    points = scaling.points(results.load_study(make(**fields)))
     two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
     ratio = _geometric_mean(four.case) / _geometric_mean(two.case)
 
@@ -85,7 +84,7 @@ def test_trials_that_are_not_ok_do_not_count(make):
         **{("in_graph", WEAK, 1, k): TrialStatus.FAILED for k in range(3)},
         ("tf_mirrored", WEAK, 2, 1): TrialStatus.FAILED_CHECKS,
     }
-    loaded = cases.load_study(make(statuses=statuses))
+    loaded = results.load_study(make(statuses=statuses))
     points = scaling.points(loaded)
     two, other = (_point(points, of, WEAK, 2) for of in ("in_graph", "tf_mirrored"))
     (failed_checks,) = [
@@ -143,8 +142,8 @@ def test_a_plan_that_is_no_scaling_study_is_refused(
     plan = store.read_plan()
     store.write_plan(plan.model_copy(update={"trials": tuple(change(plan))}))
 
-    with pytest.raises(errors.ResultsError, match=message):
-        scaling.points(cases.load_study(store))
+    with pytest.raises(results.ResultsError, match=message):
+        scaling.points(results.load_study(store))
 
 
 def test_states_of_a_broken_study(tmp_path, synthetic):
@@ -156,7 +155,7 @@ def test_states_of_a_broken_study(tmp_path, synthetic):
     (store.trial_dir(ids[1]) / "status.json").unlink()
     (store.trial_dir(ids[2]) / "result.json").write_text("{")
     store.write_plan(plan.model_copy(update={"trials": plan.trials[:-1]}))
-    loaded = cases.load_study(Store.open(store.root))
+    loaded = results.load_study(Store.open(store.root))
     states = [entry.state for entry in loaded.entries]
 
     assert states[:4] == ["missing", "unfinished", "corrupt", "ok"]
@@ -180,7 +179,7 @@ def test_states_of_a_broken_study(tmp_path, synthetic):
 def test_a_difference_must_hold_among_all_ratios(make, monkeypatch, p_values, expected):
     given = iter(p_values)
     monkeypatch.setattr(scaling, "_p_value", lambda _: next(given))
-    found = scaling.compare_backends(cases.load_study(make(modes=(WEAK,))))
+    found = scaling.compare_backends(results.load_study(make(modes=(WEAK,))))
 
     assert [2, 2] == [item.num_compared for item in found]
     assert expected == [item.holds for item in found]
@@ -189,7 +188,7 @@ def test_a_difference_must_hold_among_all_ratios(make, monkeypatch, p_values, ex
 @pytest.mark.parametrize("num_rounds", [0, 4])
 def test_what_holds_is_also_outside_its_own_interval(make, num_rounds):
     fields = {"noise": 0.02, "repeats": 4, "num_rounds": num_rounds}
-    found = scaling.compare_backends(cases.load_study(make(**fields)))
+    found = scaling.compare_backends(results.load_study(make(**fields)))
 
     for item in found:
         value = scaling._p_value(item)

@@ -14,8 +14,7 @@ from study_files import with_blocks, with_environments, with_results
 
 from reports.site.comparison import compare_studies
 from reports.words import judgement
-from results import load_study
-from results.errors import ResultsError
+from results import ResultsError, load_study
 from results.judging import gate, gate_metrics, paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from study_files import with_blocks
 
-from results import errors, load_study
+import results
+from results import load_study
 from results.judging import gate_metrics, paired_gate, power
 from results.statistics import estimates
 from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL, Verdict
@@ -91,7 +92,7 @@ def test_half_of_all_measurements_reach_the_median_half_width():
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message):
-    with pytest.raises(errors.ResultsError, match=message):
+    with pytest.raises(results.ResultsError, match=message):
         call()
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from study_files import edit_record
 
-from results import Store, errors
+import results
+from results import Budget, BudgetUnit, Order, Store, TrialSpec
 from results.records import identity, schema
-from results.records.models import Budget, BudgetUnit, Order, TrialSpec
 from results.store.lock import lock_study
 
 SPEC = TrialSpec(
@@ -208,7 +208,7 @@ def test_what_is_no_record_is_named_and_costs_one_trial(store, name, damage, rea
     if name != "plan":
         assert others == [trial.trial_id for trial in store.read().trials]
         with pytest.raises(
-            errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other reco"
+            results.CorruptRecordError, match=r"corrupt record '.*': .*; the other reco"
         ):
             store.read_trial(broken)
 
@@ -292,7 +292,7 @@ def test_a_study_that_cannot_be_looked_at_is_reported(store, tmp_path):
         (tmp_path / ("a" * 300), r"as a study directory: F.*; choose another"),
         (store.root, r"its trials is not a directory"),
     ):
-        with pytest.raises(errors.OpenStoreError, match=message):
+        with pytest.raises(results.OpenStoreError, match=message):
             Store.open(path)
 
 
@@ -302,7 +302,7 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
     other.write_text("kept")
     (store.root / ".lock").symlink_to(other)
     with (
-        pytest.raises(errors.WriteStoreError, match=r"\.lock is a symbolic link"),
+        pytest.raises(results.WriteStoreError, match=r"\.lock is a symbolic link"),
         lock_study(store.root),
     ):
         pass
@@ -310,7 +310,7 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
     (store.root / ".lock-heartbeat").mkdir()
     with (
         pytest.raises(
-            errors.WriteStoreError, match=r"cannot write '.*heartbeat': .*; remove"
+            results.WriteStoreError, match=r"cannot write '.*heartbeat': .*; remove"
         ),
         lock_study(store.root),
     ):

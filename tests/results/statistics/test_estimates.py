@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from results import errors
+import results
 from results.statistics import estimates
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
@@ -99,7 +99,7 @@ def test_p_value_is_students(logs):
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, math.nan]])
 def test_values_that_are_no_measurement_are_refused(values):
-    with pytest.raises(errors.ResultsError, match=r"^values (is|holds) \[.*must be"):
+    with pytest.raises(results.ResultsError, match=r"^values (is|holds) \[.*must be"):
         estimates.geometric_mean(values, unit="images/s")
 
 
@@ -242,5 +242,5 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
     ],
 )
 def test_what_is_no_measurement_is_refused(call, message):
-    with pytest.raises(errors.ResultsError, match=message):
+    with pytest.raises(results.ResultsError, match=message):
         call()

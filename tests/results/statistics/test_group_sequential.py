@@ -19,7 +19,7 @@ import pytest
 from noise_models import Change
 from scipy import special, stats
 
-from results import errors
+import results
 from results.statistics import estimates, group_sequential
 from results.statistics.group_sequential import (
     BLOCKS,
@@ -93,7 +93,7 @@ def test_verdict_of_repetitions(logs, expected):
     ],
 )
 def test_what_cannot_be_judged_is_refused(logs, options, message):
-    with pytest.raises(errors.ResultsError, match=message):
+    with pytest.raises(results.ResultsError, match=message):
         judged(logs, **options)
 
 

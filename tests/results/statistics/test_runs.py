@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from results import errors
+import results
 from results.statistics import run_scores
 from results.statistics.run_scores import Time, first_reached, median_time
 
@@ -205,5 +205,5 @@ def test_a_target_is_what_the_worst_run_reached():
     ],
 )
 def test_what_is_no_run_is_refused(call, message):
-    with pytest.raises(errors.ResultsError, match=message):
+    with pytest.raises(results.ResultsError, match=message):
         call()

@@ -11,7 +11,7 @@ import time
 import pytest
 from damaging import until
 
-from results import errors
+import results
 from results.store import atomic, lock
 
 OWNER = """
@@ -59,7 +59,7 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
     with start_owner(tmp_path) as owner:
         assert owner.stdout.readline() == "held\n"
         message = rf"is in use by process {owner.pid}: wait until it ends"
-        refusal = refused(tmp_path, errors.StudyLockedError, message)
+        refusal = refused(tmp_path, results.StudyLockedError, message)
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait()
 
@@ -70,7 +70,7 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
 
 def test_one_process_cannot_hold_it_twice(tmp_path):
     with lock.lock_study(tmp_path):
-        refused(tmp_path, errors.StudyLockedError, f"process {os.getpid()}")
+        refused(tmp_path, results.StudyLockedError, f"process {os.getpid()}")
         assert (tmp_path / lock.HEARTBEAT_NAME).exists()
 
     assert not (tmp_path / lock.HEARTBEAT_NAME).exists()
@@ -81,9 +81,9 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
 def test_what_cannot_be_locked_is_one_line(tmp_path):
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HEARTBEAT_NAME).write_text("")
-        refused(tmp_path, errors.StudyLockedError, "in use by another process")
+        refused(tmp_path, results.StudyLockedError, "in use by another process")
     missing = tmp_path / "missing"
-    refused(missing, errors.WriteStoreError, r"cannot lock study .*create it")
+    refused(missing, results.WriteStoreError, r"cannot lock study .*create it")
 
     assert not missing.exists()
 
@@ -130,7 +130,7 @@ def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch)
         assert "held\n" == other.stdout.readline()
         refused(
             tmp_path,
-            errors.StudyInUseElsewhereError,
+            results.StudyInUseElsewhereError,
             r"in use by a process of another machine, which gave a sign of "
             r"life \d s ago: wait until it ends \(if it was killed, 60 s\), stop",
         )
@@ -193,14 +193,14 @@ def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
 
 def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path):
     (tmp_path / lock.HEARTBEAT_NAME).symlink_to("nothing")
-    refused(tmp_path, errors.WriteStoreError, r"cannot write '.*lock-heartbeat'")
+    refused(tmp_path, results.WriteStoreError, r"cannot write '.*lock-heartbeat'")
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n"])
 def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
     path = tmp_path / lock.HEARTBEAT_NAME
     path.write_text(text, encoding="latin-1")
-    refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
+    refused(tmp_path, results.StudyInUseElsewhereError, take=lock.hold_heartbeat)
     os.utime(path, (1.0, 1.0))
     with lock.hold_heartbeat(tmp_path):
         assert lock.kernel_id() in path.read_text()
@@ -227,7 +227,7 @@ def test_a_dead_owner_is_succeeded_once(tmp_path, monkeypatch):
     os.utime(path, (1.0, 1.0))
     earlier, read = iter(["dead 1\n"]), lock._read
     monkeypatch.setattr(lock, "_read", lambda of: next(earlier, None) or read(of))
-    refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
+    refused(tmp_path, results.StudyInUseElsewhereError, take=lock.hold_heartbeat)
 
     assert "successor 2\n" == path.read_text()
 
@@ -240,7 +240,7 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
     with lock.hold_heartbeat(tmp_path):
         assert [lock.HEARTBEAT_NAME] == left_in(tmp_path)
         monkeypatch.setattr(lock, "kernel_id", lambda: "other")
-        refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
+        refused(tmp_path, results.StudyInUseElsewhereError, take=lock.hold_heartbeat)
 
     assert [] == left_in(tmp_path)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from study_files import edit_record, ended_ids
 
-from results import Store, errors
-from results.records.models import SCHEMA_VERSION
+import results
+from results import SCHEMA_VERSION, Store
 from results.store import studies
 
 
@@ -55,7 +55,7 @@ def test_failed_write_keeps_the_old_record(store, monkeypatch):
     status = trial.status.model_copy(update={"duration_sec": 99.0})
     for write, record in ((store.write_env, env), (store.write_status, status)):
         with pytest.raises(
-            errors.WriteStoreError, match=r"cannot write .*No space left on device; fr"
+            results.WriteStoreError, match=r"cannot write .*No space left on device; fr"
         ):
             write(trial.trial_id, record)
 
@@ -74,7 +74,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
     assert ended_ids(store) == frozenset(others)
     assert store.read().problems == ()
     assert store.read_trial(first).status is None
-    with pytest.raises(errors.MissingRecordError, match=f"no trial '{second}' in"):
+    with pytest.raises(results.MissingRecordError, match=f"no trial '{second}' in"):
         store.read_trial(second)
 
 
@@ -83,7 +83,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
     [
         (
             7,
-            errors.NewerSchemaError,
+            results.NewerSchemaError,
             (
                 r"plan.json' was written by a newer version \(schema 7, this reads up"
                 rf" to {SCHEMA_VERSION}\): upgrade replicator-harness"
@@ -91,7 +91,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
         ),
         (
             5,
-            errors.OlderSchemaError,
+            results.OlderSchemaError,
             (
                 r"plan.json' was written by an older version \(schema 5, this reads"
                 r" 6\): read it with the release that wrote it, or measure again"
@@ -117,10 +117,10 @@ def test_opening_nothing_is_an_error(tmp_path, store):
         ("empty", "holds neither plan.json nor"),
         ("file", "is a file, must be a study"),
     ):
-        with pytest.raises(errors.OpenStoreError, match=message):
+        with pytest.raises(results.OpenStoreError, match=message):
             Store.open(tmp_path / name)
     (store.root / "plan.json").unlink()
-    with pytest.raises(errors.MissingRecordError, match=r"has no plan.json; run the"):
+    with pytest.raises(results.MissingRecordError, match=r"has no plan.json; run the"):
         Store.open(store.root).read_plan()
 
 
@@ -129,13 +129,13 @@ def test_creating_where_it_cannot_be_is_an_error(tmp_path, store):
     for path, error, message in (
         (
             tmp_path / "file" / "study",
-            errors.OpenStoreError,
+            results.OpenStoreError,
             "is a file; choose another",
         ),
-        (tmp_path, errors.OpenStoreError, "holds files but no study"),
+        (tmp_path, results.OpenStoreError, "holds files but no study"),
         (
             Path("/proc/nowhere/study"),
-            errors.WriteStoreError,
+            results.WriteStoreError,
             "cannot write study directory",
         ),
     ):
@@ -199,7 +199,7 @@ def test_other_zips_are_refused(tmp_path, names, message):
 
 
 def _refused(path, message):
-    with pytest.raises(errors.ResultsError, match=message), studies.opened(path):
+    with pytest.raises(results.ResultsError, match=message), studies.opened(path):
         pass
 
 

@@ -14,14 +14,12 @@ import rich.console
 from command_lines import visible
 from study_files import with_results
 
+import reports
+from reports import view_store
 from reports.exports import exports
-from reports.page import build
-from reports.view import view_store
 from reports.words import caveats
-from results import summary
-from results.figures import frame, scaling
-from results.records import identity
-from results.records.models import (
+from results import (
+    Change,
     Control,
     EquivalenceCheck,
     Order,
@@ -30,11 +28,13 @@ from results.records.models import (
     ScalingMode,
     StatusRecord,
     TrialStatus,
+    load_study,
+    summary,
 )
-from results.records.record_base import Change
+from results.figures import frame, scaling
+from results.records import identity
 from results.study import equivalence
 from results.study import equivalence as equivalence_lib
-from results.study.cases import UNMATCHED, load_study
 from results.study.equivalence import Outcome
 
 GLOBAL_BATCH_SIZE = 16
@@ -151,7 +151,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
         (point.backend, point.num_replicas): point for point in scaling.points(study)
     }
 
-    assert {UNMATCHED} == {entry.state for entry in wrong}
+    assert {"unmatched"} == {entry.state for entry in wrong}
     assert all(re.match(reason, entry.reason) for entry in wrong)
     crossed = points["in_graph", 2]
     assert crossed.is_crossed_out
@@ -169,7 +169,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
 
 def test_the_report_crosses_it_out(store):
     run(store, "in_graph", sketch=(6.0, -8.0))
-    page = visible(build.build_report(store))
+    page = visible(reports.build_report(store))
     matches = summary(store)["matches"]
     (found,) = (match for match in matches if match["backend"] == "in_graph")
     stream = io.StringIO()
@@ -202,7 +202,7 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     )
     assert {equivalence.OLD_PLAN} == {match.reason for match in old.matches}
     assert not any(match.has_failed for match in old.matches)
-    assert all(entry.state != UNMATCHED for entry in old.planned)
+    assert all(entry.state != "unmatched" for entry in old.planned)
     (sentence,) = caveats.matches(view_store(store))
     assert sentence == (
         "Not checked against one replica: in_graph x2, tf_mirrored x2: an earlier "

@@ -5,17 +5,30 @@ that the harness uses is not worth what the documents claim.
 """
 
 import argparse
+import dataclasses
+import functools
+import itertools
+import math
+import random
 import sys
+import types
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import busy_claims
 import designs
 import gate_claims
 import noise_models
+import numpy as np
 import page_claims
+from page_claims import BESIDE, BUSY, Row
+
+from harness.machine import disturbance
+from harness.run.rounds import MIN_ROUNDS
+from results import Block, TrialResult
+from results.figures import scaling
+from results.records.measuring import MAX_ATTEMPTS
 
 LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.97
 WIDEST_MEDIAN = 0.06
@@ -99,8 +112,8 @@ def run_pages(num, seed, folder):
     """Prints what sentences of pages are worth; yields those that are broken."""
     write(f"\n{num} simulated studies\n")
     found = []
-    for module in (page_claims, busy_claims):
-        for row in module.rows(num, seed):
+    for rows in (page_claims.rows, busy_rows):
+        for row in rows(num, seed):
             found.append(row)
             write_table([row.cells])
     if folder is not None:
@@ -109,6 +122,202 @@ def run_pages(num, seed, folder):
     for row in found:
         if row.misses():
             yield f"{row.name}: {row.claimed}: {row.shares}"
+
+
+# What figures are worth that were measured beside load. Two cases, of one replica and
+# of two, on two cores. Others compute in bursts, on the core that both cases use, or
+# on the one that only the second uses (a load that goes to whatever core is free is
+# of this kind: its discards depend on the case). A block beside a burst runs at half
+# speed on the core that it shares. Blocks are judged, repeated, compared and given
+# intervals by the harness's own rules.
+PARTS = (0.1, 0.3, 0.6)
+BURSTS_SEC = (0.01, 0.05, 0.3, 2.0, 20.0)
+ON_BOTH, ON_SECOND = "the core of both cases", "a core of the second case"
+NUM_REPETITIONS, NUM_ROUNDS = 5, 20
+BLOCK_SEC, OTHERS_SEC, START_SEC = 0.4, 1.6, 30.0
+OF_PROCESS, OF_ROUND, OF_BLOCK = 0.02, 0.08, 0.045
+"""Standard deviations of log time."""
+LEAST_PART = 0.25
+"""Of the studies of one load: fewer say little about their intervals."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What else runs: a part of a core, in bursts; and where."""
+
+    part: float  # Of one core.
+    burst_sec: float  # Mean of a burst.
+    where: str  # Which cases share its core.
+    slows: float = 0.0  # By which part it slows a turn on another core.
+
+
+class _Bursts:
+    """Bursts of CPU time and pauses between them, both exponential."""
+
+    def __init__(self, load, drawn):
+        pause_sec = load.burst_sec * (1 - load.part) / load.part
+        self._load = load
+        self._drawn = drawn
+        self._means = {True: load.burst_sec, False: pause_sec}
+        self._is_on = drawn.random() < load.part
+        self._begin()
+
+    def _begin(self):
+        self._left_sec = self._drawn.expovariate(1 / self._means[self._is_on])
+
+    def pass_by(self, work_sec, *, is_shared):
+        """Does so much work beside it; returns the time, and its CPU time."""
+        time_sec = used_sec = 0.0
+        while True:
+            speed = speed_of_load = 1.0
+            if self._is_on and is_shared:
+                speed = speed_of_load = 0.5
+            elif self._is_on:
+                speed = 1 - self._load.slows
+            span = min(work_sec / speed, self._left_sec / speed_of_load)
+            time_sec += span
+            work_sec -= span * speed
+            self._left_sec -= span * speed_of_load
+            used_sec += span * speed_of_load * self._is_on
+            if work_sec <= 1e-12:
+                return time_sec, used_sec
+            self._is_on = not self._is_on
+            self._begin()
+
+
+def _block(bursts, load, work_sec, num_cores, name):
+    is_shared = load.where == ON_BOTH or num_cores > 1
+    time_sec, used_sec = bursts.pass_by(work_sec, is_shared=is_shared)
+    foreign = used_sec / time_sec / num_cores if is_shared else 0.0
+    found = disturbance.Disturbance(
+        foreign_cpu_fraction=foreign,
+        foreign_resolution=0.0,
+        stolen_cpu_fraction=None,
+        stolen_resolution=0.0,
+        run_delay_sec=None,
+        num_throttled=None,
+        num_cores=num_cores,
+    )
+    return Block.model_construct(
+        round_index=name[0],
+        attempt=name[1],
+        start_ns=0,
+        end_ns=round(1e9 * time_sec),
+        num_steps=1,
+        foreign_cpu_fraction=foreign,
+        discard_reason=disturbance.discard_reason(found, 0),
+    )
+
+
+def _repetition(load, bursts, drawn):
+    """Returns the blocks of both cases; each is repeated as the harness does it."""
+    blocks = [], []
+    processes = [drawn.gauss(0, OF_PROCESS) for _ in blocks]
+    bursts.pass_by(START_SEC, is_shared=False)
+    round_sec = 2 * BLOCK_SEC + OTHERS_SEC
+    left_sec = NUM_ROUNDS * round_sec
+    for index in itertools.count():
+        if index >= MIN_ROUNDS and left_sec < round_sec:
+            return blocks
+        of_round = drawn.gauss(0, OF_ROUND)
+        for case in drawn.sample((0, 1), 2):
+            for attempt in range(MAX_ATTEMPTS):
+                log = processes[case] + of_round + drawn.gauss(0, OF_BLOCK)
+                work_sec = BLOCK_SEC * math.exp(log)
+                block = _block(bursts, load, work_sec, case + 1, (index, attempt))
+                blocks[case].append(block)
+                left_sec -= block.time_sec
+                if block.is_valid:
+                    break
+        left_sec -= bursts.pass_by(OTHERS_SEC, is_shared=True)[0]
+    raise AssertionError
+
+
+def _case(repetitions, num_cores):
+    """What the ratio of two cases needs of one, without the records around it."""
+    entries = []
+    for index, blocks in enumerate(repetitions):
+        result = TrialResult.model_construct(blocks=tuple(blocks), global_batch_size=1)
+        spec = types.SimpleNamespace(num_replicas=num_cores, cores_per_replica=1)
+        entries.append(
+            types.SimpleNamespace(key=index, result=result, spec=spec, env=None)
+        )
+    return types.SimpleNamespace(
+        is_interleaved=True,
+        is_stopped_on_width=False,
+        measured_entries=entries,
+        ok_entries=[entry for entry in entries if entry.result.rates],
+    )
+
+
+def study(load, seed):
+    """Measures two cases whose ratio is 1 on a quiet machine."""
+    drawn = random.Random(f"{load}/{seed}")
+    bursts = _Bursts(load, drawn)
+    found = [_repetition(load, bursts, drawn) for _ in range(NUM_REPETITIONS)]
+    cases = [_case([of[side] for of in found], side + 1) for side in (0, 1)]
+    ratio = scaling.throughput_ratio(cases[1], cases[0])
+    assert ratio is not None
+    return ratio
+
+
+@functools.cache
+def _studies(load, num, seed):
+    return tuple(study(load, seed + index) for index in range(num))
+
+
+def _coverage(found):
+    covered = [of.low is None or of.low <= 1 <= (of.high or 0) for of in found]
+    return float(np.mean(covered))
+
+
+def busy_rows(num, seed):
+    """Simulates load of several sizes, lengths and places, and what is left of it."""
+    num //= 2
+    evidence, others = [], []
+    for where, part, burst_sec in itertools.product(
+        (ON_BOTH, ON_SECOND), PARTS, BURSTS_SEC
+    ):
+        found = _studies(Load(part, burst_sec, where), num, seed)
+        usable = [of for of in found if of.is_conclusive]
+        disturbed = [of for of in found if of.is_disturbed]
+        if len(usable) >= LEAST_PART * num:
+            evidence.append(_coverage(usable))
+        if len(disturbed) >= LEAST_PART * num:
+            others.append(_coverage(disturbed))
+    lengths = f"bursts of {BURSTS_SEC[0]:g} to {BURSTS_SEC[-1]:g} s"
+    load = "load of 10, 30 and 60 % of one of two cores"
+    yield Row(
+        name=BUSY,
+        claimed="holds the ratio of the quiet machine in 93 % or more",
+        simulated=f"equal programs on one and two cores; {load}, on {ON_BOTH} or"
+        f" {ON_SECOND}; {lengths}; 10 to 93 % of the blocks are discarded",
+        shares=(min(evidence), max(evidence)),
+        least=0.93,
+        n=num,
+    )
+    yield Row(
+        name=BESIDE,
+        claimed="nothing: it is the ratio beside this load",
+        simulated=f"the same, where every block of a case is disturbed; {load}",
+        shares=(min(others), max(others)),
+        n=num,
+        is_claimed=False,
+    )
+    slowed = [
+        _coverage([of for of in _studies(load, num, seed) if of.is_conclusive])
+        for burst_sec in BURSTS_SEC[2:]
+        for load in [Load(0.3, burst_sec, ON_SECOND, slows=0.1)]
+    ]
+    yield Row(
+        name=BUSY,
+        claimed="nothing, of load that slows a case on cores that it does not use",
+        simulated="load of 30 % of a core slows the case on the other one by 10 %;"
+        f" bursts of {BURSTS_SEC[2]:g} to {BURSTS_SEC[-1]:g} s",
+        shares=(min(slowed), max(slowed)),
+        n=num,
+        is_claimed=False,
+    )
 
 
 def main():

@@ -19,7 +19,7 @@ from harness.cli.exit_codes import UNFIT
 from harness.command import peers
 from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
-from results.records.models import Control
+from results import Control
 from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
 from workloads.data import images

@@ -1,9 +1,15 @@
-"""Somebody's training loop, in a study; ``BEHAVIOR`` chooses what is wrong with it."""
+"""Somebody's training loop, in a study; ``BEHAVIOR`` chooses what is wrong with it.
+
+With a number, starts itself as some ranks, as ``torchrun`` does: all end when one
+fails, and ``LINGER`` leaves the others running.
+"""
 
 import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 
 import scaling_client
@@ -59,4 +65,29 @@ def main():
     run.quality("top_1", 0.75, num_examples=100, correct=75)
 
 
-main()
+def start(num_ranks):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__],
+            env={
+                **os.environ,
+                "RANK": "0" if os.environ.get("SAME_RANK") else str(rank),
+                "WORLD_SIZE": str(num_ranks),
+            },
+        )
+        for rank in range(num_ranks)
+    ]
+    while any(rank.poll() is None for rank in ranks):
+        codes = [rank.poll() for rank in ranks]
+        if any(codes) and not os.environ.get("LINGER"):
+            for rank in ranks:
+                rank.kill()
+            sys.exit(max(code or 0 for code in codes) or 1)
+        time.sleep(0.02)
+    sys.exit(max(abs(rank.wait()) for rank in ranks))
+
+
+if sys.argv[1:]:
+    start(int(sys.argv[1]))
+else:
+    main()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from damaging import until
 
-from replicator import errors
+import replicator
 from replicator.cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.processes
@@ -103,7 +103,7 @@ def test_a_failure_is_reported_with_its_output(tmp_path, code, use, message):
     with LocalCluster(program(code), num_workers=1, log_dir=tmp_path) as cluster:
         until(lambda: cluster.output("worker", 0))
         pid = cluster.pid("worker", 0)
-        with pytest.raises(errors.LocalClusterError, match=message):
+        with pytest.raises(replicator.LocalClusterError, match=message):
             use(cluster)
 
         assert not is_alive(pid)
@@ -141,5 +141,5 @@ def test_processes_die_with_a_parent_that_was_killed(tmp_path):
 def test_a_cluster_that_cannot_be_or_was_not_started_is_refused(
     tmp_path, options, message
 ):
-    with pytest.raises((ValueError, errors.LocalClusterError), match=message):
+    with pytest.raises((ValueError, replicator.LocalClusterError), match=message):
         LocalCluster(program(SLEEP), log_dir=tmp_path, **options).kill("worker", 0)

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import sys
 
 _LIBRARY = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
 _LIBRARY.MPI_Wtime.restype = ctypes.c_double
@@ -63,3 +64,4 @@ class _Communicator:
 _call("MPI_Init", None, None)
 atexit.register(_LIBRARY.MPI_Finalize)
 COMM_WORLD = _Communicator()
+MPI = sys.modules[__name__]  # as programs import it from this package

@@ -1,1 +1,0 @@
-"""The part of mpi4py that the example uses, where mpi4py is not installed."""

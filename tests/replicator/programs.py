@@ -1,0 +1,329 @@
+"""Programs that tests run in processes of their own: ``programs.py NAME ARGUMENTS``."""
+
+import collections
+import json
+import os
+import pathlib
+import sys
+import time
+
+import tensorflow as tf
+
+import replicator
+from replicator.core import devices
+
+# Which operations a step has after it was optimized for devices. A process of its own:
+# TensorFlow decides once whether rules of oneDNN hold.
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+REMOTE = "/job:worker/replica:0/task:1/device:"
+FUSED_ON = {
+    "gpu": [f"{LOCAL}GPU:0", f"{LOCAL}GPU:1"],
+    "remote_gpu": [f"{REMOTE}GPU:0"],
+    "cpu": [f"{LOCAL}CPU:0"],
+    "gpu_and_cpu": [f"{LOCAL}GPU:0", f"{LOCAL}CPU:0"],
+}
+
+
+def _block(x):
+    ones = tf.fill([4], tf.reduce_max(x))  # no constant, which would be folded
+    normalized = tf.compat.v1.nn.fused_batch_norm(
+        x, ones, ones, is_training=True, data_format="NHWC"
+    )
+    return tf.nn.relu(normalized[0])
+
+
+def _fused_step(images):
+    repeated = tf.while_loop(
+        lambda index, _: index < 3, lambda i, x: (i + 1, _block(x)), (0, images)
+    )
+    return tf.reduce_sum(_block(images)) + tf.reduce_sum(repeated[1])
+
+
+def _operations(graph_def):
+    nodes = [*graph_def.node]
+    for function in graph_def.library.function:
+        nodes += function.node_def
+    return sorted(n.op for n in nodes if n.op in ("_FusedBatchNormEx", "Relu"))
+
+
+def onednn_rules():
+    """Prints the operations as JSON, by where the step runs."""
+    from replicator._tf import dispatch
+    from replicator.engine import optimize
+    from replicator.engine.trace import trace
+
+    traced = trace(_fused_step, [tf.TensorSpec([2, 8, 8, 4], tf.float32)], 1)
+    found = {
+        name: _operations(
+            optimize.optimize(traced, devices.make_topology([[d] for d in names]))
+        )
+        for name, names in FUSED_ON.items()
+    }
+    graph_def = optimize.cut(traced)
+    optimize._mark_lowering(graph_def, is_lowered=False)
+    keep = [*traced.output_names, *traced.control_output_names]
+    unstamped = dispatch.optimize_graph(
+        graph_def, keep, devices={f"{LOCAL}CPU:0": "CPU", f"{LOCAL}GPU:0": "GPU"}
+    )
+    print(json.dumps(found | {"without_stamps": _operations(unstamped)}))  # noqa: T201
+
+
+def one_core_member(threads):
+    """A member of a cluster on one core; the chief takes four steps."""
+    from replicator import server
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "chief":
+        server.run([])
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    if threads == "too late":
+        tf.constant(1.0)
+    repl = replicator.create("async")
+    with repl.context():
+        count = tf.Variable(0.0)
+    repl.run(lambda: count.assign_add(1.0), num_steps=2)
+    print("count", count.numpy())  # noqa: T201
+
+
+def determined_losses(seed, num_steps=2):
+    """Trains with every source of randomness."""
+    import keras
+
+    replicator.set_determinism(seed)
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(4, 3),
+                keras.layers.BatchNormalization(),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.01))
+
+    def input_fn(ctx):
+        data = tf.data.Dataset.range(64).shuffle(64)
+        data = data.map(
+            lambda i: tf.random.normal([8, 8, 1]) + tf.cast(i, tf.float32) / 64,
+            num_parallel_calls=4,
+        )
+        return data.repeat().batch(ctx.get_per_replica_batch_size(16))
+
+    inputs = repl.make_input_iterator(input_fn)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            noise = tf.random.uniform([tf.shape(x)[0], 1])
+            loss = tf.reduce_mean((model(x, training=True) - noise) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    losses = [repl.run(step, inputs) for _ in range(num_steps)]
+    return [float(loss).hex() for per_replica in losses for loss in per_replica]
+
+
+def determined_training(seed):
+    sys.stdout.write(" ".join(determined_losses(int(seed))))
+
+
+NUM_WEIGHTS = 400_000  # a save takes long enough to be hit
+
+
+def _saver(directory):
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        weights = tf.Variable(tf.zeros([NUM_WEIGHTS]), trainable=False)
+        local = tf.Variable(tf.zeros([1000]), trainable=False)
+    inputs = repl.make_input_iterator(lambda _: tf.data.Dataset.range(1 << 40))
+
+    def step(number):
+        replica_id = replicator.get_replica_context().replica_id
+        weights.assign_add(tf.ones_like(weights))
+        local.assign_add(tf.fill([1000], tf.cast(replica_id + 1, tf.float32)))
+        return number, local.read_value()
+
+    manager = repl.make_checkpoint_manager(
+        directory, max_to_keep=2, inputs=inputs, weights=weights, local=local
+    )
+    return repl, inputs, step, weights, manager
+
+
+def save_without_end(directory):
+    """Continues from the last checkpoint; saves after every step."""
+    repl, inputs, step, weights, manager = _saver(directory)
+    done = pathlib.Path(directory) / "last_completed"
+    restored = manager.restore()
+    number = restored.step if restored else 0
+    while True:
+        number += 1
+        batches, local = repl.run(step, inputs)
+        # What was restored is whole: every part belongs to the same step.
+        assert [2 * number - 2, 2 * number - 1] == [int(b) for b in batches]
+        for replica_id in range(2):
+            assert bool(tf.reduce_all(local[replica_id] == number * (replica_id + 1)))
+        assert bool(tf.reduce_all(weights == float(number)))
+        manager.save(number)
+        temporary = done.with_suffix(".new")
+        temporary.write_text(str(number), encoding="utf-8")
+        temporary.rename(done)
+
+
+# Replicas that meet in collectives of one process.
+STEPS_PER_RUN = 20
+
+
+def _flat(num_replicas, **options):
+    names = [f"CPU:{index}" for index in range(num_replicas)]
+    return replicator.create(
+        "in_graph", num_replicas=num_replicas, devices=names, **options
+    )
+
+
+def _per_replica(values):
+    return replicator.PerReplica([tf.constant(float(value)) for value in values])
+
+
+def _train(num_replicas, num_steps):
+    repl = _flat(num_replicas)
+    with repl.context():
+        weights = [tf.Variable(tf.zeros([300])), tf.Variable(tf.zeros([20_000]))]
+
+    def step():
+        x = tf.cast(replicator.get_replica_context().replica_id, tf.float32)
+        for weight in weights:
+            weight.assign_add(replicator.all_sum(tf.ones_like(weight) * x))
+
+    for _ in range(num_steps // STEPS_PER_RUN):
+        repl.run(step, num_steps=STEPS_PER_RUN)
+    repl.assert_in_sync()
+    ends = [float(weight[-1]) for weight in weights]
+    return {"weights": ends, "algorithm": "algorithm ring" in repl.explain()}
+
+
+def _gated(num_replicas):
+    import keras
+
+    repl = _flat(num_replicas)
+    with repl.context():
+        weight = tf.Variable(tf.zeros([300]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0), accumulation_steps=2)
+
+    def step(x):
+        optimizer.apply_gradients([(tf.ones_like(weight) * x, weight)])
+        return replicator.all_mean(x)
+
+    values = _per_replica(range(num_replicas))
+    means = [float(repl.run(step, values)[0]) for _ in range(4)]
+    return {"means": means, "weight": float(weight[0])}
+
+
+def _fail():
+    """One replica of four raises while the others wait for it; then all continue."""
+    repl = _flat(4)
+
+    def step(x):
+        tf.debugging.assert_less(x, 10.0, message="replica 1 has no memory")
+        return replicator.all_sum(x)
+
+    repl.run(step, _per_replica([0, 1, 2, 3]))
+    start = time.monotonic()
+    error = ""
+    try:
+        repl.run(step, _per_replica([0, 11, 2, 3]))
+    except tf.errors.InvalidArgumentError as raised:
+        error = raised.message
+    sec = time.monotonic() - start
+    after = repl.run(step, _per_replica([0, 1, 2, 3]))
+    return {"error": error, "sec": sec, "after": [float(x) for x in after]}
+
+
+def _wait_too_long():
+    """A replica that never comes; ends all collectives of this process."""
+    repl = _flat(2, timeout_sec=1.0)
+
+    def step(x):
+        return replicator.all_sum(x)
+
+    made = devices.flat_group
+    group = made(repl.topology, None)
+    three = devices.FlatGroup(size=3, key=group.key + 1000, keys=group.keys)
+    devices._FLAT_GROUPS[2, repl.topology.replica_devices] = three
+    errors = []
+    for _ in range(2):
+        start = time.monotonic()
+        try:
+            repl.run(step, _per_replica([0, 1]))
+        except replicator.ReplicatorError as raised:
+            errors.append([type(raised).__name__, str(raised)])
+        sec = time.monotonic() - start
+    return {"errors": errors, "sec": sec}
+
+
+def _cross_device_edges(num_replicas):
+    """Tensors that cross devices to publish 20 statistics, by type."""
+    repl = _flat(num_replicas)
+    with repl.context():
+        weight = tf.Variable(tf.ones([4]))
+        statistics = [
+            tf.Variable(tf.zeros([2] * (i % 3)), trainable=False) for i in range(16)
+        ] + [tf.Variable(tf.zeros([3], tf.float64), trainable=False) for _ in range(4)]
+
+    def step(x):
+        weight.assign_add(replicator.all_mean(tf.ones([4]) * x))
+        for statistic in statistics:
+            statistic.assign_add(tf.ones_like(statistic) * tf.cast(x, statistic.dtype))
+
+    repl.run(step, _per_replica(range(num_replicas)))
+    ends = [float(tf.reduce_max(statistic)) for statistic in statistics]
+    program = repl.build_step(step, [tf.TensorSpec([], tf.float32)])
+    dispatch = program._make_function(1, None, None)
+    dispatch._trace(_per_replica(range(num_replicas)))
+    graph = dispatch._traced.graph
+    crossing = {
+        (tensor.name, op.device): tensor.dtype.name
+        for op in graph.get_operations()
+        for tensor in op.inputs
+        if op.device and tensor.op.device not in ("", op.device)
+    }
+    return {"edges": collections.Counter(crossing.values()), "means": sorted(set(ends))}
+
+
+def flat(num_steps):
+    """Prints as JSON what replicas saw that meet in collectives of one process.
+
+    Eight virtual CPU devices are taken for parts of one GPU each, and one thread runs
+    ops.
+    """
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+    from tiny_models import take_cpus_for_gpus
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    devices.split_cpu(8)
+    take_cpus_for_gpus()
+    found = {
+        "train": {n: _train(n, int(num_steps)) for n in (2, 8)},
+        "edges": {n: _cross_device_edges(n) for n in (2, 8)},
+        "gated": _gated(2),
+        "fail": _fail(),
+        "wait": _wait_too_long(),
+    }
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        determined_training,
+        flat,
+        one_core_member,
+        onednn_rules,
+        save_without_end,
+    )
+}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])
