@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 # The levels of ``sharded_update``, each with those before.
 STATE, GRADIENTS, PARAMETERS = "state", "gradients", "parameters"

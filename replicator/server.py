@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.cluster import environment, port_filter
@@ -22,8 +23,6 @@ from replicator.cluster.liveness import Peer, check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from replicator.cluster.configuration import ClusterConfig
 
 # A client has exited if its port is closed or belongs to another process; a machine

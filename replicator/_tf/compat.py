@@ -8,7 +8,15 @@ import gc
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -31,17 +39,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 from tensorflow.python.trackable import base as trackable
 
-if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Hashable,
-        Iterable,
-        Iterator,
-        Sequence,
-    )
-
-    Scope = contextlib.AbstractContextManager[None]
+Scope = contextlib.AbstractContextManager[None]
 
 _T = TypeVar("_T", bound="Hashable")
 

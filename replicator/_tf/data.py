@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.ops import (
@@ -13,9 +14,6 @@ from tensorflow.python.data.ops import (
 from tensorflow.python.framework import none_tensor
 
 from replicator._tf import compat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
 # Messages with the state of an iterator: the fewest parts of one, and about its bytes.

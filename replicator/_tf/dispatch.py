@@ -12,7 +12,8 @@ import functools
 import itertools
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import (
@@ -32,10 +33,6 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from replicator._tf import compat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-
 
 # The optimizer is given the devices that the graph is for, instead of looking for those
 # of this process: replicas may be on GPUs of other processes, or on fewer GPUs than the

@@ -7,7 +7,8 @@ import functools
 import inspect
 import itertools
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,10 +26,6 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.parallel_for import pfor
 
 from replicator._tf import compat, dispatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 # A value that differs between replicas, made of a tuple (test_run).
 PerReplica = values_lib.PerReplica

@@ -16,6 +16,7 @@ import gc
 import inspect
 import sys
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from tensorflow.python.ops import embedding_ops, resource_variable_ops, script_o
 from replicator._tf import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
     from types import CodeType
 
 

@@ -7,6 +7,7 @@ import functools
 import operator
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,7 +29,6 @@ from replicator._tf.compat import depends_on, replaced
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
 
 
 OF_NO_EXAMPLE = "replicator_statistics_of_no_example"

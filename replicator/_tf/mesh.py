@@ -8,7 +8,8 @@ import math
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,9 +21,6 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from replicator._tf.compat import altered, replaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Its collectives are of local groups of devices, which CPUs of one process reduce by
 # TensorFlow's own ring: their nodes are in the graphs that each device executes.

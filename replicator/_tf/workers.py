@@ -6,8 +6,9 @@ import contextlib
 import re
 import signal
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -16,9 +17,6 @@ from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _T = TypeVar("_T")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -29,8 +30,6 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from replicator.async_training.steps import Placement, ServerTable
     from replicator.engine.body import Body, Ref
     from replicator.engine.trace import TracedStep

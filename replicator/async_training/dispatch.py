@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +24,15 @@ from replicator.checkpoint import position
 from replicator.cluster import membership
 from replicator.core.step import traced_once
 from replicator.errors import ReplicatorError, WorkerLostError
+from replicator.inputs import iterator
 from replicator.inputs.context import (
     InputContext,
     InputFn,
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.inputs.iterator import (
-    InputIterator,
-    all_read,
-    next_batches,
-    to_pipeline,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from replicator.async_training.commit import CommitState
     from replicator.async_training.steps import WorkerSteps
 
@@ -85,8 +79,8 @@ def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     @traced_once
     def skip(source: Any) -> Any:
         def drop(index: tf.Tensor) -> tf.Tensor:
-            batch = next_batches(source, num_replicas)
-            with tf.control_dependencies([all_read(batch)]):
+            batch = iterator.next_batches(source, num_replicas)
+            with tf.control_dependencies([iterator.all_read(batch)]):
                 return index + 1
 
         return tf.while_loop(lambda index: index < num_steps, drop, [tf.constant(0)])
@@ -94,7 +88,7 @@ def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     skip(iterators)
 
 
-class RemoteInputIterator(InputIterator):
+class RemoteInputIterator(iterator.InputIterator):
     """Pipelines that are traced here and run on the workers."""
 
     stateless_reason = "its pipelines are on workers, which may be restarted"
@@ -181,7 +175,7 @@ def traced_dataset(input_fn: InputFn, context: InputContext) -> RemotePipeline:
     divisions = []
 
     def make() -> tf.data.Dataset:
-        dataset = to_pipeline(input_fn(context))
+        dataset = iterator.to_pipeline(input_fn(context))
         divisions.append(position.division_of_dataset(dataset))  # a graph does not tell
         return dataset
 

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -34,8 +35,6 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, UsedVariables, VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from replicator.core.devices import Topology
     from replicator.engine.body import Body, Ref
 

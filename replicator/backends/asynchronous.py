@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -41,8 +42,6 @@ from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer.other_libraries import StrategyOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.cluster.configuration import ClusterConfig
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import LocalState

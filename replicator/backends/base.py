@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -24,7 +25,6 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
 
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.inputs.audit import InputAudit

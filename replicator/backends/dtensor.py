@@ -14,6 +14,7 @@ import contextlib
 import functools
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from replicator.variables.coherence import report_out_of_sync
 
 if TYPE_CHECKING:
     import collections
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.optimizer.options import OptimizerOptions
 

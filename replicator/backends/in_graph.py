@@ -8,6 +8,7 @@ across the copies.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -29,8 +30,6 @@ from replicator.variables import coherence
 from replicator.variables.table import Entry, LocalState, VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.optimizer.options import OptimizerOptions
 
 DEFAULT_TIMEOUT_SEC = 600.0

@@ -10,11 +10,13 @@ import base64
 import contextlib
 import functools
 import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.backends import base, programs
@@ -24,11 +26,6 @@ from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices as devices_lib
 from replicator.core.validation import name_of
 from replicator.engine import plan as plan_lib
-from replicator.errors import (
-    DisagreementError,
-    RemoteInputError,
-    ReplicasOutOfSyncError,
-)
 from replicator.inputs.context import InputContext, pipeline_contexts
 from replicator.inputs.iterator import InputIterator, to_pipeline
 from replicator.variables.coherence import consolidate
@@ -36,8 +33,6 @@ from replicator.variables.kinds import Kind, Workers
 from replicator.variables.table import set_released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
     from replicator.engine.program import Program
@@ -111,7 +106,7 @@ class BetweenGraphReplicator(base.Replicator):
             answers = self._runtime.exchange(what, own)
             pads_last_step = [answer[1] for answer in answers]
             if len(set(pads_last_step)) > 1:
-                raise DisagreementError(
+                raise errors.DisagreementError(
                     f"batches of worker {pads_last_step.index('1')} can have any number"
                     f" of examples, those of worker {pads_last_step.index('0')} only "
                     "one, so that an epoch would end at different steps; use "
@@ -143,7 +138,7 @@ class BetweenGraphReplicator(base.Replicator):
         failure = ""
         try:
             super()._compare_copies()
-        except ReplicasOutOfSyncError as error:
+        except errors.ReplicasOutOfSyncError as error:
             failure = str(error)
         workers.compare(self._runtime, failure, self._numbered_mirrored())
 
@@ -261,7 +256,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 # the same way, the job can continue.
                 lines = str(error).strip().splitlines() or [""]
                 failure = f"{type(error).__name__}: {lines[-1].strip()}"
-                with contextlib.suppress(DisagreementError):
+                with contextlib.suppress(errors.DisagreementError):
                     self._runtime.agree(what, {"failure": failure})
                 raise
             plan = program.analysis.description()
@@ -419,7 +414,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             worker_id = workers[context.input_pipeline_id]
             calls = _tf_data.python_ops(dataset) if worker_id else ()
             if calls:
-                raise RemoteInputError(
+                raise errors.RemoteInputError(
                     f"input pipeline {context.input_pipeline_id} belongs to worker "
                     f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
                     "from_generator, py_function or numpy_function), which runs in the "

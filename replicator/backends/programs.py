@@ -7,25 +7,19 @@ import functools
 import re
 import sys
 import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.collectives import differentiable, reductions
 from replicator.core import context, step, validation
 from replicator.core.validation import INT32_MAX, format_value, is_integer, name_of
-from replicator.errors import (
-    RetraceLimitError,
-    RetraceWarning,
-    RunContextError,
-    StrategyError,
-)
 from replicator.inputs import batches
 from replicator.inputs.iterator import InputIterator, spec_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
     from replicator.checkpoint.position import Job
 
 
@@ -100,13 +94,13 @@ class ProgramCache(step.StepCache):
         # Partials with different arguments may be different steps on purpose.
         is_partial = isinstance(step_fn, functools.partial)
         if limit is not None and num_traced > limit and not is_partial:
-            raise RetraceLimitError(text)
+            raise errors.RetraceLimitError(text)
         if num_traced == NUM_FUNCTIONS_TO_WARN:
             frame, level = sys._getframe(), 1  # noqa: SLF001 (documented, in CPython)
             ours = re.compile(__name__.partition(".")[0] + r"\.")
             while frame.f_back and ours.match(frame.f_globals.get("__name__", "")):
                 frame, level = frame.f_back, level + 1  # to the user's code
-            warnings.warn(text, RetraceWarning, stacklevel=level)
+            warnings.warn(text, errors.RetraceWarning, stacklevel=level)
 
 
 class Call(NamedTuple):
@@ -130,13 +124,13 @@ class Call(NamedTuple):
     def checked(self, repl: Job, caller: str, more: Any, others: Any) -> Call:
         """Checks the arguments, and that ``caller`` was called in plain Python."""
         if context.in_replica_context():
-            raise RunContextError(
+            raise errors.RunContextError(
                 "run() was called inside a step function, which is the code of one "
                 "replica; call the other function directly, or run one step after "
                 "another"
             )
         if not tf.executing_eagerly():
-            raise RunContextError(
+            raise errors.RunContextError(
                 "run() was called inside a tf.function, but it compiles the step "
                 "itself and counts steps and input positions in Python; call it from "
                 "plain Python, with num_steps=k for k steps in one dispatch"
@@ -212,7 +206,7 @@ def _check_step(call: Call) -> None:
     keras = sys.modules.get("keras")
     distribution = keras and keras.distribution.distribution()
     if distribution:
-        raise StrategyError(
+        raise errors.StrategyError(
             f"keras.distribution is set to {type(distribution).__name__}, which Keras "
             "accepts on TensorFlow and does not do; call "
             "keras.distribution.set_distribution(None), and let the replicator place "

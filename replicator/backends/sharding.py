@@ -9,12 +9,10 @@ TensorFlow: planners use it.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from replicator import catalog
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LEVELS = ("none", *catalog.LEVELS)
 _STATE, _GRADIENTS, _PARAMETERS = map(LEVELS.index, catalog.LEVELS)

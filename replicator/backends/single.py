@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,8 +19,6 @@ from replicator.strategy import replica_context
 from replicator.variables.kinds import check_foreign, foreign_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from replicator.backends.programs import Call
 
 

@@ -8,6 +8,7 @@ They are peers for comparison, so they follow their own documentation: datasets 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,8 +41,6 @@ from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.optimizer.options import OptimizerOptions

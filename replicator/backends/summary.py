@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,8 +19,6 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from replicator.checkpoint.position import Job
     from replicator.core.devices import Topology
 

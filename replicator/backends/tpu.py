@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -21,8 +22,6 @@ from replicator.core import context, devices
 from replicator.errors import DeviceError, StaticShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from replicator.backends.base import InputRequest
     from replicator.inputs.iterator import InputIterator
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,9 +13,6 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.core.validation import format_value
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,8 @@ import json
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,10 +34,6 @@ from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.variables.kinds import Kind
 from replicator.variables.table import LocalState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 FORMAT = 2
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -27,7 +28,6 @@ from replicator.inputs.batches import bounds
 from replicator.variables.kinds import combine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
     from replicator.inputs.iterator import InputIterator

@@ -21,21 +21,13 @@ import functools
 import json
 import socket
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from replicator import errors
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import MAX_PORT, Ranks, join_address
 from replicator.cluster.local_cluster import LineListener, reserved_ports
-from replicator.errors import (
-    ClusterConfigError,
-    ClusterError,
-    PortInUseError,
-    UnreachableError,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 DEFAULT_TIMEOUT_SEC = 300.0
 _POLL_SEC = 0.1
@@ -86,13 +78,13 @@ def _parse_registration(
     if not 0 < port <= MAX_PORT or not port_filter.is_address(seen_at):
         return None
     if size != world_size:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"rank {rank} at {host} has a world size of {size}, the chief has"
             f" {world_size}: two jobs use the same MASTER_ADDR and MASTER_PORT, or the"
             " processes were started with different sizes; give every job its own port"
         )
     if not 0 < rank < world_size:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"a process at {host} has rank {rank}, which must be from 1 to"
             f" {world_size - 1}: the chief is rank 0 itself; number each process once"
         )
@@ -116,7 +108,7 @@ def agree(
             try:
                 registered = _collect(ranks, listener, replies, timeout_sec)
                 answer["addresses"] = addresses_of(registered, port)
-            except ClusterError as error:
+            except errors.ClusterError as error:
                 answer["error"] = str(error)
                 raise
             finally:
@@ -147,7 +139,7 @@ def _collect(
                 continue
             rank, registration = parsed
             if rank in registered:
-                raise ClusterConfigError(
+                raise errors.ClusterConfigError(
                     f"two processes have rank {rank}, at {registered[rank].host} and "
                     f"at {host}: number each process once, and give every job its own "
                     "MASTER_PORT"
@@ -158,7 +150,7 @@ def _collect(
     missing = [str(r) for r in range(1, ranks.world_size) if r not in registered]
     if missing:
         more = ", ..." if len(missing) > _MOST_NAMED else ""
-        raise UnreachableError(
+        raise errors.UnreachableError(
             f"no response from {len(missing)} of {ranks.world_size} processes within "
             f"{timeout_sec:g} s: ranks {', '.join(missing[:_MOST_NAMED])}{more}; check "
             "that they were started, with the same MASTER_ADDR and MASTER_PORT "
@@ -193,7 +185,7 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
             ("", ranks.chief_port), backlog=socket.SOMAXCONN
         )
     except OSError as error:
-        raise PortInUseError(
+        raise errors.PortInUseError(
             f"MASTER_PORT={ranks.chief_port} is in use on the host of rank 0:"
             f" {error.strerror}; stop the process that listens there (perhaps an"
             " earlier run), or set another port in every process"
@@ -221,7 +213,7 @@ def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
             with connection.makefile("rb") as received:
                 reply = received.readline(_MAX_REPLY_BYTES)
         except TimeoutError:
-            raise UnreachableError(
+            raise errors.UnreachableError(
                 f"the chief at {ranks.chief} did not send the addresses of"
                 f" {ranks.world_size} processes within {timeout_sec:g} s; see its"
                 " output: it names the processes that are missing"
@@ -229,13 +221,13 @@ def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
         except OSError:  # reported as a closed connection
             pass
     if not reply.endswith(b"\n"):
-        raise UnreachableError(
+        raise errors.UnreachableError(
             f"the chief at {ranks.chief} closed the connection before all"
             f" {ranks.world_size} processes had registered; see the output of rank 0"
         )
     answer = json.loads(reply)
     if "error" in answer:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"the chief at {ranks.chief} stopped: {answer['error']}"
         )
     return tuple(answer["addresses"])
@@ -257,7 +249,7 @@ def _connect(ranks: Ranks, timeout_sec: float) -> socket.socket:
                 return connection
             connection.close()
         time.sleep(_POLL_SEC)
-    raise UnreachableError(
+    raise errors.UnreachableError(
         f"no response from rank 0 at {ranks.chief} (MASTER_ADDR:MASTER_PORT) within"
         f" {timeout_sec:g} s ({why}); check that it was started, that both variables"
         " are the same everywhere, and that no firewall blocks the port"

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from replicator.errors import ClusterConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EVALUATOR = "evaluator"
 KINDS = ("chief", "worker", "ps", EVALUATOR)

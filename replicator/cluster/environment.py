@@ -14,7 +14,8 @@ import json
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
 
 from replicator.cluster.configuration import (
     FIRST_PORT,
@@ -26,11 +27,8 @@ from replicator.cluster.configuration import (
 )
 from replicator.errors import ClusterConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-
-    Addresses = Mapping[str, tuple[str, ...]]
-    Member = tuple[str, int]  # Kind and index of a process.
+Addresses = Mapping[str, tuple[str, ...]]
+Member = tuple[str, int]  # Kind and index of a process.
 
 
 MAX_TASKS = 65_536

@@ -10,25 +10,16 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import workers as _tf_workers
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import join_address, split_address
-from replicator.errors import (
-    ClusterError,
-    PortInUseError,
-    UnreachableError,
-    WorkerLostError,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 _POLL_SEC = 0.1
 _CONNECT_SEC = 1.0
@@ -56,7 +47,7 @@ def wait_for(
             return
         if time.monotonic() >= deadline:
             names = ", ".join(f"{n} at {address}" for n, address in missing.items())
-            raise UnreachableError(
+            raise errors.UnreachableError(
                 f"no response from {len(missing)} of {num_all} processes within "
                 f"{timeout_sec:g} s: {names}; check that they were started, that "
                 "TF_CONFIG has the same addresses everywhere, and that no firewall "
@@ -73,7 +64,7 @@ def listen(address: str, backlog: int | None = None) -> socket.socket:
         return socket.create_server(("", port), backlog=backlog)
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise PortInUseError(
+        raise errors.PortInUseError(
             f"port {port} of this process ({address}) is in use: {why}; stop the "
             "process that listens there (perhaps an earlier run), or set another port "
             "in TF_CONFIG on every process"
@@ -364,9 +355,9 @@ class FailureDetector:
     def check(self) -> None:
         """Raises the error of a process that was found to be lost."""
         if self._watch.lost:
-            raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
+            raise errors.WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
 
-    def explain(self, error: BaseException) -> ClusterError | None:
+    def explain(self, error: BaseException) -> errors.ClusterError | None:
         """The error that names the lost worker which an error comes from, or None."""
         text = str(error)
         has_lost_state = _LOST_STATE in text
@@ -386,7 +377,7 @@ class FailureDetector:
             reason = f"{' or '.join(names) or 'a worker'} was restarted during a step"
         else:
             return None
-        return WorkerLostError(f"{reason}; {_WHAT_TO_DO}")
+        return errors.WorkerLostError(f"{reason}; {_WHAT_TO_DO}")
 
     def _lost_names(self) -> str:
         lost = self._watch.lost.values()

@@ -17,16 +17,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from replicator.cluster.configuration import FIRST_PORT, LAST_PORT
 from replicator.errors import LocalClusterError
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    Member = tuple[str, int]
+Member = tuple[str, int]
 
 
 _PORTS = FIRST_PORT, LAST_PORT

@@ -5,30 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator._tf import workers as _tf_workers
 from replicator.cluster import environment, liveness, port_filter
-from replicator.cluster.liveness import (
-    DETECTION_TIMEOUT_SEC,
-    FailureDetector,
-    Peer,
-    WorkerWatch,
-)
 from replicator.core import devices as devices_lib
-from replicator.errors import (
-    ClusterConfigError,
-    DeviceError,
-    ServerLostError,
-    UnreachableError,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from replicator.cluster.configuration import ClusterConfig
 
 
@@ -52,7 +40,7 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
             for part in ("addresses", "kind", "index")
         )
         if role_before != role or not is_same:
-            raise ClusterConfigError(
+            raise errors.ClusterConfigError(
                 f"this process is already {_describe(role_before, before)}, "
                 f"and cannot become {_describe(role, config)}; TensorFlow allows one "
                 "cluster per process: start a new process"
@@ -93,7 +81,7 @@ def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
     elif len(visible) == num_needed and _VISIBLE in os.environ:
         first = 0
     else:
-        raise DeviceError(
+        raise errors.DeviceError(
             f"{num_workers} workers of one host need {num_needed} GPUs each, but"
             f" worker {local_worker_id} there sees {len(visible)}; start fewer workers "
             f"per host or fewer replicas, or set {_VISIBLE} for each worker to GPUs of "
@@ -123,7 +111,7 @@ def ensure_threads() -> None:
         tf.config.threading.set_inter_op_parallelism_threads(needed_threads())
     except RuntimeError:
         if _num_threads() < LEAST_THREADS:
-            raise DeviceError(
+            raise errors.DeviceError(
                 "TensorFlow runs already, with fewer threads than parameter servers "
                 "need, so the first step might never end; create the replicator before "
                 "the first tensor, or call tf.config.threading."
@@ -134,23 +122,23 @@ def ensure_threads() -> None:
 CONNECT_TIMEOUT_SEC = 120.0
 
 
-def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
+def connect(config: ClusterConfig, timeout_sec: float) -> liveness.WorkerWatch:
     """Makes this process the client of the cluster's servers, once."""
     if not config.is_chief:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"this process is {config.kind} {config.index}, but with "
             f"pattern='in_graph' only {config.name_of(0)} runs the training program; "
             "run `python -m replicator.server` here, with the same TF_CONFIG"
         )
 
-    def join() -> WorkerWatch:
+    def join() -> liveness.WorkerWatch:
         addresses = config.training_addresses
         check_nothing_is_made()
         liveness.check_port_is_free(config.address)
         try:
             liveness.wait_for(addresses, timeout_sec, own=config.address)
-        except UnreachableError as error:
-            raise UnreachableError(
+        except errors.UnreachableError as error:
+            raise errors.UnreachableError(
                 f"{error}; every worker except 0 runs `python -m replicator.server`"
             ) from None
         with port_filter.guarded(config):
@@ -163,7 +151,7 @@ def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
             # TensorFlow starts its server with its context, which waits until needed.
             tf.config.list_logical_devices()
         devices = worker_devices(config)
-        return WorkerWatch(
+        return liveness.WorkerWatch(
             {
                 devices[worker]: (config.name_of(worker), config.address_of(worker))
                 for worker in range(1, config.num_workers)
@@ -197,7 +185,7 @@ def replica_devices(
             if has_gpus:
                 kind = "GPUs"
                 help_text = "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')"
-            raise DeviceError(
+            raise errors.DeviceError(
                 f"{share} replicas or logical devices per worker need {share} {kind} on"
                 f" each, but worker {worker_id} ({worker}) has {len(mine)}; use fewer, "
                 f"or {help_text}"
@@ -214,7 +202,7 @@ def check_nothing_is_made() -> None:
     """Rejects variables: TensorFlow loses them when a process joins a cluster."""
     names = _tf_compat.live_variables()
     if names:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"{len(names)} variables exist already ({', '.join(names[:3])}) and would "
             "be lost when this process joins its cluster; create the replicator first, "
             "and models, optimizers and random generators afterwards"
@@ -226,26 +214,26 @@ def check_nothing_is_made() -> None:
 # checkpoint.
 
 
-class ServerWatch(FailureDetector):
+class ServerWatch(liveness.FailureDetector):
     """The client's watch over its parameter servers."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self.error: ServerLostError | None = None  # raised by all later calls
+        self.error: errors.ServerLostError | None = None  # raised by all later calls
         self._addresses = tuple(addresses)
-        self._peers = [Peer(address) for address in addresses]
+        self._peers = [liveness.Peer(address) for address in addresses]
         servers = {
             f"/job:ps/replica:0/task:{index}": (str(index), address)
             for index, address in enumerate(addresses)
         }
         # Ends calls that wait for one which hangs.
-        super().__init__(WorkerWatch(servers), DETECTION_TIMEOUT_SEC)
+        super().__init__(liveness.WorkerWatch(servers), liveness.DETECTION_TIMEOUT_SEC)
 
     def check(self) -> None:
         """Raises the error of a server that was found to be lost."""
         if self.error is not None:
             raise self.error
 
-    def find_lost(self) -> ServerLostError | None:
+    def find_lost(self) -> errors.ServerLostError | None:
         """Looks for a server whose process has exited or hangs."""
         for index, peer in enumerate(self._peers):
             if self.error is None and peer.has_ended():
@@ -256,7 +244,7 @@ class ServerWatch(FailureDetector):
             self.error = self._lost(int(name), f"did not respond for {timeout_sec:g} s")
         return self.error
 
-    def explain(self, error: BaseException) -> ServerLostError | None:
+    def explain(self, error: BaseException) -> errors.ServerLostError | None:
         """The error that names the lost server which an error comes from, or None."""
         if self.error is not None:
             return self.error
@@ -267,8 +255,8 @@ class ServerWatch(FailureDetector):
             self.error.__cause__ = error
         return self.error
 
-    def _lost(self, index: int, what: str) -> ServerLostError:
-        return ServerLostError(
+    def _lost(self, index: int, what: str) -> errors.ServerLostError:
+        return errors.ServerLostError(
             f"parameter server {index} ({self._addresses[index]}) {what}, and its "
             "variables are lost; restart all servers and workers, restart the chief, "
             "and restore the last checkpoint"
@@ -307,13 +295,13 @@ def connect_to_servers(cluster: ClusterConfig | None, timeout_sec: float) -> Con
     )
     for kind, what in (("worker", "worker"), ("ps", "parameter server")):
         if not given.addresses.get(kind):
-            raise ClusterConfigError(
+            raise errors.ClusterConfigError(
                 f"TF_CONFIG has {counts}, but no {kind!r}: training with parameter "
                 f"servers needs at least one {what}; write it like '{_EXAMPLE}', and "
                 "run `python -m replicator.server` there"
             )
     if given.kind != _CLIENT_KIND:
-        raise ClusterConfigError(
+        raise errors.ClusterConfigError(
             f"this process is {given.kind!r} {given.index}, but only the chief "
             "runs the training program with parameter servers (TF_CONFIG['task'] = "
             "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
@@ -345,7 +333,7 @@ def devices_of_worker(worker: int, num_replicas: int) -> list[str]:
     gpus = [name for name in listed if name.startswith(f"{prefix}GPU:")]
     cpus = [name for name in listed if name.startswith(f"{prefix}CPU:")]
     if gpus and len(gpus) < num_replicas:
-        raise DeviceError(
+        raise errors.DeviceError(
             f"worker {worker} has {len(gpus)} GPUs for {num_replicas} "
             "replicas; use fewer replicas per worker"
         )

@@ -20,15 +20,12 @@ import re
 import socket
 import struct
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replicator.cluster.configuration import ClusterConfig, split_address
 from replicator.errors import ClusterConfigError, ClusterError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
 
 # TensorFlow opens its port and accepts connections in one call, in C++ and with
 # Python's lock held, without a hook in between: whoever looks for the socket from

@@ -13,28 +13,20 @@ import json
 import logging
 import re
 import time
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import workers as _tf_workers
 from replicator._tf.workers import first_line, is_derived, reason_of
 from replicator.cluster import liveness, membership, port_filter
 from replicator.cluster.liveness import Deadline, Peer
 from replicator.core.devices import CPU_GROUP_KEY, Group
-from replicator.errors import (
-    ClusterError,
-    DisagreementError,
-    ReplicasOutOfSyncError,
-    ReplicatorError,
-    UnreachableError,
-    WorkerLostError,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from replicator.cluster.configuration import ClusterConfig
 
 
@@ -67,7 +59,7 @@ class WorkerState:
         self.group: Group | None = None  # once it was found out
         self.numbers = itertools.count()  # of exchanges; all draw them in one order
         self.deadline = Deadline(self._end_collectives)
-        self._lost: ReplicatorError | None = None
+        self._lost: errors.ReplicatorError | None = None
         self._has_reported = False
         others = [w for w in range(config.num_workers) if w != config.worker_id]
         self.others = {worker: Peer(config.address_of(worker)) for worker in others}
@@ -77,7 +69,7 @@ class WorkerState:
         if self._lost is not None:
             raise type(self._lost)(*self._lost.args) from self._lost
 
-    def lose(self, error: ReplicatorError) -> ReplicatorError:
+    def lose(self, error: errors.ReplicatorError) -> errors.ReplicatorError:
         self._lost = error
         return error
 
@@ -87,7 +79,7 @@ class WorkerState:
             name = self.config.name_of(self.config.worker_id)
             self.report(why)
             _tf_workers.abort_collectives(f"{name} {why}")
-            self._lost = WorkerLostError(
+            self._lost = errors.WorkerLostError(
                 f"{name} {why}; its collectives were aborted, so that other workers do "
                 "not wait for it; restart the job from its last checkpoint"
             )
@@ -163,7 +155,9 @@ def is_collective_failure(error: tf.errors.OpError) -> bool:
     return isinstance(error, _FROM_OTHERS) or is_derived(error)
 
 
-def diagnose(state: WorkerState, message: str, timeout_sec: float) -> ReplicatorError:
+def diagnose(
+    state: WorkerState, message: str, timeout_sec: float
+) -> errors.ReplicatorError:
     """Finds out which workers are lost, after a collective has failed."""
     config, others = state.config, state.others
     reports: dict[int, str] = {}
@@ -193,7 +187,7 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
     causes = (line for line in message.splitlines() if _CAUSE.search(line))
     cause = next(causes, first_line(message)).rpartition("aborted by: ")[2]
     reason = "; ".join(lost) or cause
-    return WorkerLostError(
+    return errors.WorkerLostError(
         f"{config.name_of(config.worker_id)} failed during {state.doing}: "
         f"{reason}; a synchronous step needs every worker: restart the job from "
         "its last checkpoint (if a worker is only slow, increase timeout_sec, "
@@ -242,7 +236,7 @@ class WorkerRuntime:
                 )
         for worker, (there, _) in enumerate(answers):
             if there != answers[0][0]:
-                differs = DisagreementError(
+                differs = errors.DisagreementError(
                     f"workers disagree: {self.name_of(0)} is at {answers[0][0]}, but "
                     f"{self.name_of(worker)} is at {there}; every worker must run the "
                     "same program: the same calls of the replicator in the same order"
@@ -258,7 +252,7 @@ class WorkerRuntime:
                 continue
             first, other = json.loads(texts[0]), json.loads(text)
             where, ours, theirs = difference(first, other)
-            raise DisagreementError(
+            raise errors.DisagreementError(
                 f"workers are about to run different programs at {what}: {where} is "
                 f"{ours} on {self.name_of(0)}, but {theirs} on "
                 f"{self.name_of(worker)}; every worker must run the same step "
@@ -298,7 +292,7 @@ class WorkerRuntime:
         except tf.errors.OpError as error:
             _, differ, shapes = str(error.message).partition(_SHAPES_DIFFER)
             if differ:
-                differing = DisagreementError(
+                differing = errors.DisagreementError(
                     f"a collective in {what} got tensors of different shapes on "
                     "different workers (dimensions by worker, then a one: "
                     f"{first_line(shapes.strip(' [],'))}); all replicas must pass the "
@@ -315,12 +309,12 @@ class WorkerRuntime:
     def _end_of_input(self, what: str) -> None:
         """Checks that the data of all workers ended in the same step."""
         what = f"the end of its input in {what}"
-        with contextlib.suppress(DisagreementError):
+        with contextlib.suppress(errors.DisagreementError):
             try:
                 self.exchange(what, "")
-            except WorkerLostError as error:
+            except errors.WorkerLostError as error:
                 self._worker.abort(f"reached {what}, but other workers did not")
-                raise WorkerLostError(
+                raise errors.WorkerLostError(
                     f"{self.name_of(self.worker_id)} reached {what}, but not "
                     "every worker did: pipelines have different lengths; repeat() the "
                     "datasets, or give all workers the same number of batches "
@@ -346,7 +340,7 @@ class WorkerRuntime:
                     raise self._lost(f"no response from {name}") from error
                 if left_sec > _POLL_SEC:
                     continue
-                late = WorkerLostError(
+                late = errors.WorkerLostError(
                     f"{name} did not reach {what} within {self.timeout_sec:g} s; "
                     "every worker must make the same calls in the same order; if "
                     "it is only slow, use a larger timeout_sec"
@@ -355,7 +349,7 @@ class WorkerRuntime:
             except tf.errors.OpError as error:
                 raise self._lost(str(error.message)) from error
 
-    def _lost(self, message: str) -> ReplicatorError:
+    def _lost(self, message: str) -> errors.ReplicatorError:
         error = diagnose(self._worker, message, self.timeout_sec)
         return self._worker.lose(error)
 
@@ -373,14 +367,16 @@ def compare(
     answers = [*map(json.loads, runtime.exchange("assert_in_sync()", text))]
     for worker, (failed, others) in enumerate(answers):
         if failed:
-            raise ReplicasOutOfSyncError(f"on {runtime.name_of(worker)}: {failed}")
+            raise errors.ReplicasOutOfSyncError(
+                f"on {runtime.name_of(worker)}: {failed}"
+            )
         differing = [
             name
             for number, (name, mine) in answers[0][1].items()
             if number in others and others[number][1] != mine
         ]
         if differing:
-            raise ReplicasOutOfSyncError(
+            raise errors.ReplicasOutOfSyncError(
                 f"{len(differing)} mirrored variables differ between "
                 f"{runtime.name_of(0)} and {runtime.name_of(worker)}: "
                 f"{', '.join(differing[:5])}; assign variables outside run() on "
@@ -419,13 +415,13 @@ def join_cluster(
             left_sec = max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC)
             futures.wait([started], left_sec)
         if not started.done():
-            raise UnreachableError(
+            raise errors.UnreachableError(
                 "all workers responded, but not all joined the cluster in time: one "
                 "exited while it was starting; see its output, and start all of them "
                 "again"
             )
         if failure := started.exception():
-            raise ClusterError(
+            raise errors.ClusterError(
                 f"TensorFlow could not join the cluster: {failure}; check TF_CONFIG on "
                 "every worker, and start all of them again"
             ) from failure
@@ -440,7 +436,7 @@ def join_cluster(
 def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
     """Waits until every worker listens, as this process does until then."""
     if _tf_workers.has_started():
-        raise ClusterError(
+        raise errors.ClusterError(
             "TensorFlow has already run in this process, but a cluster must be joined "
             "before that; create the replicator first, before any tensor, variable or "
             "list of devices"

@@ -11,26 +11,17 @@ same loss from the results, their mean over replicas is that of a single device.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from replicator.collectives import differentiable, reductions
+from replicator.collectives import differentiable, kinds, reductions
 from replicator.collectives.differentiable import as_written, over_nest
-from replicator.collectives.kinds import (
-    AllGather,
-    AllToAll,
-    Broadcast,
-    Permute,
-    ReduceScatter,
-)
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
 from replicator.core.validation import check_takes_one, format_value, is_integer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 @as_written
@@ -58,7 +49,7 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
     """
     context_lib.require("reduce_scatter")
     context_lib.check_reduce_op(op)
-    return over_nest(ReduceScatter(op=op), value, "divides")
+    return over_nest(kinds.ReduceScatter(op=op), value, "divides")
 
 
 @as_written
@@ -76,7 +67,7 @@ def all_gather(value: Any) -> Any:
       TypeError: A leaf that is not a dense tensor.
       ValueError: A leaf is ``tf.IndexedSlices``.
     """
-    return over_nest(AllGather(), value, "stacks")
+    return over_nest(kinds.AllGather(), value, "stacks")
 
 
 @as_written
@@ -130,7 +121,7 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
                     "and receives from at most one: use broadcast to send to several"
                 )
     in_order = tuple(sorted((source, target) for source, target in pairs))
-    return over_nest(Permute(pairs=in_order), value, "sends")
+    return over_nest(kinds.Permute(pairs=in_order), value, "sends")
 
 
 @as_written
@@ -170,7 +161,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
         (leaf.values, leaf.indices) if isinstance(leaf, tf.IndexedSlices) else leaf
         for leaf in leaves
     ]
-    kind = Broadcast(source_replica_id=source_replica_id)
+    kind = kinds.Broadcast(source_replica_id=source_replica_id)
     received = [
         tf.IndexedSlices(*sent, leaf.dense_shape) if isinstance(sent, tuple) else sent
         for leaf, sent in zip(leaves, over_nest(kind, parts, "sends"), strict=True)
@@ -201,7 +192,7 @@ def all_to_all(value: Any) -> Any:
       ValueError: Rows that cannot be divided equally, or a leaf is
         ``tf.IndexedSlices``.
     """
-    return over_nest(AllToAll(), value, "divides")
+    return over_nest(kinds.AllToAll(), value, "divides")
 
 
 def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") -> Any:

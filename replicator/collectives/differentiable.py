@@ -14,6 +14,7 @@ what the gradients of the replica are multiplied by in the end, w_r, is taken ou
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -23,8 +24,6 @@ from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from replicator.collectives.kinds import CollectiveKind
     from replicator.core.context import ReplicaContext
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -22,8 +23,6 @@ from replicator.core.devices import NCCL_DTYPES, RING_DTYPES, Topology
 from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from replicator.core.context import ReplicaContext
 
     # By replica, its value, and operations where that is.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,6 @@ from replicator.inputs.batches import element_of, part_of_batch
 from replicator.inputs.context import InputContext
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from replicator.core.context import ReplicaContext
 
 

@@ -8,15 +8,13 @@ same bits as with the type itself.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from replicator.core.validation import format_value, is_one_of
 from replicator.errors import CollectiveTypeError, OptimizerOptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
 
 
 class Wire(NamedTuple):

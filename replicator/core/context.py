@@ -5,25 +5,18 @@ from __future__ import annotations
 import abc
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator.core import validation
 from replicator.core.validation import format_value, held, holding, is_integer
-from replicator.errors import (
-    CollectiveContextError,
-    CreateVariableInStepError,
-    DeviceError,
-    RunContextError,
-)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Scope = contextlib.AbstractContextManager[Any]
-    Told = Callable[[Any], None]  # Of a variable that was made.
+Scope = contextlib.AbstractContextManager[Any]
+Told = Callable[[Any], None]  # Of a variable that was made.
 
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
@@ -136,7 +129,7 @@ def are_gradients_divided() -> bool:
 def require(caller: str, advice: str = "") -> ReplicaContext:
     context: ReplicaContext | None = held("replica")
     if context is None:
-        raise CollectiveContextError(
+        raise errors.CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
             "call it inside the step function that you pass to run(); outside, use "
             f"repl.reduce(op, per_replica_value) on what run() returns{advice}"
@@ -152,7 +145,7 @@ def check_in_replica(caller: str) -> None:
 
 def check_reads_outside() -> None:
     if in_replica_context():
-        raise RunContextError(
+        raise errors.RunContextError(
             "next(inputs) was called inside a step, which is the code of one replica; "
             "pass the iterator, repl.run(step_fn, inputs), and use the argument of the "
             "step"
@@ -203,7 +196,7 @@ def logical_device(index: int) -> Scope:
     """
     owner = held("replica") or held("replicator")
     if owner is None:
-        raise DeviceError(
+        raise errors.DeviceError(
             f"logical_device({index!r}) was called outside a replica; use it inside "
             "`with repl.context():` for variables, or inside the step function for ops"
         )
@@ -220,7 +213,7 @@ def logical_scope(
 
 def check_logical_index(index: Any, num_logical_devices: int) -> int:
     if not is_integer(index, least=0) or index >= num_logical_devices:
-        raise DeviceError(
+        raise errors.DeviceError(
             f"logical_device({format_value(index)}) does not exist: a replica here has "
             f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or create the "
             "replicator with logical_devices_per_replica=k"
@@ -341,9 +334,9 @@ def _creating(create: Callable[..., Any]) -> Scope:
     return tf.variable_creator_scope(creator)
 
 
-def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
+def _refused(kwargs: dict[str, Any]) -> errors.CreateVariableInStepError:
     name = kwargs.get("name") or "Variable"
-    return CreateVariableInStepError(
+    return errors.CreateVariableInStepError(
         f"the step function created a variable ({name!r}) that it cannot create once "
         "for all steps, but a step runs many times and on many replicas; create "
         "models, metrics and other variables before it, inside `with repl.context():` "

@@ -11,7 +11,8 @@ group* one device of each replica of the job, in one process or in several.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,10 +20,6 @@ from replicator._tf import workers as _tf_workers
 from replicator.catalog import MAX_REPLICAS
 from replicator.core.validation import format_value, is_integer, listed
 from replicator.errors import DeviceError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Types that TensorFlow's collective ops reduce on GPUs by NCCL. They accept bfloat16
 # too, and then fail (the list is a constant in the library). int32 is in host memory.

@@ -9,6 +9,7 @@ import linecache
 import sysconfig
 import types
 import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,7 +20,6 @@ from replicator.core import validation
 from replicator.core.validation import format_value, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from typing import TypeAlias
 
     # By part its key, and the object whose identity that is; None for a value.

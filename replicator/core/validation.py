@@ -11,12 +11,12 @@ import inspect
 import os
 import sys
 import threading
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from replicator.errors import OtherReplicatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
     from typing import TypeGuard
 
 

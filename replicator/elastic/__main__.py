@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -34,11 +35,8 @@ from replicator.cluster.local_cluster import end_processes, free_ports, start_pr
 from replicator.elastic import STOPPED, VARIABLE
 from replicator.errors import ElasticError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Slots = Mapping[str, int]  # workers that each host has room for, in order
-    Place = tuple[str, int]  # host and local rank of a worker; its rank is the index
+Slots = Mapping[str, int]  # workers that each host has room for, in order
+Place = tuple[str, int]  # host and local rank of a worker; its rank is the index
 
 _POLL_SEC = 0.05
 _WAITING_LINE_SEC = 30.0

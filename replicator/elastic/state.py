@@ -15,6 +15,7 @@ import shutil
 import struct
 import sys
 import types
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,8 +34,6 @@ from replicator.errors import CheckpointError, ElasticError
 from replicator.variables.table import set_released
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from replicator.inputs.iterator import InputIterator
 
 _COUNT = struct.Struct("<Q")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
@@ -28,8 +29,6 @@ from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import Entry, Owner, Ownership, VariableTable, num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
     from replicator.core.devices import Topology
     from replicator.engine.body import Body
     from replicator.engine.dataflow import Invariance

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -26,8 +27,6 @@ from replicator.engine.replicate import Replicas
 from replicator.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from replicator.core.devices import Group, Topology
     from replicator.engine.analyze import Analysis
     from replicator.engine.emitter import Emitter

@@ -8,22 +8,20 @@ Python graph objects, which is what makes linking fast.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-
-if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ each other in two collectives. There are three ways to keep that order:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,8 +30,6 @@ from replicator.engine import emitter
 from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from replicator.engine.body import Ref, Tensor
     from replicator.engine.plan import UpdatedVariable
 

@@ -16,6 +16,7 @@ smaller image it multiplies 4 x 4 numbers in place of 4 times 3 x 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,6 @@ from replicator._tf.compat import reachable
 from replicator.engine.body import make_const, make_node, producer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
     # A node's name, and what makes it another one.

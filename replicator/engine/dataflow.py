@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -15,8 +16,6 @@ from replicator.engine.body import called_names, nodes_of, producer, ref_of
 from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from replicator.engine.body import Body, Node, Ref
 
 

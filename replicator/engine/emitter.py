@@ -7,7 +7,8 @@ make than the rest of the link.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,10 +20,7 @@ from replicator.core.devices import cpu_of
 from replicator.core.step import traced_once
 from replicator.engine.body import Ref, Tensor, make_const, make_node
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Shapes = Sequence[Sequence[int]]
+Shapes = Sequence[Sequence[int]]
 
 
 PAIRWISE = {"min": "Minimum", "max": "Maximum"}

@@ -9,21 +9,19 @@ a memory in a narrower type.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from replicator.core.devices import Group, Topology, flat_group
-from replicator.engine import emitter
 from replicator.engine.body import Ref, Tensor
 from replicator.engine.chain import Chain, Operand
-from replicator.engine.emitter import PAIRWISE, Emitter, NodeOps
+from replicator.engine.emitter import PAIRWISE, Emitter, NodeOps, check_alike
 from replicator.engine.plan import FLAT, Bucket, CollectivePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from replicator.collectives.kinds import CollectiveKind
 
     FindOperand = Callable[[int, str], Tensor]
@@ -167,7 +165,7 @@ class BucketLinks:
         if may_broadcast and len(operands) > 1:
             (first,), _ = self._emit.inline(
                 f"{name}/check",
-                emitter.check_alike,
+                check_alike,
                 [(operand, self._dtype) for operand in operands],
                 self._devices[0],
                 what=str(self._plan.collective.kind),

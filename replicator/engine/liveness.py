@@ -13,7 +13,8 @@ import collections
 import dataclasses
 import functools
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
@@ -21,10 +22,6 @@ from replicator.engine.body import Body, Node, before_of, postorder, uses_of
 from replicator.engine.dataflow import EffectTable, written_variables
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
 
 # The primary that stands for those of all other programs.
 REMOTE = -1

@@ -9,29 +9,19 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
-from replicator._tf.compat import reachable
+from replicator._tf.compat import GraphDef, reachable
 from replicator.core import context, devices
 from replicator.core.context import FUNCTION_PREFIX, TASK_END
-from replicator.engine import convolutions
-from replicator.engine.body import (
-    called_functions,
-    called_names,
-    keep_effects_in_order,
-    keep_waits_of_calls,
-    node_lists,
-    producer,
-)
+from replicator.engine import body, convolutions
 from replicator.engine.trace import PRODUCTS, RESAMPLED, attempt, check_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from replicator.engine.trace import TracedStep
 
 
@@ -131,7 +121,7 @@ class Stamps:
 
     def remove(self, graph_def: Any) -> None:
         """Puts what the step requested in place of stamps, also of new nodes."""
-        own, *functions = node_lists(graph_def)
+        own, *functions = body.node_lists(graph_def)
         for node in own:
             if node.device in self._by_name:
                 node.device = self._by_name[node.device].request
@@ -168,7 +158,7 @@ class Stamps:
         """By function, the stamps of all nodes that call it."""
 
         def called(node: Any, stamp: _Stamp | None) -> list[tuple[str, _Stamp | None]]:
-            return [(f, stamp) for f in self._library.keys() & called_names(node)]
+            return [(f, stamp) for f in self._library.keys() & body.called_names(node)]
 
         def inner(call: tuple[str, _Stamp | None]) -> Iterator[tuple[str, Any]]:
             for node in self._library[call[0]].node_def:
@@ -199,11 +189,11 @@ def keep_in_order(graph_def: Any) -> None:
     tasks = {
         node.name: node
         for node in graph_def.node
-        if any(FUNCTION_PREFIX in name for name in called_names(node))
+        if any(FUNCTION_PREFIX in name for name in body.called_names(node))
     }
     waiting: dict[str, list[Any]] = {name: [] for name in tasks}
     for node in graph_def.node if tasks else ():
-        for name in dict.fromkeys(map(producer, node.input)):
+        for name in dict.fromkeys(map(body.producer, node.input)):
             # The optimizer drops a control edge that a data edge implies. It implies no
             # more than that one result when both are inlined.
             is_task = name in tasks and node.name in tasks
@@ -254,7 +244,7 @@ def optimize(
         return graph_def
     notes = [] if notes is None else notes
     _mark_lowering(graph_def, is_lowered=False)
-    keep_waits_of_calls(graph_def)
+    body.keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
     has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_optimizer_on()
     if not stamps.is_on_cpus:  # what a node without a device is taken for
@@ -277,7 +267,7 @@ def optimize(
         )
     _mark_lowering(optimized, is_lowered=True)
     keep_in_order(optimized)
-    keep_effects_in_order(optimized)
+    body.keep_effects_in_order(optimized)
     return optimized
 
 
@@ -285,7 +275,7 @@ def _rewritten(
     name: str, notes: list[str], graph_def: Any, rewrite: Callable[[Any], None]
 ) -> Any:
     """A graph that a rewriter changed in place, or as it was where that failed."""
-    before = _tf_compat.GraphDef()
+    before = GraphDef()
     before.CopyFrom(graph_def)
 
     def change() -> Any:
@@ -297,7 +287,7 @@ def _rewritten(
 
 def cut(traced: TracedStep) -> Any:
     """Turns the markers of collectives into placeholders, so that nothing is shared."""
-    graph_def = _tf_compat.GraphDef()
+    graph_def = GraphDef()
     graph_def.CopyFrom(traced.graph_def)
     markers = {marker for call in traced.collectives for marker in call.markers}
     for node in graph_def.node:
@@ -319,12 +309,12 @@ def own_functions(graph_def: Any, owner: str) -> None:
         function.signature.name: f"{function.signature.name}_of_{owner}"
         for function in graph_def.library.function
     }
-    for node in itertools.chain.from_iterable(node_lists(graph_def)):
+    for node in itertools.chain.from_iterable(body.node_lists(graph_def)):
         # Nodes that the optimizer moved here from other functions name groups that all
         # replicas would share; devices say where nodes are.
         node.attr.pop("_class", None)
         node.op = names.get(node.op, node.op)
-        for called in called_functions(node):
+        for called in body.called_functions(node):
             called.name = names.get(called.name, called.name)
     for function in graph_def.library.function:
         function.signature.name = names[function.signature.name]
@@ -334,6 +324,6 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     """Says whether loops and branches may become cyclic graphs."""
     # They may when the function runs, but not before it is copied: a loop that is one
     # node can be renamed like any other.
-    for node in itertools.chain.from_iterable(node_lists(graph_def)):
+    for node in itertools.chain.from_iterable(body.node_lists(graph_def)):
         if node.op in _CONTROL_FLOW_OPS:
             node.attr[_LOWERING].b = is_lowered

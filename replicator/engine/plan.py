@@ -17,6 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf.distribute import GRADIENT_SCOPE
@@ -28,14 +36,6 @@ from replicator.engine.liveness import REMOTE, Liveness
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Hashable,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
     from typing import TypeAlias
 
     import tensorflow as tf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -27,8 +28,6 @@ from replicator.variables.kinds import Workers
 from replicator.variables.table import UsedVariables, VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.core.devices import Group, Topology
 
     Agree = Callable[..., tf.Tensor]

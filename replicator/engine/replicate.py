@@ -9,6 +9,7 @@ any replica that uses the copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -16,23 +17,14 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
 from replicator.core import context
-from replicator.engine.body import (
-    Ref,
-    before_of,
-    called_functions,
-    functions_with,
-    make_node,
-)
+from replicator.engine import body as body_lib
 from replicator.engine.liveness import REMOTE, Liveness
 from replicator.engine.optimize import ReplicaDevices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from replicator.core.devices import Topology
-    from replicator.engine.body import Body, Node
 
-    Resolve = Callable[[int, str], Ref | str]
+    Resolve = Callable[[int, str], body_lib.Ref | str]
     HandleDevice = Callable[[int, str], str | None]
     HandleDtype = Callable[[str], tf.DType]
     Edges = dict[str, None]  # Control edges in their order, each once.
@@ -71,7 +63,7 @@ class Replicas:
 
     def __init__(
         self,
-        body: Body,
+        body: body_lib.Body,
         topology: Topology,
         *,
         merged: Collection[str],
@@ -79,7 +71,7 @@ class Replicas:
         resolve: Resolve,
         handle_device: HandleDevice,
         handle_dtype: HandleDtype | None = None,
-        received: Mapping[tuple[str, str], Ref | str] | None = None,
+        received: Mapping[tuple[str, str], body_lib.Ref | str] | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in body.nodes}
         self._placeholders = body.placeholders
@@ -100,8 +92,8 @@ class Replicas:
         # What uses logical devices, and what is bound to one replica: it draws from a
         # stateful random stream, or calls Python, which keeps what the gradient of the
         # call needs.
-        self._placed = functions_with(body.library, _is_placed)
-        self._bound = functions_with(body.library, _is_bound)
+        self._placed = body_lib.functions_with(body.library, _is_placed)
+        self._bound = body_lib.functions_with(body.library, _is_bound)
         # Functions that the copies call: the traced ones, and those that replicas have
         # of their own.
         self.library = [f for f in body.library if f.signature.name not in self._placed]
@@ -116,11 +108,11 @@ class Replicas:
         for replica, primary in enumerate(topology.primaries):
             self._sharing.setdefault(primary, []).append(replica)
 
-    def ref(self, replica: int, ref: Ref) -> Ref | str:
+    def ref(self, replica: int, ref: body_lib.Ref) -> body_lib.Ref | str:
         """A tensor of the single-device graph as it is on a replica."""
         if ref.node in self._placeholders:
             return self._resolve(replica, ref.node)
-        return Ref(node=self.name(replica, ref.node), port=ref.port)
+        return body_lib.Ref(node=self.name(replica, ref.node), port=ref.port)
 
     def name(self, replica: int, node: str) -> str:
         owner = self._topology.primaries[replica] if node in self._merged else replica
@@ -145,7 +137,7 @@ class Replicas:
                 "seed2" in node.proto.attr
                 or "token" in node.proto.attr
                 or node.proto.op in self._functions
-                or bool(called_functions(node.proto))
+                or bool(body_lib.called_functions(node.proto))
             )
             for replica, replicas in self._copies(node.name).items():
                 copy = self._copy(node, replica, replicas)
@@ -164,7 +156,7 @@ class Replicas:
         if replica_id and "token" in proto.attr:
             tokens = self._tokens[replica]
             proto.attr["token"].s = tokens.own(proto.attr["token"].s)
-        for called in called_functions(proto):
+        for called in body_lib.called_functions(proto):
             if self._has_own(called.name, replica):
                 called.name = f"{called.name}_replica_{replica_id}"
         if self._has_own(proto.op, replica):
@@ -196,7 +188,7 @@ class Replicas:
         emitted = self._live.emitted.get(node, self._sharing)
         return {p: replicas for p, replicas in self._sharing.items() if p in emitted}
 
-    def _copy(self, node: Node, replica: int, waits_for: Sequence[int]) -> Any:
+    def _copy(self, node: body_lib.Node, replica: int, waits_for: Sequence[int]) -> Any:
         devices = (self._handle_device(replica, ref.node) for ref in node.inputs)
         device = next((name for name in devices if name is not None), None)
         if device is None:
@@ -217,18 +209,18 @@ class Replicas:
         proto.input.extend(edges)
         return proto
 
-    def _refresh(self, node: Node) -> list[Any]:
+    def _refresh(self, node: body_lib.Node) -> list[Any]:
         """Copies the result of an owned write to the variables of other primaries."""
         nodes, writer = [], self._live.writers[node.name]
         for handle in self._copied(node.name):
             dtype = {"dtype": self._handle_dtype(handle)}
-            value: Ref | str = f"{self.new(node.name, handle)}:value:0"
+            value: body_lib.Ref | str = f"{self.new(node.name, handle)}:value:0"
             if writer == REMOTE:
                 assert self._received is not None
                 value = self._received[node.name, handle]
             else:
                 nodes.append(
-                    make_node(
+                    body_lib.make_node(
                         self.new(node.name, handle),
                         "ReadVariableOp",
                         [self._resolve(writer, handle)],
@@ -244,7 +236,7 @@ class Replicas:
                 waits = self._controls(node, replicas)
                 waits |= self._before(node.name, replicas, handle)
                 nodes.append(
-                    make_node(
+                    body_lib.make_node(
                         self._refresh_name(node.name, handle, primary),
                         "AssignVariableOp",
                         [self._resolve(primary, handle), value],
@@ -271,7 +263,7 @@ class Replicas:
             if len({self._resolve(r, handle) for r in self._replicas}) > 1
         ]
 
-    def _controls(self, node: Node, replicas: Sequence[int]) -> Edges:
+    def _controls(self, node: body_lib.Node, replicas: Sequence[int]) -> Edges:
         """Control edges of a node's copy that waits for some replicas."""
         edges: Edges = {}
         for control in node.controls:
@@ -280,7 +272,7 @@ class Replicas:
                 continue
             targets = (self._resolve(replica, control) for replica in replicas)
             # Arguments of the function are there before anything runs.
-            refs = (target for target in targets if isinstance(target, Ref))
+            refs = (target for target in targets if isinstance(target, body_lib.Ref))
             edges |= {f"^{ref.node}": None for ref in refs}
         return edges
 
@@ -325,7 +317,7 @@ class Replicas:
         if (replica, node) not in self._waits:
             names = [
                 name
-                for name in before_of(self._nodes[node])
+                for name in body_lib.before_of(self._nodes[node])
                 if name not in self._placeholders
             ]
             self._waits[replica, node] = [*self._all_after([replica], names)]

@@ -11,7 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,18 +44,6 @@ from replicator.engine.dataflow import (
 from replicator.errors import CaptureError, CollectiveControlFlowError
 from replicator.strategy import replica_context
 from replicator.variables.kinds import foreign_explained
-
-if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Container,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
-
 
 # Replicas get copies of variables, and share the rest: constants, tables, iterators. So
 # each captured resource, and each Python function, has to be known. A variable that was

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from replicator.inputs.batches import can_fill
 from replicator.inputs.iterator import to_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
     from replicator.inputs.context import InputContext, InputFn
 
 NUM_SHOWN = 5

@@ -13,14 +13,12 @@ batches of its own, and batches without examples follow the last one without end
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from replicator.core.step import PerReplica, tensor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,6 @@ from replicator.errors import ClusterError
 from replicator.inputs.batches import can_fill, divide, fill, trimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
     from replicator.inputs.context import InputContext, InputFn
 
     Read = Callable[[Any], Any]  # Of an iterator.

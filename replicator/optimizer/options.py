@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.collectives.transport import check_compression
@@ -15,9 +16,6 @@ from replicator.core.validation import (
     is_positive,
 )
 from replicator.errors import OptimizerOptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DYNAMIC = "dynamic"
 # Options by which a Keras optimizer itself clips.

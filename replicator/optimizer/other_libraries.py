@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,24 +11,8 @@ from replicator._tf.keras_parts import OptimizerProxy
 from replicator.collectives import reductions
 from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
+from replicator.optimizer import stages, wrapper
 from replicator.optimizer.options import CLIPS, OptimizerOptions
-from replicator.optimizer.stages import (
-    check_not_clipped,
-    clip_by_global_norm,
-    scaled_gradient,
-)
-from replicator.optimizer.wrapper import (
-    ReplicatedOptimizer,
-    check_are_optimized,
-    check_user,
-    num_replicas,
-    pairs_of,
-    with_gradient,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # By the name that optimizers and legacy optimizers both know.
 _OF_TF_KERAS = {"experimental_aggregate_gradients": False}
@@ -71,15 +56,16 @@ class AveragingOptimizer(OptimizerProxy):
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         context.check_in_replica("apply_gradients")
-        check_user(self, validation.current_maker(), is_portable=True)
-        given = with_gradient(pairs_of(grads_and_vars))
+        wrapper.check_user(self, validation.current_maker(), is_portable=True)
+        given = wrapper.with_gradient(wrapper.pairs_of(grads_and_vars))
         grads, variables = map(list, zip(*given, strict=True))
-        check_not_clipped(grads)
+        stages.check_not_clipped(grads)
         averaged = reductions.all_reduce(
             context.unscale(grads), "mean", compression=self.options.compression
         )
-        if self.options.global_clipnorm is not None:
-            averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
+        limit = self.options.global_clipnorm
+        if limit is not None:
+            averaged = stages.clip_by_global_norm(averaged, limit)
         pairs = zip(averaged, variables, strict=True)
         with context.gradients_divided(None):  # summed no more
             if hasattr(self.wrapped, "apply_gradients"):
@@ -122,7 +108,7 @@ def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
     return None if applies is None else AveragingOptimizer(optimizer, options, applies)
 
 
-class StrategyOptimizer(ReplicatedOptimizer):
+class StrategyOptimizer(wrapper.ReplicatedOptimizer):
     """The same contract on the stock path of Keras under ``tf.distribute``.
 
     Keras sums gradients over the strategy's replicas inside ``apply``, so scaling them
@@ -141,7 +127,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
 
     def _apply(self, grads: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
-        check_are_optimized(optimizer, variables)
+        wrapper.check_are_optimized(optimizer, variables)
         clips = context.held("clips")
         if "clipnorm" in clips:
             grads = [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in grads]
@@ -150,7 +136,9 @@ class StrategyOptimizer(ReplicatedOptimizer):
         elif "clipvalue" in clips:
             limit = clips["clipvalue"]
             grads = [tf.clip_by_value(grad, -limit, limit) for grad in grads]
-        scaled = [scaled_gradient(grad, 1.0 / num_replicas()) for grad in grads]
+        scaled = [
+            stages.scaled_gradient(grad, 1.0 / wrapper.num_replicas()) for grad in grads
+        ]
         try:
             for name in clips:
                 setattr(optimizer, name, None)

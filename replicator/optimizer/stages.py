@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -26,8 +27,6 @@ from replicator.optimizer.options import CLIPS, DYNAMIC, OptimizerOptions
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.variables.table import Ownership
 
     Scalars = dict[str, tf.Tensor]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -31,21 +32,8 @@ from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import stages
 from replicator.optimizer.options import OptimizerOptions
-from replicator.optimizer.stages import (
-    Accumulation,
-    FusedUpdate,
-    LossScale,
-    OptionsState,
-    average_sums,
-    check_not_clipped,
-    clip_by_global_norm,
-    sum_duplicates,
-    when,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from replicator.variables.table import Ownership
 
 
@@ -161,14 +149,14 @@ class ReplicatedOptimizer(OptimizerProxy):
         self.uses_fused_update: bool | None = None
         self.options = (options or OptimizerOptions()).check(optimizer)
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
-        self.loss_scale = None if scale is None else LossScale(scale)
+        self.loss_scale = None if scale is None else stages.LossScale(scale)
         self.accumulation = (
-            Accumulation(steps, is_per_replica=accumulates_per_replica)
+            stages.Accumulation(steps, is_per_replica=accumulates_per_replica)
             if steps > 1
             else None
         )
         # The state that options add to that of the Keras optimizer.
-        self.options_state = OptionsState(self.loss_scale, self.accumulation)
+        self.options_state = stages.OptionsState(self.loss_scale, self.accumulation)
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
         self.owner: validation.ReplicatorId | None = None
@@ -309,7 +297,7 @@ class ReplicatedOptimizer(OptimizerProxy):
         if not self._is_built:  # for all: any may get its first gradient later
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]
-        check_not_clipped(grads)
+        stages.check_not_clipped(grads)
         grads = context.unscale(grads)
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
         with context.gradients_divided(None), own_strategy:  # summed no more
@@ -402,14 +390,14 @@ class ReplicatedOptimizer(OptimizerProxy):
     ) -> None:
         limit = self.options.global_clipnorm
 
-        def clipped(averaged: list[Any]) -> list[Any]:
-            return averaged if limit is None else clip_by_global_norm(averaged, limit)
+        def clipped(grads: list[Any]) -> list[Any]:
+            return grads if limit is None else stages.clip_by_global_norm(grads, limit)
 
         if condition is None or not self._shards_gradients:
-            when(condition, lambda: self._apply(clipped(averages()), variables))
+            stages.when(condition, lambda: self._apply(clipped(averages()), variables))
             return
         averaged = stages.kept_by_owners(averages(), variables)
-        averaged = list(map(sum_duplicates, clipped(averaged)))
+        averaged = list(map(stages.sum_duplicates, clipped(averaged)))
         fused_update = stages.find_fused(self.wrapped, averaged, variables)
         if fused_update is None:
             raise OptimizerOptionError(
@@ -426,8 +414,8 @@ class ReplicatedOptimizer(OptimizerProxy):
         for group in self._groups(variables):
             grads, mine = ([every[p] for p in group] for every in (averaged, variables))
             update = functools.partial(fused_update.update, grads, mine, prepared)
-            when(condition, update)
-        when(condition, fused_update.count)
+            stages.when(condition, update)
+        stages.when(condition, fused_update.count)
 
     @property
     def _shards_gradients(self) -> bool:
@@ -444,7 +432,7 @@ class ReplicatedOptimizer(OptimizerProxy):
 
     def _accumulate(
         self,
-        accumulation: Accumulation,
+        accumulation: stages.Accumulation,
         grads: list[Any],
         variables: list[Any],
         is_counted: tf.Tensor | None,
@@ -455,7 +443,9 @@ class ReplicatedOptimizer(OptimizerProxy):
         sums, count, is_due = accumulation.add(grads, variables, is_counted, groups)
         if accumulation.is_per_replica:
             factor = 1.0 if scale is None else scale.value
-            sums = average_sums(sums, is_due, options=self.options, factor=factor)
+            sums = stages.average_sums(
+                sums, is_due, options=self.options, factor=factor
+            )
         if scale is not None and is_counted is not None:
             is_usable = is_counted
             if accumulation.is_per_replica:
@@ -489,7 +479,7 @@ class ReplicatedOptimizer(OptimizerProxy):
         self._apply_fused(fused_update, summed, variables, num_replicas())
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
-        averaged = list(map(sum_duplicates, averaged))
+        averaged = list(map(stages.sum_duplicates, averaged))
         fused_update = self._find_fused(averaged, variables)
         self.uses_fused_update = fused_update is not None
         if fused_update is None or not fused_update.is_linear:
@@ -499,7 +489,9 @@ class ReplicatedOptimizer(OptimizerProxy):
         else:
             self._apply_fused(fused_update, averaged, variables, 1)
 
-    def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
+    def _find_fused(
+        self, grads: list[Any], variables: list[Any]
+    ) -> stages.FusedUpdate | None:
         # A kernel needs a variable and its state on one device; a branch that updates
         # variables of several owners is emitted on one of them.
         is_split = self._ownership is not None and self.options.needs_branch
@@ -507,7 +499,7 @@ class ReplicatedOptimizer(OptimizerProxy):
 
     def _apply_fused(
         self,
-        fused_update: FusedUpdate,
+        fused_update: stages.FusedUpdate,
         grads: list[Any],
         variables: list[Any],
         num_summed: int,

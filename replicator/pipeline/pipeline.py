@@ -16,7 +16,8 @@ import itertools
 import math
 import numbers
 import operator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -29,10 +30,6 @@ from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import PipelineError
 from replicator.pipeline import stage as stage_lib
 from replicator.pipeline.stage import Stage, add, dense, layer_of, widened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 # A task is the forward or the backward pass of one stage for one micro-batch. A
 # schedule is no more than a list of tasks per stage, so it exists while a step is

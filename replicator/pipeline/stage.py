@@ -11,12 +11,14 @@ import functools
 import inspect
 import itertools
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts
@@ -26,16 +28,8 @@ from replicator.core import step
 from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, holding, task_name
 from replicator.core.validation import format_value
 from replicator.engine.dataflow import READ_OPS, Origins
-from replicator.errors import (
-    CollectiveControlFlowError,
-    CreateVariableInStepError,
-    PipelineError,
-    ReplicatorError,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from replicator.pipeline.pipeline import Task
 
 
@@ -55,7 +49,7 @@ def check_stage(index: int, concrete: Any) -> None:
         if outer.dtype != tf.resource and hasattr(outer, "graph"):
             uses = inner.consumers()
             where = step.at_lines([step.line_of(uses[0].traceback)]) if uses else ""
-            raise PipelineError(
+            raise errors.PipelineError(
                 f"stage {index} uses{where} a tensor of the step around it, whose "
                 "gradient would be lost; pass it through the stages, from the batch on"
             )
@@ -70,29 +64,29 @@ def check_stage(index: int, concrete: Any) -> None:
             raise _with_effects(index, op, step.at_lines([line]))
 
 
-def creates_variable(index: int) -> PipelineError:
-    return PipelineError(
+def creates_variable(index: int) -> errors.PipelineError:
+    return errors.PipelineError(
         f"stage {index} creates a variable, which would be on no device of the stage; "
         f"create it outside of the step, with logical_device({index}): call the layer "
         "once, such as stage(tf.zeros(shape)), which also makes those of layers in it"
     )
 
 
-def _with_effects(index: int, op: str, where: str) -> PipelineError:
+def _with_effects(index: int, op: str, where: str) -> errors.PipelineError:
     if op.startswith(_WRITES):
-        return PipelineError(
+        return errors.PipelineError(
             f"stage {index} changes a tf.Variable ({op}{where}), once for each "
             "micro-batch; keep it in a layer of Keras (self.add_weight), which is "
             "updated once from all micro-batches, or change it outside of the stages"
         )
     definition: Any = _tf_compat.op_def(op)
     if any(attr.name == "seed" for attr in definition.attr):
-        return PipelineError(
+        return errors.PipelineError(
             f"stage {index} draws random numbers by {op}{where}, which would put all "
             "tasks of the pipeline into one order; use keras.random, a layer of Keras, "
             "or tf.random.stateless_ functions"
         )
-    return PipelineError(
+    return errors.PipelineError(
         f"stage {index} runs {op}{where}, whose effect would put all tasks of the "
         "pipeline into one order; do that outside of the stages"
     )
@@ -212,7 +206,7 @@ class Stage:
             used = seeds if is_first else StageSeeds(given)
             outputs, updates = self._run(arguments, used, weights)
             if updates.refused:
-                raise PipelineError(f"stage {self.index} {updates.refused[0]}")
+                raise errors.PipelineError(f"stage {self.index} {updates.refused[0]}")
             self.updated, self._read = [*updates.updated.values()], updates.read
             if is_first:
                 first_casts.update(updates.casts)
@@ -224,16 +218,16 @@ class Stage:
         specs = [] if is_first else list(map(keras_parts.generator_spec, seeds))
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
-        except CollectiveControlFlowError as error:
+        except errors.CollectiveControlFlowError as error:
             name = trace_reason_of(error).partition(" ")[0]
-            raise PipelineError(
+            raise errors.PipelineError(
                 f"stage {self.index} calls {name}, or an optimizer that does, but a "
                 "stage works on one micro-batch of one replica, at a time of its own; "
                 "communicate, and apply gradients, before or after the pipeline"
             ) from None
-        except CreateVariableInStepError:
+        except errors.CreateVariableInStepError:
             raise creates_variable(self.index) from None
-        except ReplicatorError:
+        except errors.ReplicatorError:
             raise
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if _KERAS_CREATES in str(error):
@@ -241,7 +235,7 @@ class Stage:
             specs = tf.nest.flatten(self._specs[0][0])
             text = ", ".join(f"{spec.dtype.name}{list(spec.shape)}" for spec in specs)
             before = f"stage {self.index - 1} returns"
-            raise PipelineError(
+            raise errors.PipelineError(
                 f"stage {self.index} does not take what "
                 f"{before if self.index else 'the micro-batch is'} ({text}): "
                 f"{trace_reason_of(error)}; make the outputs of a stage the inputs of "
@@ -261,14 +255,14 @@ class Stage:
         with keras_parts.noted_means() as means, holding("scales", self.scales):
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
-            raise PipelineError(
+            raise errors.PipelineError(
                 f"loss_fn returned {format_value(loss)}, but the loss of a micro-batch "
                 "is a floating-point scalar; return the mean over its examples"
             )
         if not means:
             return [loss]
         if len(means) > 1 or not keras_parts.is_multiple(loss, means[0][0]):
-            raise PipelineError(
+            raise errors.PipelineError(
                 "loss_fn adds to a loss of Keras that is a mean over what a mask or "
                 "sample weights leave valid, which is another share of each "
                 "micro-batch; return that loss alone, or create it with reduction=None "
@@ -424,7 +418,7 @@ class Updates(keras.StatelessScope):
             return assigned
         inner = _tf_compat.unwrap(variable)
         if inner is variable:  # Keras makes no tf.Variable in this scope
-            raise CreateVariableInStepError(variable.path)
+            raise errors.CreateVariableInStepError(variable.path)
         self.read[id(inner)] = variable
         if variable.trainable and getattr(variable, "overwrite_with_gradient", False):
             self.refused.append(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,9 +26,6 @@ from replicator.errors import StrategyError
 from replicator.optimizer.options import CLIPS
 from replicator.optimizer.stages import scaled_gradient
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def reduce_op_of(reduce_op: Any) -> str:

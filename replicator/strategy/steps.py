@@ -13,6 +13,7 @@ import hashlib
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,8 +41,6 @@ from replicator.strategy.replica_context import (
 from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_summed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from replicator._tf.distribute import Runner
 
 

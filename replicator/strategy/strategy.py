@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,13 +18,7 @@ from replicator.core.step import StepCache
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.inputs.batches import element_of, part_of_batch, without_rows
-from replicator.strategy import verify
-from replicator.strategy.replica_context import (
-    StepExtended,
-    StepReplicaContext,
-    StepStrategy,
-    reduce_op_of,
-)
+from replicator.strategy import replica_context, verify
 from replicator.strategy.steps import (
     Arguments,
     check_callbacks,
@@ -34,11 +29,8 @@ from replicator.strategy.steps import (
     without_gradients,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
-
-class ReplicatorExtended(StepExtended):
+class ReplicatorExtended(replica_context.StepExtended):
     def __init__(self, container_strategy: Any, replicator: Any) -> None:
         super().__init__(container_strategy)
         self.replicator = replicator
@@ -48,14 +40,14 @@ class ReplicatorExtended(StepExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         replica = tf.distribute.get_replica_context()
-        if isinstance(replica, StepReplicaContext):
+        if isinstance(replica, replica_context.StepReplicaContext):
             return replica.gradient_sum.divisor
         return int(self.replicator.num_replicas_in_sync)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         devices = getattr(self.replicator, "devices", None)
-        return tuple(devices or StepExtended.worker_devices)
+        return tuple(devices or replica_context.StepExtended.worker_devices)
 
     def _default_device_scope(self) -> Any:
         return self.replicator.context()
@@ -79,7 +71,7 @@ class ReplicatorExtended(StepExtended):
         return self._container_strategy().run(fn, args, kwargs)
 
 
-class ReplicatorStrategy(StepStrategy):
+class ReplicatorStrategy(replica_context.StepStrategy):
     """What ``repl.as_strategy()`` returns.
 
     Its steps are traced, like those of ``repl.run``. Losses are divided by the number
@@ -175,7 +167,10 @@ class ReplicatorStrategy(StepStrategy):
         if context_lib.in_replica_context():
             return super().reduce(reduce_op, value, axis)
         return tf.nest.map_structure(
-            lambda leaf: self._reduced(reduce_op_of(reduce_op), leaf, axis), value
+            lambda leaf: self._reduced(
+                replica_context.reduce_op_of(reduce_op), leaf, axis
+            ),
+            value,
         )
 
     def _reduced(self, op: str, value: Any, axis: Any) -> Any:

@@ -13,7 +13,8 @@ import gc
 import itertools
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,17 +27,9 @@ from replicator._tf.workers import trace_reason_of
 from replicator.core import step as step_lib
 from replicator.core.validation import format_value, is_positive
 from replicator.errors import ReplicatorError, StrategyError
-from replicator.strategy.steps import (
-    grouped,
-    local_values,
-    optimizers_of,
-    own_statistics,
-)
+from replicator.strategy import steps
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    Values = dict[tuple[str, str], Any]
+Values = dict[tuple[str, str], Any]
 
 _with = dataclasses.replace
 
@@ -225,7 +218,7 @@ class _Comparison:
         self._num_replicas = strategy.num_replicas_in_sync
         single = strategy.one_replica().as_strategy()
         self._strategies = type(strategy)(strategy.replicator), single
-        self._optimizers = optimizers_of(model)
+        self._optimizers = steps.optimizers_of(model)
         self._drawing: list[str] = []
         self._values: dict[int, tuple[Any, Any]] = {}
         generator = _tf_compat.global_seed_generator()
@@ -238,7 +231,7 @@ class _Comparison:
         gc.collect()  # workers then have the same variables, of which each is gathered
 
         def gathered(values: Any) -> tuple[Any, ...]:
-            parts = grouped([tf.constant(value)[tf.newaxis] for value in values])
+            parts = steps.grouped([tf.constant(value)[tf.newaxis] for value in values])
             return tuple(strategy.gather(parts, axis=0).numpy())
 
         self._local = [
@@ -296,7 +289,9 @@ class _Comparison:
             weight.assign(value + by.astype(value.dtype))
         before = [np.asarray(one) for one in model.variables]
         made = strategy.run(self._step, args=(batch,))
-        logs, gradients = tf.nest.map_structure(lambda v: local_values(v, 1)[0], made)
+        logs, gradients = tf.nest.map_structure(
+            lambda v: steps.local_values(v, 1)[0], made
+        )
         values: Values = {("gradient", name): v for name, v in gradients.items()}
         for variable, old in zip(model.variables, before, strict=False):
             key, new = ("update", variable.path), np.asarray(variable)
@@ -349,7 +344,7 @@ class _Comparison:
 
     def _explained(self, row: FitRow, different: list[tuple[Any, Any]]) -> FitRow:
         """A row that differs with the reason, as far as that is recognised."""
-        norms = own_statistics(self._model)
+        norms = steps.own_statistics(self._model)
         if self._drawing:
             where = step_lib.at_lines(self._drawing[:1])
             return _with(row, equal=None, reason=f"{_RANDOM}{where}")

@@ -9,6 +9,7 @@ that a user could forget. After a run that failed, ``repair`` does what is left 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -29,8 +30,6 @@ from replicator.variables.kinds import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from replicator.variables.table import Entry, VariableTable
 
 

@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -40,8 +41,6 @@ from replicator.core.step import traced_once
 from replicator.errors import OtherReplicatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from replicator.core.devices import Group, Topology
     from replicator.variables.table import Entry, LocalState
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,23 +21,15 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator.core import context
+from replicator.variables import kinds
 from replicator.variables.coherence import (
     CopyRefresher,
     is_compiled,
     state,
     was_written,
 )
-from replicator.variables.kinds import (
-    Kind,
-    check_foreign,
-    declared_kind,
-    is_summed,
-    replica_value,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from replicator.core.devices import Topology
 
 # Attributes of a variable: its entries, by table; whether others have its handle.
@@ -50,7 +43,7 @@ class Entry:
     """A user's variable and the variables that replicas use in its place."""
 
     variable: Any  # The user's own.
-    kind: Kind  # How the copies relate.
+    kind: kinds.Kind  # How the copies relate.
     # By replica of the program; the user's own may be among them, and replicas that
     # share memory share a copy of a mirrored variable.
     copies: tuple[Any, ...]
@@ -65,7 +58,7 @@ class LocalState:
     """The replicas' values of a variable whose copies differ."""
 
     variable: Any  # The user's own.
-    kind: Kind  # ``LOCAL`` or ``RANDOM``.
+    kind: kinds.Kind  # ``LOCAL`` or ``RANDOM``.
     values: tuple[Any, ...]  # NumPy arrays, by replica.
 
 
@@ -274,12 +267,12 @@ class VariableTable:
         self._switch: Any = None
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
-    def kind(self, variable: Any) -> Kind:
+    def kind(self, variable: Any) -> kinds.Kind:
         """The kind of a variable: from its entry, or from its own flags."""
         if self._topology.num_replicas == 1:
-            return Kind.MIRRORED
+            return kinds.Kind.MIRRORED
         entry = self._entries.get(id(variable))
-        return entry.kind if entry else declared_kind(variable)
+        return entry.kind if entry else kinds.declared_kind(variable)
 
     def is_current(self, entry: Entry) -> bool:
         """Whether an entry is that of its variable, which has not been moved since."""
@@ -287,13 +280,13 @@ class VariableTable:
         is_known = self._entries.get(id(variable)) is entry
         return is_known and not (has_copies and self.ownership.is_stored(variable))
 
-    def require(self, variable: Any, kind: Kind) -> Entry:
+    def require(self, variable: Any, kind: kinds.Kind) -> Entry:
         """Returns the entry of a variable; creates its copies on first use."""
         entry = self._entries.get(id(variable))
         if entry is not None and entry.kind is kind and self.is_current(entry):
             return entry
         with _tf_handles.own():
-            check_foreign(variable)
+            kinds.check_foreign(variable)
         if entry is not None:
             self.version += 1
         with tf.init_scope(), context.allowed():
@@ -410,7 +403,7 @@ class VariableTable:
             for state in whole
         }
         for entry in self._entries.values():
-            if entry.kind is Kind.MIRRORED:
+            if entry.kind is kinds.Kind.MIRRORED:
                 continue
             values = self._initial_values(entry.variable, entry.kind)
             for copy, value in zip(entry.copies, values, strict=True):
@@ -418,24 +411,24 @@ class VariableTable:
             if entry.last_synced is not None:  # a partial one, with one replica here
                 entry.last_synced.assign(state(entry.variable, entry.kind))
 
-    def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
+    def _initial_values(self, variable: Any, kind: kinds.Kind) -> list[Any]:
         topology = self._topology
         replica_ids = [topology.replica_id(r) for r in range(len(topology.devices))]
         value, restored = self._restored.pop(id(variable), (b"", None))
         # A value that the user has set since the restore takes precedence.
         if restored is not None and value == variable.numpy().tobytes():
             return [tf.constant(restored.values[r]) for r in replica_ids]
-        is_sum = is_summed(variable)
+        is_sum = kinds.is_summed(variable)
         return [
-            replica_value(
+            kinds.replica_value(
                 variable.value(), kind, replica_id, topology.num_replicas, is_sum=is_sum
             )
             for replica_id in replica_ids
         ]
 
-    def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
+    def _copies(self, variable: Any, kind: kinds.Kind) -> tuple[Any, ...]:
         topology = self._topology
-        is_mirrored, owned = kind is Kind.MIRRORED, self.ownership
+        is_mirrored, owned = kind is kinds.Kind.MIRRORED, self.ownership
         if is_mirrored and (owned.is_slot(variable) or owned.is_stored(variable)):
             return (variable,) * topology.num_local_replicas
         initial = [] if is_mirrored else self._initial_values(variable, kind)
