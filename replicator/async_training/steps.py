@@ -376,11 +376,9 @@ class Placement:
         return self.devices.index(device) if device in self.devices else None
 
     def counter_on(self, server: int, counter: Any) -> Any:
-        """What a server counts in, under its lock, for the counter of an optimizer.
-
-        Servers apply the updates of several workers in different orders, so an update
-        that depends on its number takes the one of its own server.
-        """
+        """What a server counts in, under its lock, for the counter of an optimizer."""
+        # Servers apply the updates of several workers in different orders, so an update
+        # that depends on its number takes the one of its own server.
         device = self.devices[server]
         if counter.device == device:
             return counter

@@ -203,11 +203,9 @@ def sum_in_parts(
     tensors: Sequence[tf.Tensor],
     reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Sums 64-bit integers over replicas by sums of int32.
-
-    Each value is cut into four parts of 16 bits; their sums over up to 32,768 replicas
-    fit into int32, and shifting them back adds up to the sum modulo 2^64.
-    """
+    """Sums 64-bit integers over replicas by sums of int32."""
+    # Each value is cut into four parts of 16 bits; their sums over up to 32,768
+    # replicas fit into int32, and shifting them back adds up to the sum modulo 2^64.
     wide = [tf.bitcast(tensor, tf.int64) for tensor in tensors]
     totals = [tf.zeros_like(tensor) for tensor in wide]
     mask = tf.constant((1 << _CHUNK_BITS) - 1, tf.int64)

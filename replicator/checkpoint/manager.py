@@ -518,10 +518,8 @@ def _library_version() -> str:
 
 
 def raise_failure(repl: Job, outcome: str, *, flag: bool = False) -> bool:
-    """Raises what failed in any process, else returns the flag of the chief.
-
-    No process goes on before all are here.
-    """
+    """Raises what failed in any process, else returns the flag of the chief."""
+    # No process goes on before all are here.
     texts = repl.gather_bytes(json.dumps([outcome, flag]).encode())
     outcomes, flags = zip(*map(json.loads, texts), strict=True)
     if failure := next(filter(None, outcomes), ""):

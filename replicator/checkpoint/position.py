@@ -309,10 +309,8 @@ class Continuation:
         return [min(max(num_read - start, 0), stop - start) for start, stop in shares]
 
     def _find_steps(self) -> int:
-        """The saved position in steps of these inputs.
-
-        Every worker gets the same result: it follows from what is the same on all.
-        """
+        """The saved position in steps of these inputs."""
+        # Every worker gets the same result: it follows from what is the same on all.
         saved, here, division = self._saved, self._here, self._division
         if not saved.num_steps or self._is_same or self._is_at_end:
             return saved.num_steps
@@ -368,10 +366,8 @@ class Continuation:
         return num_steps
 
     def _has_read_all(self) -> bool:
-        """Whether the steps that were read have left no example of the pass.
-
-        The last of them may have been smaller, so they are no number of whole steps.
-        """
+        """Whether the steps that were read have left no example of the pass."""
+        # The last of them may have been smaller, so they are no number of whole steps.
         if self._saved.is_at_end or self._saved.examples_per_step is None:
             return self._saved.is_at_end
         division = self._division

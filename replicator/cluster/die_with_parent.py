@@ -18,11 +18,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def request_death_signal() -> bool:
-    """Asks the kernel for SIGKILL when the parent ends; it survives exec.
-
-    The signal is lost if the parent has ended before the request: compare
-    ``os.getppid()`` afterwards, or watch a pipe as well.
-    """
+    """Asks the kernel for SIGKILL when the parent ends; it survives exec."""
+    # The signal is lost if the parent has ended before the request: compare
+    # ``os.getppid()`` afterwards, or watch a pipe as well.
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)

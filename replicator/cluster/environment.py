@@ -193,11 +193,9 @@ _DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 
 def _read_pod(environ: Mapping[str, str]) -> ClusterEnvironment:
-    """A pod of an Indexed Job of Kubernetes, which is one worker.
-
-    Kubernetes sets its index and host name; the manifest has to set the number of pods
-    and the service that gives them names in DNS.
-    """
+    """A pod of an Indexed Job of Kubernetes, which is one worker."""
+    # Kubernetes sets its index and host name; the manifest has to set the number of
+    # pods and the service that gives them names in DNS.
     given = _Variables(environ, _HOW_POD)
     num_workers = given.integer("REPLICATOR_NUM_WORKERS", 1, MAX_TASKS)
     own = given.integer("JOB_COMPLETION_INDEX", 0, num_workers - 1)

@@ -349,11 +349,9 @@ class LineListener:
         return tuple(self._rest)
 
     def read(self, timeout_sec: float) -> Iterator[tuple[socket.socket, bytes | None]]:
-        """Yields connections and the lines that they sent, before it reads on.
-
-        None in place of a line says that an admitted connection has ended, or sent a
-        line that is too long.
-        """
+        """Yields connections and the lines that they sent, before it reads on."""
+        # None in place of a line says that an admitted connection has ended, or sent a
+        # line that is too long.
         ready: list[Any] = [
             key.fileobj for key, _ in self._selector.select(timeout_sec)
         ]

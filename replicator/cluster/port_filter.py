@@ -221,11 +221,9 @@ class Reach(enum.Enum):
 
 
 def reach_of(config: ClusterConfig) -> Reach:
-    """The smallest set of hosts that must be able to reach this process's port.
-
-    This machine, if all addresses of the cluster are loopback addresses. A name that
-    cannot be resolved yet counts as private.
-    """
+    """The smallest set of hosts that must be able to reach this process's port."""
+    # This machine, if all addresses of the cluster are loopback addresses. A name that
+    # cannot be resolved yet counts as private.
     if config.i_trust_this_network:
         return Reach.ANY
     reaches = [

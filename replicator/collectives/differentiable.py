@@ -79,11 +79,9 @@ def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
 
 
 def stand_in(dtype: tf.DType, op: str) -> tf.DType:
-    """The type in which values of ``dtype`` are reduced; usually ``dtype`` itself.
-
-    The sum of float16 on the way to a mean overflows where the mean does not, and
-    divided first, small values lose bits: float32 does neither.
-    """
+    """The type in which values of ``dtype`` are reduced; usually ``dtype`` itself."""
+    # The sum of float16 on the way to a mean overflows where the mean does not, and
+    # divided first, small values lose bits: float32 does neither.
     if op == "mean" and dtype == tf.float16:
         return tf.float32
     return _STAND_INS.get(dtype, dtype)

@@ -290,10 +290,8 @@ def _origin(
 
 
 def _is_of_lengths(tensor: tf.Tensor) -> bool:
-    """Whether a tensor tells how long examples are, and not how many there are.
-
-    Replicas have the same lengths where a batch is divided between them.
-    """
+    """Whether a tensor tells how long examples are, and not how many there are."""
+    # Replicas have the same lengths where a batch is divided between them.
     op = tensor.op
     dimensions: slice | None = slice(None)
     if op.type not in _SHAPES:

@@ -116,13 +116,11 @@ def fill(
     least: int | None = None,
     alone_from: int | None = None,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors of one key into buckets of a limited size.
-
-    With a least size, buckets become smaller towards the end. A reduction that starts
-    as soon as its operands are computed hides behind what is computed after them; the
-    last one hides behind nothing. So a bucket is full at half of what is left of its
-    key, within bounds.
-    """
+    """Puts tensors of one key into buckets of a limited size."""
+    # With a least size, buckets become smaller towards the end. A reduction that starts
+    # as soon as its operands are computed hides behind what is computed after them; the
+    # last one hides behind nothing. So a bucket is full at half of what is left of its
+    # key, within bounds.
     left: collections.Counter[Hashable] = collections.Counter()
     for key, size in zip(keys, sizes, strict=True):
         left[key] += size if size < limit else 0

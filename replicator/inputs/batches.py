@@ -54,11 +54,9 @@ def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
 
 
 def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
-    """The type of the values of all replicas.
-
-    Ragged and sparse tensors may have different numbers of rows, as they may in an
-    input pipeline.
-    """
+    """The type of the values of all replicas."""
+    # Ragged and sparse tensors may have different numbers of rows, as they may in an
+    # input pipeline.
     if leaf.spec is not None:
         return leaf.spec
     values = list(map(as_value, leaf))
@@ -123,10 +121,8 @@ def without_rows(spec: Any) -> Any:
 
 
 def element_of(arguments: tuple[Any, ...], dataset: tf.data.Dataset) -> Any:
-    """The element of a dataset, from the arguments with which ``map`` calls a function.
-
-    A tuple is unpacked, one of a single component too.
-    """
+    """The element of a dataset, from the arguments of a function that ``map`` calls."""
+    # A tuple is unpacked, one of a single component too.
     return arguments if type(dataset.element_spec) is tuple else arguments[0]
 
 
@@ -135,10 +131,8 @@ _BATCH = "replicator_batch"
 
 
 def can_fill(spec: Any) -> bool:
-    """Whether batches of this nest of ``tf.TypeSpec`` can have any number of examples.
-
-    Every component has a row per example, and no fixed number of them.
-    """
+    """Whether batches of these ``tf.TypeSpec`` can have any number of examples."""
+    # Every component has a row per example, and no fixed number of them.
     return all(map(_has_any_size, tf.nest.flatten(spec)))
 
 

@@ -110,11 +110,9 @@ def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
 
 
 def all_read(batches: Sequence[Any]) -> tf.Operation:
-    """Emits an op that runs after all batches were read.
-
-    A step waits for it: an update that needs no batch must not run in a step for which
-    a batch is missing. (TensorFlow drops control inputs that are also data inputs.)
-    """
+    """Emits an op that runs after all batches were read."""
+    # A step waits for it: an update that needs no batch must not run in a step whose
+    # batch is missing. (TensorFlow drops control inputs that are also data inputs.)
     leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
     with tf.control_dependencies(leaves):
         return tf.no_op("all_read")

@@ -144,10 +144,8 @@ class Accumulation:
         is_counted: tf.Tensor | None,
         groups: Sequence[Sequence[int]],
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Adds the gradients of one call, those of a group of places in one branch.
-
-        Returns the sums, the calls that are in them, and whether an update is due.
-        """
+        """Adds the gradients of one call, those of a group of places in one branch."""
+        # Returns the sums, the calls that are in them, and whether an update is due.
         sums = self._sums_of(variables)
 
         def add(index: int) -> None:

@@ -149,11 +149,9 @@ class ReplicatorStrategy(replica_context.StepStrategy):
         return step.outputs.grouped(flat)
 
     def _split(self, args: Any) -> Any:
-        """Splits the batch of ``train_on_batch`` and the like: a nest of plain tensors.
-
-        Each replica would count the same examples. Of ``predict_on_batch``, Keras joins
-        what the replicas return.
-        """
+        """Splits the batch of ``train_on_batch`` and the like, a nest of tensors."""
+        # Each replica would count the same examples. Of ``predict_on_batch``, Keras
+        # joins what the replicas return.
         leaves = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
         are_plain = all(
             tf.is_tensor(x) and not is_per_replica(x) and x.shape.rank for x in leaves

@@ -342,11 +342,9 @@ class Coherence:
                 self._only_if(switch, lambda: _record(others, {}))
 
     def repair(self) -> None:
-        """Emits the ops that make variables coherent after a run that failed.
-
-        Copies that are to be equal become replica 0's; what each replica has of its own
-        stays, and the user's variable reads as if the run had ended there.
-        """
+        """Emits the ops that make variables coherent after a run that failed."""
+        # Copies that are to be equal become replica 0's; what each replica has of its
+        # own stays, and the user's variable reads as if the run had ended there.
         with _tf_handles.own():
             # It is unknown whether that run came to its refresh; if it did, this is the
             # identity. Of partial variables, replica 0's is the user's own.

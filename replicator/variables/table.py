@@ -337,11 +337,9 @@ class VariableTable:
                 self._switch.assign(True)
 
     def switch(self, entries: Sequence[Entry]) -> Any:
-        """Returns what says when it runs whether a graph checks variables, if any does.
-
-        Nobody traces a graph of the user's again when somebody else can write one of
-        them. Where one can be written already, all are checked: None is returned.
-        """
+        """What says when it runs whether a graph checks variables, if any does."""
+        # Nobody traces a graph of the user's again when somebody else can write one of
+        # them. Where one can be written already, all are checked: None is returned.
         copied = [entry for entry in entries if entry.last_synced is not None]
         is_off = self._switch is None or bool(self._in_graphs)
         is_compiled = _tf_distribute.is_compiled_graph()
