@@ -287,16 +287,15 @@ def has_kernel(op: str, device_type: str, dtype: tf.DType) -> bool:
 
 
 _EVERY_OP = 3  # level 2 has only those that TensorFlow takes for expensive
-_NANO, _PICO = 1e3, 1e6  # in a microsecond, the unit of Chrome
 
 
 @contextlib.contextmanager
-def recorded_events() -> Iterator[list[dict[str, Any]]]:
-    """Profiles this process; its list has the events afterwards (test_leaks)."""
+def profiled() -> Iterator[list[Any]]:
+    """Profiles this process; its list has the planes afterwards (test_leaks)."""
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=_EVERY_OP, python_tracer_level=0
     )
-    events: list[dict[str, Any]] = []
+    planes: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             tf.profiler.experimental.start(folder, options=options)
@@ -306,30 +305,8 @@ def recorded_events() -> Iterator[list[dict[str, Any]]]:
                 "that one first"
             ) from None
         try:
-            yield events
+            yield planes
         finally:
             tf.profiler.experimental.stop()
             for path in pathlib.Path(folder).rglob("*.xplane.pb"):
-                space = xplane_pb2.XSpace.FromString(path.read_bytes())
-                for pid, plane in enumerate(space.planes):
-                    events.extend(_events(pid, plane))
-
-
-def _events(pid: int, plane: Any) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", pid, 0, plane.name)
-    for line in plane.lines:
-        yield _named("thread_name", pid, line.id, line.display_name or line.name)
-        for event in line.events:
-            metadata = plane.event_metadata[event.metadata_id]
-            yield {
-                "ph": "X",
-                "pid": pid,
-                "tid": line.id,
-                "name": metadata.name,
-                "ts": line.timestamp_ns / _NANO + event.offset_ps / _PICO,
-                "dur": event.duration_ps / _PICO,
-            }
-
-
-def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+                planes.extend(xplane_pb2.XSpace.FromString(path.read_bytes()).planes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,9 +17,6 @@ from replicator.errors import DeviceError
 from replicator.inputs.iterator import all_read, next_batches
 from replicator.strategy import replica_context
 from replicator.variables.kinds import check_foreign, foreign_explained
-
-if TYPE_CHECKING:
-    from replicator.backends.programs import Call
 
 
 class SingleReplicaContext(context.ReplicaContext):
@@ -138,7 +135,9 @@ class SingleDeviceReplicator(base.ProgramReplicator):
     def build_step(self, step_fn: Callable[..., Any], specs: Sequence[Any]) -> Any:
         return SingleProgram(step_fn, specs, self._places)
 
-    def _dispatch(self, program: SingleProgram, call: Call, source: Any) -> Any:
+    def _dispatch(
+        self, program: SingleProgram, call: programs.Call, source: Any
+    ) -> Any:
         return program.run(source, call.num_steps)
 
     def _input_devices(self) -> Sequence[str]:

@@ -112,6 +112,7 @@ _PARTS = {
     "stage": re.compile(r"/stage_(\d+)_[FB]\d+/"),
     "task": re.compile(r"/stage_\d+_([FB]\d+)/"),
 }
+_NANO, _PICO = 1e3, 1e6  # in a microsecond, the unit of Chrome
 
 
 def timeline(path: Any) -> contextlib.AbstractContextManager[None]:
@@ -144,16 +145,35 @@ def timeline(path: Any) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _recorded(trace_path: pathlib.Path) -> Iterator[None]:
-    events: list[dict[str, Any]] = []
+    planes: list[Any] = []
     try:
-        with dispatch.recorded_events() as events:
+        with dispatch.profiled() as planes:
             yield
     finally:
-        for event in events:
-            if event["ph"] == "X":
-                event["args"] = _arguments(event["name"])
+        events = [e for pid, plane in enumerate(planes) for e in _events(pid, plane)]
         if events:
             trace_path.write_text(json.dumps({"traceEvents": events}))
+
+
+def _events(pid: int, plane: Any) -> Iterator[dict[str, Any]]:
+    """What Chrome is told of a plane: names of threads, and what ran on each."""
+    named = {"ph": "M", "pid": pid}
+    process = {"name": plane.name}
+    yield {**named, "tid": 0, "name": "process_name", "args": process}
+    for line in plane.lines:
+        thread = {"name": line.display_name or line.name}
+        yield {**named, "tid": line.id, "name": "thread_name", "args": thread}
+        for event in line.events:
+            name = plane.event_metadata[event.metadata_id].name
+            yield {
+                "ph": "X",
+                "pid": pid,
+                "tid": line.id,
+                "name": name,
+                "ts": line.timestamp_ns / _NANO + event.offset_ps / _PICO,
+                "dur": event.duration_ps / _PICO,
+                "args": _arguments(name),
+            }
 
 
 def _arguments(name: str) -> dict[str, Any]:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from replicator.collectives.kinds import Collective, Transfer
-    from replicator.core.devices import Topology
     from replicator.engine.trace import TracedStep
     from replicator.variables.table import Owner
 
@@ -95,7 +94,7 @@ class CollectivePlan:
 
 def make_plan(
     collectives: Sequence[Collective],
-    topology: Topology,
+    topology: devices.Topology,
     depths: Mapping[str, int] | None = None,
     needed_by: Mapping[str, tuple[int, ...]] | None = None,
     logical_devices: Mapping[str, int] | None = None,
@@ -161,7 +160,7 @@ def make_plan(
     return tuple(plans)
 
 
-def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
+def explain(plans: Sequence[CollectivePlan], topology: devices.Topology) -> str:
     """Describes a plan: one line per collective, then what each device has to do."""
     if not plans:
         return "no collectives"
@@ -204,7 +203,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
+def _between_workers(plan: CollectivePlan, topology: devices.Topology) -> str:
     num_workers = topology.num_programs
     if num_workers == 1:
         return ""
@@ -223,7 +222,7 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     )
 
 
-def _compression(collective: Collective, topology: Topology) -> str:
+def _compression(collective: Collective, topology: devices.Topology) -> str:
     sent = {collective.kind.sent_dtype(dtype) for dtype in collective.dtypes}
     narrow = sorted(dtype.name for dtype in sent - set(collective.dtypes))
     if not narrow:
@@ -233,7 +232,7 @@ def _compression(collective: Collective, topology: Topology) -> str:
     return f", {', '.join(narrow)} between memories"
 
 
-def _filling(topology: Topology) -> Fill:
+def _filling(topology: devices.Topology) -> Fill:
     """How tensors of one call are joined where the replicas are."""
     if not topology.communicates:
         return _alone
@@ -262,7 +261,7 @@ def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, .
 # which gradients still have the names of their forward ops.
 
 
-def place(traced: TracedStep, topology: Topology) -> None:
+def place(traced: TracedStep, topology: devices.Topology) -> None:
     """Gives the nodes of a traced graph their logical devices, in place."""
     if topology.num_logical_devices == 1:
         return
@@ -332,7 +331,7 @@ def _scopes(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def operand_devices(traced: TracedStep, topology: Topology) -> dict[str, int]:
+def operand_devices(traced: TracedStep, topology: devices.Topology) -> dict[str, int]:
     """The logical device of each operand of a collective, unless it is the first."""
     if topology.num_logical_devices == 1:
         return {}
@@ -463,7 +462,7 @@ def check_shares(
 
 
 def transfers(
-    plans: Iterable[CollectivePlan], topology: Topology
+    plans: Iterable[CollectivePlan], topology: devices.Topology
 ) -> Iterator[Transfer]:
     """What collectives send between memories where one program has all replicas."""
     for plan in plans:
@@ -477,7 +476,7 @@ def transfers(
 
 
 def sent(
-    plans: Iterable[CollectivePlan], topology: Topology, workers: Sequence[int]
+    plans: Iterable[CollectivePlan], topology: devices.Topology, workers: Sequence[int]
 ) -> dict[int, int]:
     """By worker, the bytes that collectives send from it to others in one step."""
     sizes = dict.fromkeys(workers, 0.0)

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -39,10 +39,6 @@ from replicator.strategy.replica_context import (
     map_some,
 )
 from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_summed
-
-if TYPE_CHECKING:
-    from replicator._tf.distribute import Runner
-
 
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, np.ndarray)
 _ARRAYS = (np.ndarray, np.generic, bool, int, float, str)
@@ -203,7 +199,7 @@ def step_of(
     strategy: Any,
     fn: Callable[..., Any],
     arguments: Arguments,
-    runner: Runner,
+    runner: _tf_distribute.Runner,
 ) -> Step:
     """Returns the step of a function; builds it on first use."""
     # What each ``compile`` of a model makes anew: Keras writes the same step after it,
@@ -225,7 +221,10 @@ def step_of(
 
 
 def _build(
-    strategy: Any, fn: Callable[..., Any], arguments: Arguments, runner: Runner
+    strategy: Any,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    runner: _tf_distribute.Runner,
 ) -> Step:
     repl, model = strategy.replicator, runner.model
     num_replicas = repl.num_replicas_in_sync
