@@ -35,43 +35,39 @@ _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
 
 
-class ClientWatch:
-    def __init__(self, name: str, address: str) -> None:
-        self._name = name
-        self._peer = Peer(address)
+def wait_for_client(client: Peer, name: str, timeout_sec: float) -> None:
+    """Waits until the client listens, and records its identity."""
+    deadline = time.monotonic() + timeout_sec
+    while not client.is_met:
+        if time.monotonic() > deadline:
+            what = client.found_instead
+            instead = f" (another process listens at its address; it {what})"
+            raise UnreachableError(
+                f"the client, {name}, did not start within {timeout_sec:g} s"
+                f"{instead if what else ''}; start the training program there with the "
+                "same TF_CONFIG, or increase --client-timeout-sec"
+            )
+        time.sleep(_POLL_SEC)
+        client.has_ended()
 
-    def wait_for(self, timeout_sec: float) -> None:
-        """Waits until the client listens, and records its identity."""
-        deadline = time.monotonic() + timeout_sec
-        while not self._peer.is_met:
-            if time.monotonic() > deadline:
-                what = self._peer.found_instead
-                instead = f" (another process listens at its address; it {what})"
-                raise UnreachableError(
-                    f"the client, {self._name}, did not start within {timeout_sec:g} s"
-                    f"{instead if what else ''}; start the training program there with "
-                    "the same TF_CONFIG, or increase --client-timeout-sec"
-                )
+
+def wait_until_left(client: Peer) -> str:
+    """Waits until the client has exited; returns the reason."""
+    while True:
+        client.wait_until_lost()
+        # What broke the connection may be a network that takes a moment, and to take
+        # that for the client's end would end the job.
+        lost = time.monotonic()
+        while not client.is_met:
+            has_ended = client.has_ended()
+            lost_sec = time.monotonic() - lost
+            if has_ended and client.found_instead:
+                return f"{LEFT}, and another process listens at its address"
+            if has_ended and lost_sec > CLOSED_SEC:
+                return LEFT
+            if lost_sec > NO_RESPONSE_SEC:
+                return f"{LEFT}: its machine does not respond"
             time.sleep(_POLL_SEC)
-            self._peer.has_ended()
-
-    def wait_until_left(self) -> str:
-        """Waits until the client has exited; returns the reason."""
-        while True:
-            self._peer.wait_until_lost()
-            # What broke the connection may be a network that takes a moment, and to
-            # take that for the client's end would end the job.
-            lost = time.monotonic()
-            while not self._peer.is_met:
-                has_ended = self._peer.has_ended()
-                lost_sec = time.monotonic() - lost
-                if has_ended and self._peer.found_instead:
-                    return f"{LEFT}, and another process listens at its address"
-                if has_ended and lost_sec > CLOSED_SEC:
-                    return LEFT
-                if lost_sec > NO_RESPONSE_SEC:
-                    return f"{LEFT}: its machine does not respond"
-                time.sleep(_POLL_SEC)
 
 
 def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
@@ -141,9 +137,9 @@ def main(argv: Sequence[str] | None = None) -> str:
         f"{config.name_of(0)}",
         flush=True,
     )
-    client = ClientWatch(config.name_of(0), config.address_of(0))
-    client.wait_for(given.client_timeout_sec)
-    reason = client.wait_until_left()
+    client = Peer(config.address_of(0))
+    wait_for_client(client, config.name_of(0), given.client_timeout_sec)
+    reason = wait_until_left(client)
     del server  # it serves as long as it is referenced
     return reason
 

@@ -267,29 +267,20 @@ def eager_generator() -> random.Random | None:
 # stage it is replaced, for the thread that traces, by an argument of the stage.
 
 
-class StageSeeds:
-    """The draws of a stage, in the order of its code."""
+def drawing(
+    generators: list[Any], seeds: Sequence[tf.Tensor] | None
+) -> contextlib.AbstractContextManager[None]:
+    """Notes who draws in this thread, and answers by seeds in turn (test_pipeline)."""
 
-    def __init__(self, seeds: Sequence[tf.Tensor] | None = None) -> None:
-        self.generators: list[Any] = []  # The generator of each draw.
-        self._seeds = seeds
-
-    def draw(self, generator: Any) -> tf.Tensor:
-        """Returns the seed of the next draw; without seeds, one that is not used."""
-        self.generators.append(generator)
-        if self._seeds is None:
+    # Inside Keras a layer holds its own generator, so that nothing less than the method
+    # reaches every draw. Without seeds, each gets one that is not used.
+    def draw(_: Any, generator: Any, *_args: Any, **_options: Any) -> tf.Tensor:
+        generators.append(generator)
+        if seeds is None:
             return tf.zeros(generator.state.shape, generator.state.dtype)
-        return self._seeds[len(self.generators) - 1]
+        return seeds[len(generators) - 1]
 
-    def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Answers all draws of Keras in this thread (test_pipeline)."""
-
-        # Inside Keras a layer holds its own generator, so that nothing less than the
-        # method reaches every draw.
-        def draw(_: Any, generator: Any, *_args: Any, **_options: Any) -> tf.Tensor:
-            return self.draw(generator)
-
-        return replaced(SeedGenerator, "next", draw, in_all_graphs=True)
+    return replaced(SeedGenerator, "next", draw, in_all_graphs=True)
 
 
 def generator_spec(generator: Any) -> tf.TensorSpec:

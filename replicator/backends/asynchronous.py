@@ -44,7 +44,6 @@ from replicator.optimizer.other_libraries import StrategyOptimizer
 if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.variables.table import LocalState
 
 RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
@@ -116,6 +115,8 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
     Variables that a step overwrites (``assign``: batch-norm statistics, states of
     random generators) have a copy per replica; see ``replicator.async_training.steps``.
     """
+
+    _table: ServerTable
 
     def __init__(
         self,
@@ -262,7 +263,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         return given
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
-        options.refuse("async", "the async backend", refuses_fixed_loss_scale=True)
+        options.refuse("async", "the async backend")
         return ServerOptimizer(optimizer, options=options, placement=self._placement)
 
     def explain(self) -> str:
@@ -289,13 +290,6 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         """
         self.connection.watch.find_lost()
         self.connection.watch.check()
-
-    def local_state(self) -> list[LocalState]:
-        return self._table.local_state()
-
-    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        super().restore_local_state(saved)
-        self._table.restore(saved)
 
 
 # The stock peer, which follows its documentation: variables in the strategy's scope,
@@ -421,9 +415,5 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
 
     def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         options.check(optimizer)
-        options.refuse(
-            "tf_parameter_server",
-            type(self.strategy).__name__,
-            refuses_fixed_loss_scale=True,
-        )
+        options.refuse("tf_parameter_server", type(self.strategy).__name__)
         return StrategyOptimizer(optimizer, options=options)

@@ -27,7 +27,7 @@ from replicator.errors import DeviceError
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.variables import coherence
-from replicator.variables.table import Entry, LocalState, VariableTable
+from replicator.variables.table import Entry, VariableTable
 
 if TYPE_CHECKING:
     from replicator.optimizer.options import OptimizerOptions
@@ -51,6 +51,7 @@ class InGraphReplicator(base.ProgramReplicator):
     """
 
     _one_replica = SingleDeviceReplicator
+    _table: VariableTable
     _group: devices_lib.Group | None = None  # Of the workers that run a program each.
 
     def __init__(
@@ -188,13 +189,6 @@ class InGraphReplicator(base.ProgramReplicator):
 
     def _input_devices(self) -> Sequence[str]:
         return self.devices
-
-    def local_state(self) -> list[LocalState]:
-        return self._table.local_state()
-
-    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        super().restore_local_state(saved)
-        self._table.restore(saved)
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:

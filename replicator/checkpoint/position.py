@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from replicator.inputs.iterator import InputIterator
-    from replicator.variables.table import LocalState
+    from replicator.variables.table import LocalState, VariableTable
 
 
 REPEAT = "Repeat"
@@ -423,6 +423,7 @@ class Job:
     without_communication: bool = False
     _wraps_alike: bool = True
     also_writes = False  # Whether this process writes checkpoints as the chief does.
+    _table: VariableTable | None = None  # Of variables that replicas have copies of.
 
     @functools.cached_property
     def replicator_id(self) -> ReplicatorId:
@@ -464,7 +465,7 @@ class Job:
 
     def local_state(self) -> list[LocalState]:
         """Variables whose copies differ, with the values of this process's replicas."""
-        return []
+        return [] if self._table is None else self._table.local_state()
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
         """Sets such variables to what the values of all replicas are outside steps.
@@ -474,6 +475,8 @@ class Job:
         for state in saved:
             values = [tf.constant(value) for value in state.values]
             state.variable.assign(combine(state, values))
+        if self._table is not None:
+            self._table.restore(saved)
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
+from replicator import catalog
 from replicator.collectives.transport import check_compression
 from replicator.core.validation import (
     INT32_MAX,
@@ -44,7 +44,7 @@ _RULES = {
         CLIPS,
     ),
     "sharded_update": _Rule(
-        lambda level: isinstance(level, bool) or is_one_of(level, LEVELS),
+        lambda level: isinstance(level, bool) or is_one_of(level, catalog.LEVELS),
         "is not a level: use 'state' (or True), 'gradients' (and state), 'parameters' "
         "(and both), or False",
         capability="sharded_update",
@@ -56,7 +56,10 @@ _RULES = {
         "dynamic_loss_scale",
     ),
 }
-_OF_LEVELS = {GRADIENTS: "sharded_gradients", PARAMETERS: "sharded_parameters"}
+_OF_LEVELS = {
+    catalog.GRADIENTS: "sharded_gradients",
+    catalog.PARAMETERS: "sharded_parameters",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +90,15 @@ class OptimizerOptions:
 
     @property
     def level(self) -> str | None:
-        """What is sharded: the last of ``LEVELS`` that is; None for nothing."""
+        """What is sharded: the last of ``catalog.LEVELS`` that is; None for nothing."""
         if isinstance(self.sharded_update, bool):
-            return STATE if self.sharded_update else None
+            return catalog.STATE if self.sharded_update else None
         return self.sharded_update
 
     @property
     def shards_gradients(self) -> bool:
         """Whether only the owner of a variable keeps the sum of its gradients."""
-        return self.level in (GRADIENTS, PARAMETERS)
+        return self.level in (catalog.GRADIENTS, catalog.PARAMETERS)
 
     @property
     def needs_branch(self) -> bool:
@@ -124,17 +127,16 @@ class OptimizerOptions:
                     )
         return self
 
-    def refuse(
-        self, backend: str, label: str, *, refuses_fixed_loss_scale: bool = False
-    ) -> None:
+    def refuse(self, backend: str, label: str) -> None:
         """Rejects options that a backend lacks, for the reason that its entry has."""
+        info = catalog.BACKENDS[backend]
         needs = [(name, rule.capability) for name, rule in _RULES.items()]
         needs.append(("sharded_update", _OF_LEVELS.get(self.level or "", "")))
         needs.append(("compression", "gradient_compression"))
         for name, capability in needs:
-            reason = BACKENDS[backend].lacks.get(capability)
+            reason = info.lacks.get(capability)
             is_fixed_scale = name == "loss_scale" and self.loss_scale != DYNAMIC
-            is_allowed = is_fixed_scale and not refuses_fixed_loss_scale
+            is_allowed = is_fixed_scale and info.processes != catalog.PARAMETER_SERVERS
             if reason is not None and self.is_set(name) and not is_allowed:
                 self.refuse_option(name, reason, label)
 

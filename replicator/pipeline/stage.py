@@ -22,7 +22,6 @@ from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts
-from replicator._tf.keras_parts import StageSeeds
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step
 from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, holding, task_name
@@ -125,13 +124,12 @@ class Stage:
         self._loss_fn = loss_fn and _tf_distribute.converted_inside(loss_fn)
         self._recompute = recompute
         self._specs = tf.nest.map_structure(_spec, list(arguments))
-        seeds = StageSeeds()
-        self._forward = self._trace(seeds)
-        self.generators = seeds.generators
+        self.generators: list[Any] = []  # The generator of each draw.
+        self._forward = self._trace(is_first=True)
         # What it trains, by Keras' flag of a layer, not that of the ``tf.Variable``.
         self.variables = self._trained(self._forward.graph.variables)
         if self.generators or self.casts:  # again: these are arguments now
-            self._forward = self._trace(self.generators)
+            self._forward = self._trace(is_first=False)
         check_stage(index, self._forward)
         self._backward: Any = None
         self._weights: list[tf.Tensor] = []
@@ -191,20 +189,20 @@ class Stage:
         return list(found[: len(floating(arguments[0]))])
 
     def _run(
-        self, arguments: list[Any], seeds: StageSeeds, weights: Sequence[Any]
+        self, arguments: list[Any], seeds: list[Any] | None, weights: Sequence[Any]
     ) -> tuple[Any, Updates]:
         read = Updates(dict(zip(self.casts, weights, strict=True)))
+        self.generators = []
         # What calls the function says where it runs.
-        with tf.device(None), seeds.installed(), read:
+        with tf.device(None), keras_parts.drawing(self.generators, seeds), read:
             return self._outputs(arguments), read
 
-    def _trace(self, seeds: Any) -> Any:
+    def _trace(self, *, is_first: bool) -> Any:
         """Traces the forward pass; draws are recorded, or given as arguments."""
-        is_first = isinstance(seeds, StageSeeds)
 
-        def run(arguments: list[Any], given: list[Any], weights: list[Any]) -> Any:
-            used = seeds if is_first else StageSeeds(given)
-            outputs, updates = self._run(arguments, used, weights)
+        def run(arguments: list[Any], seeds: list[Any], weights: list[Any]) -> Any:
+            given = None if is_first else seeds
+            outputs, updates = self._run(arguments, given, weights)
             if updates.refused:
                 raise errors.PipelineError(f"stage {self.index} {updates.refused[0]}")
             self.updated, self._read = [*updates.updated.values()], updates.read
@@ -215,7 +213,7 @@ class Stage:
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
         first_casts: dict[tuple[int, str], Any] = {}
-        specs = [] if is_first else list(map(keras_parts.generator_spec, seeds))
+        specs = list(map(keras_parts.generator_spec, self.generators))
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
         except errors.CollectiveControlFlowError as error:
@@ -303,7 +301,7 @@ class Stage:
             with tf.device(None):
                 with tf.GradientTape() as tape:
                     tape.watch(watched)
-                    outputs, _ = self._run(arguments, StageSeeds(seeds), weights)
+                    outputs, _ = self._run(arguments, seeds, weights)
                     outputs = floating(outputs)
                 return [*map(dense, _gradients(tape, outputs, watched, given))]
 

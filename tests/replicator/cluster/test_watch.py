@@ -20,7 +20,6 @@ from replicator.cluster import environment, liveness
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.liveness import Deadline, FailureDetector, WorkerWatch
 from replicator.cluster.local_cluster import free_ports
-from replicator.server import ClientWatch
 
 SERVER = "/job:worker/replica:0/task:1"
 NAMES = {SERVER: ("worker 1 (localhost:1)", "localhost:1")}
@@ -324,10 +323,9 @@ def _lose(peer):
 @pytest.mark.parametrize("how", ["nobody", "silent", "garbage", "web server"])
 def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch):
     """It is asked who it is; nobody else is taken for it."""
-    watched = ClientWatch("worker 0", server)
-    watched.wait_for(30.0)
+    peer = liveness.Peer(server)
+    server_lib.wait_for_client(peer, "worker 0", 30.0)
     monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
-    peer = watched._peer
     for _ in range(2):
         assert not peer.has_ended()
         _lose(peer)
@@ -337,16 +335,16 @@ def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch
     peer._link._socket.shutdown(socket.SHUT_RDWR)
 
     other = "" if how == "nobody" else ", and another process listens at its address"
-    assert f"the client has exited{other}" == watched.wait_until_left()
+    assert f"the client has exited{other}" == server_lib.wait_until_left(peer)
 
 
 def test_a_client_that_was_started_again_is_another_one(server):
     """Its incarnations are new."""
-    watched = ClientWatch("worker 0", server)
-    _lose(watched._peer)
-    watched._peer._identity = frozenset({1})
+    peer = liveness.Peer(server)
+    _lose(peer)
+    peer._identity = frozenset({1})
 
-    assert watched._peer.has_ended()
+    assert peer.has_ended()
 
 
 @pytest.mark.parametrize(
@@ -359,15 +357,15 @@ def test_a_client_that_was_started_again_is_another_one(server):
 )
 def test_a_client_that_does_not_start_is_named(at, how, what):
     address = f"localhost:{free_ports(1)[0]}" if how == "nobody" else at(how)
-    watched = ClientWatch("worker 0 (somewhere)", address)
+    peer = liveness.Peer(address)
 
     with pytest.raises(
         replicator.UnreachableError,
         match=r"the client, worker 0 \(somewhere\), did not start within 0.5 s"
         rf"{what}; start the training",
     ):
-        watched.wait_for(0.5)
-    assert (how == "nobody") is watched._peer.has_ended()  # others may be slow
+        server_lib.wait_for_client(peer, "worker 0 (somewhere)", 0.5)
+    assert (how == "nobody") is peer.has_ended()  # others may be slow
 
 
 def test_hanging_up_closes_the_connections_to_one_address(at):
