@@ -20,6 +20,8 @@ from workloads.controls import own_rows
 from .study import FIRST_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from .study import SNGANConfig
@@ -98,6 +100,7 @@ class Spectral(keras.layers.Layer):
     def __init__(
         self,
         *kernel_shape: int,
+        product: Callable[[Any, tf.Tensor], Any],
         seed: int,
         rows_axis: int = -1,
         kernel_initializer: Any = "glorot_uniform",
@@ -105,6 +108,7 @@ class Spectral(keras.layers.Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
+        self._product = product  # What a kernel makes of the inputs.
         self._rows_axis = rows_axis % len(kernel_shape)
         self.kernel = self.add_weight(
             name="kernel",
@@ -126,10 +130,6 @@ class Spectral(keras.layers.Layer):
         )
         self.built = True
 
-    def product(self, inputs: Any, kernel: tf.Tensor) -> Any:
-        """Returns what a kernel makes of the inputs."""
-        raise NotImplementedError
-
     def normalized_kernel(self, *, training: bool) -> tf.Tensor:
         """Returns kernel / sigma in the layer's compute type; in training updates u."""
         kernel = tf.convert_to_tensor(self.kernel)
@@ -142,32 +142,22 @@ class Spectral(keras.layers.Layer):
         return tf.cast(kernel / sigma, self.compute_dtype)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        outputs = self.product(inputs, self.normalized_kernel(training=training))
+        outputs = self._product(inputs, self.normalized_kernel(training=training))
         return outputs if self.bias is None else outputs + self.bias
 
 
-class SpectralConv2D(Spectral):
-    """Convolution with SAME padding; the rows of its matrix are output channels."""
-
-    def product(self, inputs: Any, kernel: tf.Tensor) -> Any:
-        return tf.nn.conv2d(inputs, kernel, 1, "SAME")
-
-
-class SpectralDense(Spectral):
-    """Fully connected layer; the rows of its matrix are outputs."""
-
-    def product(self, inputs: Any, kernel: tf.Tensor) -> Any:
-        return tf.linalg.matmul(inputs, kernel)
-
-
-class SpectralEmbedding(Spectral):
-    """One vector per class; the rows of its matrix, [classes, outputs], are classes."""
-
-    def __init__(self, *kernel_shape: int, **options: Any) -> None:
-        super().__init__(*kernel_shape, rows_axis=0, use_bias=False, **options)
-
-    def product(self, inputs: Any, kernel: tf.Tensor) -> Any:
-        return tf.gather(kernel, inputs)
+# The rows of the matrix of a convolution (with SAME padding) are output channels, of a
+# fully connected layer outputs, and of an embedding, [classes, outputs], classes.
+SpectralConv2D = functools.partial(
+    Spectral, product=functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
+)
+SpectralDense = functools.partial(Spectral, product=tf.linalg.matmul)
+SpectralEmbedding = functools.partial(
+    Spectral,
+    product=lambda classes, kernel: tf.gather(kernel, classes),
+    rows_axis=0,
+    use_bias=False,
+)
 
 
 # Details as in the published code: nearest-neighbour upsampling before the first
