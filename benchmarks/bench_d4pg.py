@@ -17,10 +17,11 @@ import numpy as np
 from benchmarks import runner
 from benchmarks.runner import Figure
 from workloads import ONE_THREAD
-from workloads.d4pg.actor import Actor, ActorSettings, PolicySpec
-from workloads.d4pg.control import FRAME_SIZE, Environment
+from workloads.d4pg.actor import Actor, ActorSettings
+from workloads.d4pg.capacity import Share
+from workloads.d4pg.control import FRAME_SIZE, Environment, EnvironmentSpec
 from workloads.d4pg.replay import make_replay
-from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
+from workloads.d4pg.streams import SharedWeights, StepStreams
 from workloads.d4pg.study import D4PGConfig
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ EPISODE = 1001  # records: 1000 environment steps and the final observation
 NUM_STEPS, NUM_FRAMES, NUM_BATCHES, BATCH = 4000, 1000, 300, 256
 ENVIRONMENTS_PER_ACTOR = 4
 FRAMES = (FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500
-# The published policy, on the largest and the smallest state that is measured.
-HIDDEN_SIZES = (300, 200)
 FROM_PIXELS = D4PGConfig(replay="uniform", observations="pixels")
 STEPS, SAMPLES = "environment steps/s", "transitions/s"
 FIGURES = (
@@ -104,23 +103,14 @@ def _actor(
     observations: str, num_steps: int, *, has_policy: bool
 ) -> Callable[[], None]:
     spec = Environment(NAME, D4PGConfig(observations=observations)).spec
-    policy = PolicySpec(
-        observation_shape=spec.observation_shape,
-        action_size=spec.action_size,
-        hidden_sizes=HIDDEN_SIZES,
-        kind="mlp",
-    )
     settings = ActorSettings(
         name=NAME,
         config=D4PGConfig(
             observations=observations, environments_per_actor=ENVIRONMENTS_PER_ACTOR
         ),
-        policy=policy if has_policy else None,
     )
-    streams = _streams(spec.observation_shape, spec.observation_dtype, 1000)
-    weights = SharedWeights(policy.num_floats)
-    flat = np.random.default_rng(0).normal(0, 0.05, policy.num_floats)
-    weights.publish(flat.astype(np.float32), 0)
+    streams = _streams(spec, 1000)
+    weights = _weights(spec, settings.config) if has_policy else None
     actor = Actor(settings, streams, weights, actor_id=0)
 
     def step() -> None:
@@ -130,33 +120,46 @@ def _actor(
     return step
 
 
-def _streams(shape: tuple[int, ...], dtype: str, steps_per_stream: int) -> StepStreams:
-    return StepStreams(
-        StreamsSpec(
-            num_streams=ENVIRONMENTS_PER_ACTOR,
-            steps_per_stream=steps_per_stream,
-            observation_shape=shape,
-            observation_dtype=dtype,
-            action_size=1,
-        )
+def _weights(spec: EnvironmentSpec, config: D4PGConfig) -> SharedWeights:
+    """Those of a policy of states, drawn at random."""
+    layers = [f"dense_{index}" for index in range(len(config.policy_layers))]
+    sizes = (*spec.observation_shape, *config.policy_layers, spec.action_size)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, *size in zip((*layers, "action"), sizes, sizes[1:], strict=False):
+        shapes |= {f"{name}/kernel": (*size,), f"{name}/bias": (size[1],)}
+    weights, normal = SharedWeights(shapes), np.random.default_rng(0).normal
+    weights.publish(
+        {
+            name: normal(0, 0.05, shape).astype(np.float32)
+            for name, shape in shapes.items()
+        },
+        0,
     )
+    return weights
+
+
+def _streams(spec: EnvironmentSpec, steps_per_stream: int) -> StepStreams:
+    share = Share(
+        num_actors=1,
+        num_streams=ENVIRONMENTS_PER_ACTOR,
+        steps_per_stream=steps_per_stream,
+        min_size=1,
+    )
+    return StepStreams(share, spec)
 
 
 def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams:
     """Streams that are full of episodes of 1000 environment steps."""
-    streams = _streams(shape, dtype, num_records)
+    spec = EnvironmentSpec(
+        observation_shape=shape, observation_dtype=dtype, action_size=1
+    )
+    streams = _streams(spec, num_records)
     observation = np.ones(shape)
-    for stream_id in range(streams.spec.num_streams):
-        writer = streams.writer(stream_id)
+    for stream_id in range(streams.share.num_streams):
+        write = streams.writer(stream_id)
         for number in range(num_records):
-            writer.append(
-                observation,
-                0.0,
-                1.0,
-                1.0,
-                is_first=number % EPISODE == 0,
-                is_last=number % EPISODE == EPISODE - 1,
-            )
+            place = number % EPISODE
+            write(observation, 0.0, 1.0, 1.0, place == 0, place == EPISODE - 1)
     return streams
 
 

@@ -15,7 +15,9 @@ import pytest
 import small_fit
 
 from workloads import catalog, controls
-from workloads.d4pg.streams import StepStreams, StreamsSpec
+from workloads.d4pg.capacity import Share
+from workloads.d4pg.control import EnvironmentSpec
+from workloads.d4pg.streams import StepStreams
 from workloads.resnet50 import model
 
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
@@ -87,17 +89,15 @@ def short():
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make_streams(num_streams=1, steps_per_stream=100, **changes):
-    fields = {
-        "observation_shape": (1,),
-        "observation_dtype": "float32",
-        "action_size": 1,
-        **changes,
-    }
-    spec = StreamsSpec(
-        num_streams=num_streams, steps_per_stream=steps_per_stream, **fields
+def make_streams(num_streams=1, steps_per_stream=100, num_actors=1, **changes):
+    fields = {"observation_shape": (1,), "observation_dtype": "float32", **changes}
+    share = Share(
+        num_actors=num_actors,
+        num_streams=num_streams,
+        steps_per_stream=steps_per_stream,
+        min_size=1,
     )
-    return StepStreams(spec)
+    return StepStreams(share, EnvironmentSpec(action_size=1, **fields))
 
 
 @contextlib.contextmanager

@@ -1,153 +1,52 @@
 """Actors: they act with a recent policy, step environments, and write what happens.
 
-Actors do not import TensorFlow. The learner lays out its weights as specified by
-``PolicySpec``, and ``Policy`` computes the same as ``learner.make_policy`` from them.
+Actors do not import TensorFlow: ``Policy`` computes the same as the learner's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .control import FRAME_SIZE, BrokenEpisodeError, Environment
+from .control import BrokenEpisodeError, Environment
 from .streams import NO_WEIGHTS
 
 if TYPE_CHECKING:
-    from .control import EnvironmentSpec
+    from collections.abc import Mapping
+
     from .streams import SharedWeights, StepStreams
     from .study import D4PGConfig
 
 EPSILON = 1e-5  # of layer normalization
 KERNEL_SIZE = 3
 STRIDES = (2, 1)
-# Of synthetic transitions: those of walker, a body of medium size.
-_STATE_SIZE, _ACTION_SIZE = 24, 6
-_CHANNELS = 3
-_PIXELS = 3  # rank of an observation that is a stack of frames
 _MOST_PIXEL_EXAMPLES = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PolicySpec:
-    """Determines the computation of a policy and the layout of its weights."""
-
-    # ``(D,)`` for float32 states, ``(height, width, channels)`` for stacked uint8
-    # frames, oldest first.
-    observation_shape: tuple[int, ...]
-    action_size: int  # Length of an action.
-    hidden_sizes: tuple[int, ...]  # Units of the hidden layers.
-    # ``mlp`` (ReLU), or ``layer_norm_mlp`` (the first layer normalized, tanh; then
-    # ELU).
-    kind: str
-    num_conv_filters: int = 32  # Filters of each of the two convolutions; frames only.
-    # Outputs of the layer between them and the first hidden one.
-    num_features: int = 50
-
-    @property
-    def uses_pixels(self) -> bool:
-        return len(self.observation_shape) == _PIXELS
-
-    @property
-    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and shapes of the weights, in the order of the flat vector."""
-        shapes: list[tuple[str, tuple[int, ...]]] = []
-
-        def dense(name: str, *shape: int) -> int:
-            shapes.append((f"{name}/kernel", shape))
-            shapes.append((f"{name}/bias", shape[-1:]))
-            return shape[-1]
-
-        def norm(name: str, size: int) -> None:
-            shapes.extend((f"{name}/{part}", (size,)) for part in ("gamma", "beta"))
-
-        (width,) = self.observation_shape[-1:]
-        if self.uses_pixels:
-            for index in range(len(STRIDES)):
-                shape = (KERNEL_SIZE, KERNEL_SIZE, width, self.num_conv_filters)
-                width = dense(f"conv_{index}", *shape)
-            size = map_sizes(self)[-1] * width
-            width = dense("features", size, self.num_features)
-            norm("features_norm", width)
-        for index, size in enumerate(self.hidden_sizes):
-            width = dense(f"dense_{index}", width, size)
-            if index == 0 and self.kind == "layer_norm_mlp":
-                norm("norm", width)
-        dense("action", width, self.action_size)
-        return tuple(shapes)
-
-    @property
-    def num_floats(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.variables)
-
-
-def map_sizes(spec: PolicySpec) -> list[int]:
-    """Returns the pixels of each convolution's output for one observation."""
-    (height, width, _), sizes = spec.observation_shape, []
-    for stride in STRIDES:
-        height = (height - KERNEL_SIZE) // stride + 1
-        width = (width - KERNEL_SIZE) // stride + 1
-        sizes.append(height * width)
-    return sizes
-
-
-def make_policy_spec(
-    config: D4PGConfig, environment: EnvironmentSpec | None
-) -> PolicySpec:
-    """Returns the policy of a configuration; without an environment, of any size."""
-    shape: tuple[int, ...] = (_STATE_SIZE,)
-    action_size = _ACTION_SIZE
-    if environment is not None:
-        shape, action_size = environment.observation_shape, environment.action_size
-    if config.observations == "pixels":
-        shape = (FRAME_SIZE, FRAME_SIZE, _CHANNELS * config.num_stacked_frames)
-    return PolicySpec(
-        observation_shape=shape,
-        action_size=action_size,
-        hidden_sizes=config.policy_layers,
-        kind=config.network,
-        num_conv_filters=config.num_conv_filters,
-        num_features=config.num_features,
-    )
-
-
 class Policy:
-    def __init__(self, spec: PolicySpec) -> None:
-        """Creates a policy whose weights are all zero: its action is always 0."""
-        self.spec = spec
-        self._weights: dict[str, np.ndarray] = {}
-        self.load(np.zeros(spec.num_floats, np.float32))
+    """The network of ``learner.make_networks``, computed by NumPy from its weights."""
 
-    def load(self, flat: np.ndarray) -> None:
-        expected = (self.spec.num_floats,)
-        if flat.shape != expected or flat.dtype != np.float32:
-            raise ValueError(
-                f"the policy needs weights of shape {expected} and type float32, but "
-                f"got {flat.shape} and {flat.dtype}: learner and actor must have the "
-                "same PolicySpec"
-            )
-        variables = self.spec.variables
-        ends = np.cumsum([math.prod(shape) for _, shape in variables])
-        for (name, shape), part in zip(variables, np.split(flat, ends), strict=False):
-            self._weights[name] = part.reshape(shape).copy()
+    def __init__(self, config: D4PGConfig, weights: Mapping[str, np.ndarray]) -> None:
+        self._sees_frames = config.observations == "pixels"
+        self._kind, self._num_layers = config.network, len(config.policy_layers)
+        self._weights = weights
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Returns actions in [-1, 1], [examples, action_size] float32."""
-        spec = self.spec
         hidden = observations
-        if spec.uses_pixels:
+        if self._sees_frames:
             # In small chunks: the windows of a stack of frames are nine times as large.
             parts = [
                 self._features(observations[start : start + _MOST_PIXEL_EXAMPLES])
                 for start in range(0, len(observations), _MOST_PIXEL_EXAMPLES)
             ]
             hidden = np.concatenate(parts)
-        for index in range(len(spec.hidden_sizes)):
+        for index in range(self._num_layers):
             hidden = self._dense(f"dense_{index}", hidden)
-            if spec.kind == "mlp":
+            if self._kind == "mlp":
                 hidden = np.maximum(hidden, 0.0)
             elif index == 0:
                 hidden = np.tanh(self._norm("norm", hidden))
@@ -199,11 +98,10 @@ _LONGEST_WAIT_SEC = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
-    """Where actors act, by which policy, and their timeouts."""
+    """Where actors act, and their timeouts."""
 
     name: str  # ``domain:task``.
     config: D4PGConfig
-    policy: PolicySpec | None = None  # None for actors that always act at random.
     num_actors: int = 1  # Processes.
     seed: int = 0  # Seed of initial states and exploration.
     # Without a heartbeat for this long, an actor is killed and replaced.
@@ -246,9 +144,9 @@ class Actor:
         self._streams = streams
         self._weights = weights
         self._actor_id = actor_id
-        self._policy = None if settings.policy is None else Policy(settings.policy)
+        self._policy: Policy | None = None  # Until there are weights, at random.
         self._version = NO_WEIGHTS
-        config = settings.config
+        self._config = config = settings.config
         self._stream_ids = settings.streams_of(actor_id)
         count = len(self._stream_ids)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
@@ -262,10 +160,8 @@ class Actor:
         spec = self._environments[0].spec
         sigmas = [[settings.sigma(k)] for k in self._stream_ids]
         self._noise = np.array(sigmas, np.float32)
-        *around, width = spec.observation_shape
-        self._seen = np.zeros(
-            (count, *around, width * config.num_stacked_frames), spec.observation_dtype
-        )
+        shape = spec.seen_shape(config.num_stacked_frames)
+        self._seen = np.zeros((count, *shape), spec.observation_dtype)
         self._action_shape = (count, spec.action_size)
         self._last_time = time.monotonic()
         streams.version[actor_id] = NO_WEIGHTS
@@ -285,13 +181,12 @@ class Actor:
 
     def _act(self) -> np.ndarray:
         """Returns actions in [-1, 1], float32 [environments, action_size]."""
-        if self._policy is not None and self._weights is not None:
-            newer = self._weights.read(newer_than=self._version)
-            if newer is not None:
-                self._policy.load(newer[0])
-                self._version = newer[1]
-                self._streams.version[self._actor_id] = self._version
-        if self._policy is None or self._version == NO_WEIGHTS:
+        newer = self._weights and self._weights.read(newer_than=self._version)
+        if newer:
+            weights, self._version = newer
+            self._policy = Policy(self._config, weights)
+            self._streams.version[self._actor_id] = self._version
+        if self._policy is None:
             return self._rng.uniform(-1, 1, self._action_shape).astype(np.float32)
         noise = self._rng.standard_normal(self._action_shape, np.float32) * self._noise
         noise += self._policy(self._seen)
@@ -311,12 +206,12 @@ class Actor:
             self._seen[index] = environment.seen
 
     def _step(self, index: int, environment: Environment, action: np.ndarray) -> None:
-        append = self._writers[index].append
+        append = self._writers[index]
         before, is_first = environment.observation, environment.is_first
         observation, reward, discount, is_last = environment.step(action)
-        append(before, action, reward, discount, is_first=is_first, is_last=False)
+        append(before, action, reward, discount, is_first, False)
         if is_last:
-            append(observation, 0.0, 0.0, 0.0, is_first=False, is_last=True)
+            append(observation, 0.0, 0.0, 0.0, False, True)
             self._streams.num_episodes[self._stream_ids[index]] += 1
             environment.reset()
 

@@ -17,7 +17,6 @@ from workloads.spec import SYNTHETIC
 
 if TYPE_CHECKING:
     from .control import EnvironmentSpec
-    from .streams import StreamsSpec
     from .study import D4PGConfig
 
 _MARGIN = 16
@@ -39,7 +38,7 @@ class Share:
     min_size: int  # Environment steps before its first batch.
 
 
-def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
+def share(config: D4PGConfig, pipeline_id: int = 0, num_pipelines: int = 1) -> Share:
     """Returns the share of one pipeline; shares are as equal as possible."""
     until = config.num_actors * (pipeline_id + 1) // num_pipelines
     num_actors = max(until - config.num_actors * pipeline_id // num_pipelines, 1)
@@ -101,21 +100,6 @@ def _round_up(value: float) -> float:
     return round(math.ceil(value * 10**digits) / 10**digits, max(digits, 0))
 
 
-def streams_spec(
-    config: D4PGConfig, environment: EnvironmentSpec, own: Share | None = None
-) -> StreamsSpec:
-    """Returns the rings of a pipeline, by default of the only one."""
-    from .streams import StreamsSpec  # the planner needs no NumPy
-
-    own = own or share(config, 0, 1)
-    return StreamsSpec(
-        num_streams=own.num_streams,
-        steps_per_stream=own.steps_per_stream,
-        num_actors=own.num_actors,
-        **dataclasses.asdict(environment),
-    )
-
-
 # The rings are anonymous shared memory: they are limited by the memory of the machine
 # and of a container, not by the size of ``/dev/shm``. Their pages are allocated when
 # written, so a replay that does not fit kills a trial late.
@@ -124,11 +108,17 @@ _GB = 1_000_000_000
 _SUM_BYTES, _OWNER_BYTES = 8, 8
 
 
-def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
+def replay_bytes(
+    share: Share, environment: EnvironmentSpec, *, is_prioritized: bool
+) -> int:
     """Returns the bytes of a full replay: its records, and what priorities take."""
-    num_bytes = spec.memory_bytes
+    record = math.prod(environment.observation_shape)
+    record *= {"uint8": 1, "float32": 4}[environment.observation_dtype]
+    # Besides: action, reward, discount and two flags.
+    record += 4 * environment.action_size + 4 + 4 + 2
+    num_records = share.num_streams * share.steps_per_stream
+    num_bytes = num_records * record
     if is_prioritized:
-        num_records = spec.num_streams * spec.steps_per_stream
         num_leaves = 1 << max(num_records - 1, 1).bit_length()
         num_bytes += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
     return num_bytes
@@ -149,9 +139,13 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
 
 
 def check_memory(
-    config: D4PGConfig, spec: StreamsSpec, available: int | None = None
+    config: D4PGConfig,
+    share: Share,
+    environment: EnvironmentSpec,
+    available: int | None = None,
 ) -> None:
-    needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
+    is_prioritized = config.replay == "prioritized"
+    needed = replay_bytes(share, environment, is_prioritized=is_prioritized)
     available = available_bytes() if available is None else available
     if needed <= available:
         return
@@ -188,7 +182,7 @@ def check(
             "of dm-control and mujoco"
         ) from error
     client.close()
-    check_memory(config, streams_spec(config, client.spec))
+    check_memory(config, share(config), client.spec)
 
 
 def _in_words(num_bytes: int) -> str:

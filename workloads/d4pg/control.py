@@ -200,6 +200,11 @@ class EnvironmentSpec:
     observation_dtype: str  # ``float32`` or ``uint8``.
     action_size: int  # Length of an action.
 
+    def seen_shape(self, num_frames: int) -> tuple[int, ...]:
+        """Returns the shape of what a policy sees, with frames as channels."""
+        *around, width = self.observation_shape
+        return (*around, width * num_frames)
+
 
 class Environment:
     """A task of the Control Suite (Tassa et al. 2018) with canonical actions."""

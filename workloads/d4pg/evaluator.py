@@ -3,8 +3,8 @@
 OpenGL for frames has its own compiler, and a process that has loaded both it and
 TensorFlow crashes at exit; so episodes are played in a separate process, this module.
 ``EvaluatorClient`` is the learner's side: it sends the name of a method of
-``Evaluator``, a policy with its weights, and further arguments, and gets the result or
-an error. The process exits when the other end of their connection is closed, so it does
+``Evaluator``, the weights of a policy, and further arguments, and gets the result or an
+error. The process exits when the other end of their connection is closed, so it does
 not outlive its parent.
 """
 
@@ -26,11 +26,11 @@ import numpy as np
 
 from workloads import ONE_THREAD, child_environment, quality
 
-from .actor import Policy, PolicySpec
+from .actor import Policy
 from .control import MAX_CONTROL_STEPS, BrokenEpisodeError, Environment, EnvironmentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from workloads.spec import Metric, QualityMetric
 
@@ -79,17 +79,17 @@ class EvaluatorClient:
             raise
 
     def score(
-        self, metrics: Sequence[Metric], policy: PolicySpec, weights: np.ndarray
+        self, metrics: Sequence[Metric], weights: Mapping[str, np.ndarray]
     ) -> tuple[QualityMetric, ...]:
         """Returns the mean return of episodes without noise, with its interval."""
-        returns = self._ask("play", policy, weights, self._num_episodes)
+        returns = self._ask("play", weights, self._num_episodes)
         return quality.example_metrics(metrics, [(returns,)])
 
-    def film(self, policy: PolicySpec, weights: np.ndarray) -> bytes | None:
+    def film(self, weights: Mapping[str, np.ndarray]) -> bytes | None:
         if not self._can_film:
             return None
         try:
-            content: bytes = self._ask("film", policy, weights)
+            content: bytes = self._ask("film", weights)
         except ValueError as error:
             self._can_film = False
             warnings.warn(f"episodes are not filmed: {error}", stacklevel=2)
@@ -217,9 +217,8 @@ def main() -> None:
                     evaluator = Evaluator(name, config, seed=seed, can_render=True)
                     answer: Any = evaluator.spec
                 else:
-                    method, spec, weights, *arguments = request
-                    policy = Policy(spec)
-                    policy.load(weights)
+                    method, weights, *arguments = request
+                    policy = Policy(config, weights)
                     answer = getattr(evaluator, method)(policy, *arguments)
             except Exception as error:  # noqa: BLE001 - sent to the client
                 kind = ValueError if type(error) is ValueError else RuntimeError

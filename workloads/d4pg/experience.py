@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from . import capacity
 from .actor import ActorSettings
+from .control import FRAME_SIZE, EnvironmentSpec
 from .pool import ActorPool, RayActorPool
 from .replay import make_replay
 from .streams import SharedWeights, StepStreams
@@ -21,7 +22,7 @@ from .streams import SharedWeights, StepStreams
 if TYPE_CHECKING:
     import replicator
 
-    from .control import EnvironmentSpec
+    from .study import D4PGConfig
     from .train import Training
 
 # Distance between the seeds of one pipeline's environments and the next one's.
@@ -36,19 +37,19 @@ class Experience:
     def __init__(
         self,
         training: Training,
-        environment: EnvironmentSpec,
         context: replicator.InputContext,
     ) -> None:
-        config, num_pipelines = training.config, context.num_input_pipelines
+        config, environment = training.config, training.environment
+        num_pipelines = context.num_input_pipelines
         capacity.check_rings(config, num_pipelines=num_pipelines)
         share = capacity.share(config, context.input_pipeline_id, num_pipelines)
-        spec = capacity.streams_spec(config, environment, share)
-        capacity.check_memory(config, spec)
+        capacity.check_memory(config, share, environment)
         seed = training.seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
+        self._environment, self._num_frames = environment, config.num_stacked_frames
         self.error: BaseException | None = None
-        self._policy = policy = training.policy_spec
-        self._streams = StepStreams(spec)
-        self.weights = SharedWeights(policy.num_floats)
+        self._streams = StepStreams(share, environment)
+        weights = training.policy_variables().items()
+        self.weights = SharedWeights({name: tuple(w.shape) for name, w in weights})
         self.replay = make_replay(
             self._streams,
             config,
@@ -59,7 +60,6 @@ class Experience:
         settings = ActorSettings(
             name=training.data,
             config=config,
-            policy=policy,
             num_actors=share.num_actors,
             seed=seed,
         )
@@ -68,12 +68,15 @@ class Experience:
 
     def dataset(self, count: int, *, num_prefetched: int) -> tf.data.Dataset:
         """Returns sampled batches of ``count`` transitions without end."""
-        kind = tf.uint8 if self._policy.uses_pixels else tf.float32
-        observation = tf.TensorSpec([count, *self._policy.observation_shape], kind)
+        environment = self._environment
+        observation = tf.TensorSpec(
+            [count, *environment.seen_shape(self._num_frames)],
+            environment.observation_dtype,
+        )
         number = tf.TensorSpec([count])
         specs = {
             "observation": observation,
-            "action": tf.TensorSpec([count, self._policy.action_size]),
+            "action": tf.TensorSpec([count, environment.action_size]),
             "reward": number,
             "discount": number,
             "next_observation": observation,
@@ -136,17 +139,28 @@ class Experience:
 _NUM_STATES, _NUM_FRAMES = 4096, 64
 
 
+def synthetic_spec(config: D4PGConfig) -> EnvironmentSpec:
+    """Returns the shapes of walker, a body of medium size."""
+    is_pixels = config.observations == "pixels"
+    return EnvironmentSpec(
+        observation_shape=(FRAME_SIZE, FRAME_SIZE, 3) if is_pixels else (24,),
+        observation_dtype="uint8" if is_pixels else "float32",
+        action_size=6,
+    )
+
+
 def synthetic_dataset(
     training: Training, context: replicator.InputContext, size: int
 ) -> tf.data.Dataset:
     """Returns an infinite pipeline of batches that are sampled with replacement."""
-    config, spec = training.config, training.policy_spec
+    config, spec = training.config, training.environment
     rng = np.random.default_rng(training.seed)
-    count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
-    shape = (count, *spec.observation_shape)
+    is_pixels = config.observations == "pixels"
+    count = _NUM_FRAMES if is_pixels else _NUM_STATES
+    shape = (count, *spec.seen_shape(config.num_stacked_frames))
 
     def observe() -> np.ndarray:
-        if spec.uses_pixels:
+        if is_pixels:
             return rng.integers(0, 256, shape, dtype=np.uint8)
         return rng.standard_normal(shape, dtype=np.float32)
 

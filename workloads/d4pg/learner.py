@@ -2,7 +2,7 @@
 
 All is code for one device; ``replicator`` runs it on many. Gradients are averaged over
 replicas before they are clipped, so R replicas with b transitions each compute the same
-as one with R * b. The weights of the policy have the order of ``actor.PolicySpec``.
+as one with R * b.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from . import actor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .actor import PolicySpec
+    from .control import EnvironmentSpec
     from .study import D4PGConfig
 
+_CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
 
@@ -37,13 +38,36 @@ def _uniform(kind: str, seed: int) -> keras.initializers.Initializer:
     )
 
 
-def make_torso(spec: PolicySpec, *, seed: int) -> keras.Model:
+def make_networks(
+    config: D4PGConfig, spec: EnvironmentSpec, *, seed: int
+) -> tuple[keras.Model | None, keras.Model, keras.Model]:
+    """Returns torso, policy and critic; of states there is no torso.
+
+    The policy maps states, or outputs of the torso, to actions in [-1, 1]; the critic
+    maps these and actions to logits of distributions.
+    """
+    torso = None
+    (size, *_) = shape = spec.seen_shape(config.num_stacked_frames)
+    if config.observations == "pixels":
+        torso = _torso(config, shape, seed=seed + _TORSO_SEEDS)
+        size = torso.output_shape[-1]
+    last = {"units": spec.action_size, "activation": "tanh", "name": "action"}
+    policy = _network("policy", config, size, config.policy_layers, last, seed=seed)
+    last = {"units": config.num_atoms, "name": "logits"}
+    actions = keras.Input((spec.action_size,))
+    seed += _CRITIC_SEEDS
+    sizes = config.critic_layers
+    critic = _network("critic", config, size, sizes, last, actions, seed=seed)
+    return torso, policy, critic
+
+
+def _torso(config: D4PGConfig, shape: tuple[int, ...], *, seed: int) -> keras.Model:
     """Two convolutions over stacked uint8 frames, shared by policy and critic."""
-    frames = keras.Input(spec.observation_shape, dtype="uint8")
+    frames = keras.Input(shape, dtype="uint8")
     hidden = keras.ops.cast(frames, "float32") * (1 / 255)
     for index, stride in enumerate(actor.STRIDES):
         hidden = keras.layers.Conv2D(
-            spec.num_conv_filters,
+            config.num_conv_filters,
             actor.KERNEL_SIZE,
             strides=stride,
             activation="elu",
@@ -54,24 +78,10 @@ def make_torso(spec: PolicySpec, *, seed: int) -> keras.Model:
     return keras.Model(frames, flat, name="torso")
 
 
-def make_policy(spec: PolicySpec, *, seed: int) -> keras.Model:
-    """Maps states, or outputs of the torso, to actions in [-1, 1]."""
-    last = {"units": spec.action_size, "activation": "tanh", "name": "action"}
-    return _network("policy", spec, spec.hidden_sizes, last, seed=seed)
-
-
-def make_critic(
-    spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
-) -> keras.Model:
-    """Maps states, or outputs of the torso, and actions to logits of distributions."""
-    last = {"units": num_atoms, "name": "logits"}
-    actions = keras.Input((spec.action_size,))
-    return _network("critic", spec, sizes, last, actions, seed=seed)
-
-
 def _network(
     name: str,
-    spec: PolicySpec,
+    config: D4PGConfig,
+    num_inputs: int,
     sizes: Sequence[int],
     last: dict[str, Any],
     actions: Any = None,
@@ -80,14 +90,13 @@ def _network(
 ) -> keras.Model:
     """Returns hidden layers and a last one; before them, the layer that sees frames.
 
-    Weights are in the order of layers. Actions join the inputs of the first hidden
-    layer; in an ``mlp`` the outputs of the second one, by a linear layer without a
-    bias, which that layer has.
+    Actions join the inputs of the first hidden layer; in an ``mlp`` the outputs of the
+    second one, by a linear layer without a bias, which that layer has.
     """
-    seeds, is_mlp = itertools.count(seed + 1), spec.kind == "mlp"
+    seeds, is_mlp = itertools.count(seed + 1), config.network == "mlp"
 
     def dense(values: Any, name: str, units: int, seed: int, **settings: Any) -> Any:
-        init = _uniform(spec.kind, seed)
+        init = _uniform(config.network, seed)
         return keras.layers.Dense(
             units, kernel_initializer=init, name=name, **settings
         )(values)
@@ -96,12 +105,9 @@ def _network(
         norm = keras.layers.LayerNormalization(epsilon=actor.EPSILON, name=name)
         return keras.ops.tanh(norm(values))
 
-    size = spec.observation_shape[0]
-    if spec.uses_pixels:
-        size = actor.map_sizes(spec)[-1] * spec.num_conv_filters
-    hidden = inputs = keras.Input((size,))
-    if spec.uses_pixels:
-        hidden = dense(inputs, "features", spec.num_features, next(seeds))
+    hidden = inputs = keras.Input((num_inputs,))
+    if config.observations == "pixels":
+        hidden = dense(inputs, "features", config.num_features, next(seeds))
         hidden = normalized(hidden, "features_norm")
     if actions is not None and not is_mlp:
         hidden = keras.ops.concatenate([hidden, actions], axis=1)
@@ -123,10 +129,7 @@ def _network(
 
 
 def training_flops(
-    policy: keras.Model,
-    critic: keras.Model,
-    torso: keras.Model | None,
-    spec: PolicySpec,
+    policy: keras.Model, critic: keras.Model, torso: keras.Model | None
 ) -> int:
     """Returns the floating-point operations of one transition in a learner step.
 
@@ -139,9 +142,7 @@ def training_flops(
     seeing = []
     if torso is not None:
         convs = [each for each in torso.layers if hasattr(each, "kernel")]
-        sizes = actor.map_sizes(spec)
-        seeing = [s * products_of(conv) for s, conv in zip(sizes, convs, strict=True)]
-    is_mlp = spec.kind == "mlp"
+        seeing = [math.prod(c.output.shape[1:3]) * products_of(c) for c in convs]
     acting, judging = (
         [
             products_of(layer)
@@ -150,9 +151,11 @@ def training_flops(
         ]
         for network in (policy, critic)
     )
-    joining = products_of(critic.get_layer("joining")) if is_mlp else 0
+    joining = sum(
+        products_of(layer) for layer in critic.layers if layer.name == "joining"
+    )
     # Layers of the critic that the gradient of an action does not reach.
-    before = judging[: (torso is not None) + 2 * is_mlp]
+    before = judging[: (torso is not None) + 2 * bool(joining)]
     of_critic = sum(judging) + joining
     target = sum(seeing) + sum(acting) + of_critic
     inputs = seeing[:1] or judging[:1]
@@ -250,9 +253,6 @@ def backup(
     return tf.reshape(target, tf.shape(places)), clipped
 
 
-_CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
-
-
 class Learner:
     """Networks, their target copies, optimizers and the step."""
 
@@ -260,7 +260,7 @@ class Learner:
         self,
         repl: replicator.Replicator,
         config: D4PGConfig,
-        spec: PolicySpec,
+        spec: EnvironmentSpec,
         *,
         seed: int,
     ) -> None:
@@ -272,15 +272,8 @@ class Learner:
         )
         self.differentiate = compiled(self.loss_and_gradients, config.jit)
         with repl.context():
-            self.policy = make_policy(spec, seed=seed)
-            self.critic = make_critic(
-                spec,
-                config.critic_layers,
-                num_atoms=config.num_atoms,
-                seed=seed + _CRITIC_SEEDS,
-            )
-            self.torso = (
-                make_torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
+            self.torso, self.policy, self.critic = make_networks(
+                config, spec, seed=seed
             )
             torso: list[Any] = [] if self.torso is None else [self.torso]
             self._networks = [self.policy, self.critic, *torso]
@@ -414,11 +407,19 @@ class Learner:
         gradients = tape.gradient(loss, self.policy.trainable_variables)
         return gradients, tf.reduce_mean(values)
 
-    def policy_weights(self) -> np.ndarray:
-        """Returns the policy's weights in the layout of ``PolicySpec``, float32."""
-        torso = [] if self.torso is None else self.torso.trainable_variables
-        variables = [*torso, *self.policy.trainable_variables]
-        return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
+    def policy_variables(self) -> dict[str, Any]:
+        """Returns the variables of torso and policy, by layer and name."""
+        return {
+            f"{layer.name}/{variable.name}": variable
+            for network in (self.torso, self.policy)
+            for layer in (network.layers if network else ())
+            for variable in layer.trainable_variables
+        }
+
+    def policy_weights(self) -> dict[str, np.ndarray]:
+        """Returns the weights that actors act by."""
+        variables = self.policy_variables().items()
+        return {name: variable.numpy() for name, variable in variables}
 
 
 def _with_weights(network: Any, weights: list[Any], inputs: Any) -> Any:

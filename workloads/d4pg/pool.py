@@ -29,10 +29,14 @@ import numpy as np
 
 from workloads import ONE_THREAD, child_environment
 
-from .streams import FIELDS, NO_WEIGHTS, SharedWeights, StepStreams, StreamsSpec
+from .streams import FIELDS, NO_WEIGHTS, SharedWeights, StepStreams
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .actor import ActorSettings
+    from .capacity import Share
+    from .control import EnvironmentSpec
 
 
 class ActorError(RuntimeError):
@@ -187,19 +191,16 @@ class ActorPool(BasePool):
 
     def _start(self, actor_id: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         self._streams.heartbeat[actor_id] = 0
-        descriptors, weights = [self._streams.descriptor], None
-        if self._weights is not None:
-            descriptors.append(self._weights.descriptor)
-            weights = (self._weights.num_floats, self._weights.descriptor)
         ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
-        message = (self._settings, self._streams.spec, descriptors[0], weights, ids)
+        message = (self._settings, self._streams, self._weights, ids)
+        shared = (self._streams, self._weights)
         process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            pass_fds=descriptors,
+            pass_fds=[each.descriptor for each in shared if each is not None],
             env=child_environment(ONE_THREAD),
         )
         assert process.stdin is not None
@@ -255,26 +256,29 @@ class Collector:
     def __init__(
         self,
         settings: ActorSettings,
-        spec: StreamsSpec,
-        num_floats: int,
+        share: Share,
+        environment: EnvironmentSpec,
+        shapes: Mapping[str, tuple[int, ...]] | None,
         ids: dict[str, int],
     ) -> None:
-        self._settings, self._num_floats, self._ids = settings, num_floats, ids
+        self._settings, self._ids = settings, ids
         # A round writes two records at most: the second is a final observation.
-        self._spec = dataclasses.replace(spec, steps_per_stream=2 * _ROUNDS_PER_CHUNK)
+        share = dataclasses.replace(share, steps_per_stream=2 * _ROUNDS_PER_CHUNK)
+        self._streams = StepStreams(share, environment)
+        # Without weights, it acts at random.
+        self._weights = None if shapes is None else SharedWeights(shapes)
         self._actor: Any = None
 
-    def collect(self, weights: np.ndarray | None, version: int) -> Chunk:
+    def collect(self, weights: Mapping[str, np.ndarray] | None, version: int) -> Chunk:
         if self._actor is None:
             # As in the pool of processes: Mesa draws in the calling thread.
             os.environ.setdefault("LP_NUM_THREADS", "0")
             from .actor import Actor
 
-            self._streams = StepStreams(self._spec)
-            self._weights = SharedWeights(max(self._num_floats, 1))
-            shared = self._weights if self._num_floats else None
-            self._actor = Actor(self._settings, self._streams, shared, **self._ids)
-        if weights is not None:
+            self._actor = Actor(
+                self._settings, self._streams, self._weights, **self._ids
+            )
+        if self._weights is not None and weights is not None:
             self._weights.publish(weights, version)
         streams, own = self._streams, self._settings.streams_of(self._ids["actor_id"])
         begin, written = time.monotonic(), streams.num_written.copy()
@@ -336,11 +340,11 @@ class RayActorPool(BasePool):
 
     def _run(self, actor_id: int) -> tuple[str, str] | None:
         streams, limit = self._streams, self._settings.start_sec
-        num_floats = self._weights.num_floats if self._weights is not None else 0
+        shapes = self._weights and self._weights.shapes
         ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
         sent = streams.version[actor_id] = NO_WEIGHTS
         handle = self._ray.remote(num_cpus=1)(Collector).remote(
-            self._settings, streams.spec, num_floats, ids
+            self._settings, streams.share, streams.environment, shapes, ids
         )
         try:
             while not self._is_closing.is_set():
@@ -380,10 +384,8 @@ class RayActorPool(BasePool):
     def _take_in(self, actor_id: int, chunk: Chunk) -> None:
         streams, own = self._streams, self._settings.streams_of(actor_id)
         for stream, records in zip(own, chunk.records, strict=True):
-            for *values, is_first, is_last in zip(*records, strict=True):
-                self._writers[stream].append(
-                    *values, is_first=is_first, is_last=is_last
-                )
+            for record in zip(*records, strict=True):
+                self._writers[stream](*record)
         for name, counted in zip(_COUNTED, chunk.counted, strict=True):
             streams[name][own] += counted
         streams.elapsed_sec[actor_id] += chunk.elapsed_sec
@@ -396,13 +398,11 @@ def main() -> int:
     from replicator.cluster.die_with_parent import request_death_signal
 
     request_death_signal()
-    settings, spec, memory, weights_memory, ids = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the parent
+    settings, streams, weights, ids = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the parent
     threading.Thread(target=_watch_parent, name="watch-parent", daemon=True).start()
     from .actor import Actor
 
     os.nice(settings.config.actor_niceness)
-    streams = StepStreams(spec, memory)
-    weights = None if weights_memory is None else SharedWeights(*weights_memory)
     try:
         actor = Actor(settings, streams, weights, **ids)
     except ValueError as error:

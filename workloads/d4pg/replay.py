@@ -55,81 +55,6 @@ class Transitions:
     discount: np.ndarray  # D, float32 [n].
 
 
-class TransitionReader:
-    """Makes transitions of records, which are given by their index, int64 [n]."""
-
-    def __init__(self, streams: StepStreams, config: D4PGConfig) -> None:
-        self._streams = streams
-        self._num_return_steps = config.num_return_steps
-        self._num_stacked_frames = config.num_stacked_frames
-        self._offsets = np.arange(config.num_return_steps + 1)
-        self._powers = config.discount ** np.arange(config.num_return_steps)
-        self._fields = {name: streams.field(name) for name in FIELDS}
-
-    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each stream's range of records that can start a transition."""
-        written = self._streams.num_written.copy()
-        size = self._streams.spec.steps_per_stream
-        low = written - size + capacity.margin(size)
-        # The frames before the first one must exist as well.
-        low = np.where(low > 0, low + self._num_stacked_frames - 1, 0)
-        return low, np.maximum(written - self._num_return_steps, low)
-
-    def read(self, index: np.ndarray) -> Transitions:
-        slots, following = self._streams.locate(index[:, np.newaxis], self._offsets)
-        exists = following > 0
-        is_first = self._fields["is_first"][slots] & exists
-        is_last = self._fields["is_last"][slots] & exists
-        is_end = is_last[:, :-1] | is_first[:, 1:]
-        stops = is_end.copy()
-        stops[:, :-1] = is_end[:, 1:]
-        stops[:, -1] = True
-        count = stops.argmax(axis=1) + 1
-        # The record at the far end must exist: its observation is the next one.
-        rows = np.arange(len(index))
-        is_valid = exists[rows, count] & ~is_end[:, 0]
-        begin, end = slots[:, 0], slots[rows, count]
-        within = self._offsets[:-1] < count[:, np.newaxis]
-        slots = slots[:, :-1]
-        # Values outside may be undefined, and times zero not be zero (NaN).
-        rewards = np.where(within, self._fields["reward"][slots], 0.0)
-        discounts = np.where(within, self._fields["discount"][slots], 1.0)
-        products = discounts.astype(np.float64).cumprod(axis=1)
-        returns = rewards[:, 0].copy()
-        if self._num_return_steps > 1:
-            weights = products[:, :-1] * self._powers[1:]
-            returns += (rewards[:, 1:] * weights).sum(axis=1)
-        return Transitions(
-            is_valid,
-            begin,
-            end,
-            returns.astype(np.float32),
-            (self._powers[count - 1] * products[:, -1]).astype(np.float32),
-        )
-
-    def observations(self, slots: np.ndarray) -> np.ndarray:
-        """Returns the observations of records, with the previous frames."""
-        observation = self._fields["observation"]
-        if self._num_stacked_frames == 1:
-            return observation[slots]
-        height, width, channels = observation.shape[1:]
-        frames, size = self._num_stacked_frames, self._streams.spec.steps_per_stream
-        places = np.empty((len(slots), frames), np.int64)
-        for frame in reversed(range(frames)):
-            places[:, frame] = slots
-            before = slots % size - ~self._fields["is_first"][slots]
-            slots = slots - slots % size + before % size
-        ring = observation.reshape(-1, height * width, channels)
-        stacks = np.empty((len(slots), height * width, frames * channels), np.uint8)
-        # Example by example stays in the cache, and NumPy copies a channel twice as
-        # fast as pixels of three bytes.
-        for stack, row in zip(stacks, places.tolist(), strict=True):
-            for frame, place in enumerate(row):
-                for channel in range(channels):
-                    stack[:, frame * channels + channel] = ring[place, :, channel]
-        return stacks.reshape(-1, height, width, frames * channels)
-
-
 class Replay:
     """Transitions of the last environment steps of all streams, drawn uniformly."""
 
@@ -152,12 +77,14 @@ class Replay:
         self._is_running = threading.Event()
         self._is_running.set()
         self._rng = np.random.default_rng(seed)
-        self._reader = TransitionReader(streams, config)
+        self._offsets = np.arange(config.num_return_steps + 1)
+        self._powers = config.discount ** np.arange(config.num_return_steps)
+        self._fields = {name: streams.field(name) for name in FIELDS}
         self._limiter = RateLimiter(streams, min_size, config.samples_per_insert)
 
     def __len__(self) -> int:
         """Returns how many records, final observations included, have n after them."""
-        low, high = self._reader.bounds()
+        low, high = self.bounds()
         return int((high - low).sum())
 
     @property
@@ -179,18 +106,18 @@ class Replay:
     ) -> dict[str, np.ndarray]:
         """Samples transitions with replacement; waits until the rate allows it."""
         self._wait(num_transitions, timeout_sec)
-        size = self._streams.spec.steps_per_stream
+        size = self._streams.share.steps_per_stream
         num_before = self._config.num_stacked_frames - 1
         for _ in range(_MOST_ATTEMPTS):
             with self._lock:
                 index, probability = self._draw(num_transitions)
-            transitions = self._reader.read(index)
+            transitions = self.read(index)
             batch = {
-                "observation": self._reader.observations(transitions.begin),
+                "observation": self.observations(transitions.begin),
                 "action": self._streams.field("action")[transitions.begin],
                 "reward": transitions.reward,
                 "discount": transitions.discount,
-                "next_observation": self._reader.observations(transitions.end),
+                "next_observation": self.observations(transitions.end),
                 "index": index,
                 "probability": probability,
             }
@@ -207,9 +134,73 @@ class Replay:
     def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
         """Sets priorities by the size of errors; does nothing for uniform replay."""
 
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each stream's range of records that can start a transition."""
+        written = self._streams.num_written.copy()
+        size = self._streams.share.steps_per_stream
+        low = written - size + capacity.margin(size)
+        # The frames before the first one must exist as well.
+        low = np.where(low > 0, low + self._config.num_stacked_frames - 1, 0)
+        return low, np.maximum(written - self._config.num_return_steps, low)
+
+    def read(self, index: np.ndarray) -> Transitions:
+        slots, following = self._streams.locate(index[:, np.newaxis], self._offsets)
+        exists = following > 0
+        is_first = self._fields["is_first"][slots] & exists
+        is_last = self._fields["is_last"][slots] & exists
+        is_end = is_last[:, :-1] | is_first[:, 1:]
+        stops = is_end.copy()
+        stops[:, :-1] = is_end[:, 1:]
+        stops[:, -1] = True
+        count = stops.argmax(axis=1) + 1
+        # The record at the far end must exist: its observation is the next one.
+        rows = np.arange(len(index))
+        is_valid = exists[rows, count] & ~is_end[:, 0]
+        begin, end = slots[:, 0], slots[rows, count]
+        within = self._offsets[:-1] < count[:, np.newaxis]
+        slots = slots[:, :-1]
+        # Values outside may be undefined, and times zero not be zero (NaN).
+        rewards = np.where(within, self._fields["reward"][slots], 0.0)
+        discounts = np.where(within, self._fields["discount"][slots], 1.0)
+        products = discounts.astype(np.float64).cumprod(axis=1)
+        returns = rewards[:, 0].copy()
+        if self._config.num_return_steps > 1:
+            weights = products[:, :-1] * self._powers[1:]
+            returns += (rewards[:, 1:] * weights).sum(axis=1)
+        return Transitions(
+            is_valid,
+            begin,
+            end,
+            returns.astype(np.float32),
+            (self._powers[count - 1] * products[:, -1]).astype(np.float32),
+        )
+
+    def observations(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the observations of records, with the previous frames."""
+        observation = self._fields["observation"]
+        frames = self._config.num_stacked_frames
+        if frames == 1:
+            return observation[slots]
+        height, width, channels = observation.shape[1:]
+        size = self._streams.share.steps_per_stream
+        places = np.empty((len(slots), frames), np.int64)
+        for frame in reversed(range(frames)):
+            places[:, frame] = slots
+            before = slots % size - ~self._fields["is_first"][slots]
+            slots = slots - slots % size + before % size
+        ring = observation.reshape(-1, height * width, channels)
+        stacks = np.empty((len(slots), height * width, frames * channels), np.uint8)
+        # Example by example stays in the cache, and NumPy copies a channel twice as
+        # fast as pixels of three bytes.
+        for stack, row in zip(stacks, places.tolist(), strict=True):
+            for frame, place in enumerate(row):
+                for channel in range(channels):
+                    stack[:, frame * channels + channel] = ring[place, :, channel]
+        return stacks.reshape(-1, height, width, frames * channels)
+
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns index and probability of valid transitions."""
-        low, high = self._reader.bounds()
+        low, high = self.bounds()
         ends = (high - low).cumsum()
         total = int(ends[-1])
         drawn: list[np.ndarray] = []
@@ -220,8 +211,8 @@ class Replay:
             places = self._rng.integers(total, size=missing)
             streams = np.searchsorted(ends, places, side="right")
             numbers = high[streams] - (ends[streams] - places)
-            index = numbers * self._streams.spec.num_streams + streams
-            drawn.append(index[self._reader.read(index).is_valid])
+            index = numbers * self._streams.share.num_streams + streams
+            drawn.append(index[self.read(index).is_valid])
             missing -= len(drawn[-1])
             if not missing:
                 return np.concatenate(drawn), np.full(count, 1 / total)
@@ -303,13 +294,13 @@ class PrioritizedReplay(Replay):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        spec = self._streams.spec
-        num_records = spec.num_streams * spec.steps_per_stream
+        share = self._streams.share
+        num_records = share.num_streams * share.steps_per_stream
         self._tree = SumTree(num_records)
         self._largest = 1.0
         # Records in [low, high) of each stream have their leaves.
-        self._low = np.zeros(spec.num_streams, np.int64)
-        self._high = np.zeros(spec.num_streams, np.int64)
+        self._low = np.zeros(share.num_streams, np.int64)
+        self._high = np.zeros(share.num_streams, np.int64)
         # Index of the record of each leaf: rings wrap around.
         self._owner = np.full(num_records, -1, np.int64)
 
@@ -344,7 +335,7 @@ class PrioritizedReplay(Replay):
         return self._owner[leaves], self._tree.weights(leaves) / total
 
     def _follow(self) -> None:
-        low, high = self._reader.bounds()
+        low, high = self.bounds()
         gone, new, count = [], [], len(low)
         for stream in np.flatnonzero((low != self._low) | (high != self._high)):
             old_low, old_high = self._low[stream], self._high[stream]
@@ -359,7 +350,7 @@ class PrioritizedReplay(Replay):
         self._owner[leaves] = -1
         self._tree.set(leaves, 0.0)
         index = np.concatenate(new)
-        index = index[self._reader.read(index).is_valid]
+        index = index[self.read(index).is_valid]
         leaves, _ = self._streams.locate(index)
         self._owner[leaves] = index
         self._tree.set(leaves, self._largest**self._config.priority_exponent)

@@ -13,7 +13,6 @@ visible in order on x86; elsewhere the margin before the write head ensures that
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import mmap
 import os
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .control import EnvironmentSpec
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .capacity import Share
+    from .control import EnvironmentSpec
 
 NO_WEIGHTS = -1
 """Version of an actor that acts at random because it has no weights yet."""
@@ -48,6 +48,7 @@ class SharedArrays(contextlib.AbstractContextManager["SharedArrays"]):
     """
 
     descriptor: int  # For children: pass it on with ``pass_fds``.
+    _arguments: tuple[Any, ...]  # Of the constructor, before the descriptor.
 
     def __init__(
         self,
@@ -66,6 +67,10 @@ class SharedArrays(contextlib.AbstractContextManager["SharedArrays"]):
             name: np.ndarray(shape, dtype, memory, offset)
             for (name, shape, dtype), offset in zip(layout, offsets, strict=True)
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled for a child that inherits the descriptor, in which it is the same."""
+        return type(self), (*self._arguments, self.descriptor)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Returns the array of that name; all processes see what is written to it."""
@@ -92,22 +97,6 @@ def _make_memory(size: int) -> int:
     return descriptor
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StreamsSpec(EnvironmentSpec):
-    num_streams: int  # Rings, one per environment.
-    steps_per_stream: int  # Records that one ring holds.
-    num_actors: int = 1  # Processes that write.
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of all records, once the rings are full."""
-        observation = math.prod(self.observation_shape)
-        size = observation * np.dtype(self.observation_dtype).itemsize
-        # Besides: action, reward, discount and two flags.
-        record = size + 4 * self.action_size + 4 + 4 + 2
-        return self.num_streams * self.steps_per_stream * record
-
-
 class StepStreams(SharedArrays):
     """The rings of all environments, and the counters that processes share.
 
@@ -115,7 +104,8 @@ class StepStreams(SharedArrays):
     An episode's final observation is a record without a meaningful action.
     """
 
-    spec: StreamsSpec
+    share: Share
+    environment: EnvironmentSpec
     num_written: np.ndarray  # Records of each stream; int64 [num_streams].
     num_episodes: np.ndarray  # Episodes that ended, per stream; int64 [num_streams].
     # Environment steps of each stream that were not finite, or that physics could not
@@ -127,10 +117,15 @@ class StepStreams(SharedArrays):
     version: np.ndarray  # Version of the weights of each actor; int64 [num_actors].
     _limit: np.ndarray  # Records that may be written; int64 [1].
 
-    def __init__(self, spec: StreamsSpec, descriptor: int | None = None) -> None:
-        self.spec = spec
-        rings = (spec.num_streams, spec.steps_per_stream)
-        streams, actors = (spec.num_streams,), (spec.num_actors,)
+    def __init__(
+        self,
+        share: Share,
+        environment: EnvironmentSpec,
+        descriptor: int | None = None,
+    ) -> None:
+        self.share, self.environment = self._arguments = share, environment
+        rings = (share.num_streams, share.steps_per_stream)
+        streams, actors = (share.num_streams,), (share.num_actors,)
         counters = (
             ("num_written", streams, "int64"),
             ("num_episodes", streams, "int64"),
@@ -146,8 +141,12 @@ class StepStreams(SharedArrays):
             ("discount", rings, "float32"),
             ("is_first", rings, "bool"),
             ("is_last", rings, "bool"),
-            ("action", (*rings, spec.action_size), "float32"),
-            ("observation", rings + spec.observation_shape, spec.observation_dtype),
+            ("action", (*rings, environment.action_size), "float32"),
+            (
+                "observation",
+                rings + environment.observation_shape,
+                environment.observation_dtype,
+            ),
         )
         super().__init__(counters + records, descriptor)
         for name, _, _ in counters:
@@ -168,15 +167,38 @@ class StepStreams(SharedArrays):
         one of its stream. It does not exist unless one or more follow, and a writer
         touches its place as soon as ``steps_per_stream`` do.
         """
-        numbers, streams = np.divmod(index, self.spec.num_streams)
-        numbers, size = numbers + steps, self.spec.steps_per_stream
+        numbers, streams = np.divmod(index, self.share.num_streams)
+        numbers, size = numbers + steps, self.share.steps_per_stream
         # A copy: all records of a stream are compared with one and the same counter.
         num_following = self.num_written.copy()[streams] - numbers
         return streams * size + numbers % size, num_following
 
-    def writer(self, stream_id: int) -> StreamWriter:
-        counter = self.num_written[stream_id : stream_id + 1]
-        return StreamWriter([self[name][stream_id] for name in FIELDS], counter)
+    def writer(self, stream_id: int) -> Callable[..., None]:
+        """Returns a function that appends a record, in the order of ``FIELDS``."""
+        observations, actions, rewards, discounts, firsts, lasts = (
+            self[name][stream_id] for name in FIELDS
+        )
+        counter, size = self.num_written, self.share.steps_per_stream
+        # A replacement continues where the previous process stopped.
+        number = int(counter[stream_id])
+
+        def append(
+            observation: Any,
+            action: Any,
+            reward: float,
+            discount: float,
+            is_first: bool,
+            is_last: bool,
+        ) -> None:
+            nonlocal number
+            slot = number % size
+            observations[slot], actions[slot] = observation, action
+            rewards[slot], discounts[slot] = reward, discount
+            firsts[slot], lasts[slot] = is_first, is_last
+            number += 1
+            counter[stream_id] = number
+
+        return append
 
     def num_inserted(self) -> int:
         return int(self.num_written.sum())
@@ -190,7 +212,7 @@ class StepStreams(SharedArrays):
         return int(self.num_written.sum()) >= int(self._limit[0])
 
     def describe_actors(self) -> str:
-        per_actor = self.spec.num_streams // self.spec.num_actors
+        per_actor = self.share.num_streams // self.share.num_actors
         written = self.num_written.reshape(-1, per_actor).sum(axis=1)
         refused = self.num_refused.reshape(-1, per_actor).sum(axis=1)
         now = time.monotonic()
@@ -202,37 +224,6 @@ class StepStreams(SharedArrays):
                 f"{refused[actor]} refused, {sign if heartbeat else 'no heartbeat'}"
             )
         return "; ".join(parts)
-
-
-class StreamWriter:
-    """Appends records to one stream; made by ``StepStreams.writer``."""
-
-    def __init__(self, ring: Sequence[np.ndarray], num_written: np.ndarray) -> None:
-        self._observation, self._action, self._reward = ring[:3]
-        self._discount, self._is_first, self._is_last = ring[3:]
-        self._counter = num_written
-        # A replacement continues where the previous process stopped.
-        self._next = int(num_written[0])
-
-    def append(
-        self,
-        observation: np.ndarray,
-        action: np.ndarray | float,
-        reward: float,
-        discount: float,
-        *,
-        is_first: bool,
-        is_last: bool,
-    ) -> None:
-        slot = self._next % len(self._reward)
-        self._observation[slot] = observation
-        self._action[slot] = action
-        self._reward[slot] = reward
-        self._discount[slot] = discount
-        self._is_first[slot] = is_first
-        self._is_last[slot] = is_last
-        self._next += 1
-        self._counter[0] = self._next
 
 
 class RateLimiter:
@@ -274,36 +265,42 @@ class RateLimiter:
 
 
 class SharedWeights(SharedArrays):
-    """One flat vector of weights and its version, which actors read.
+    """Weights by name, float32, and their version, which actors read.
 
     A sequence lock: the counter is odd while weights are being written; a reader that
     saw it change has read inconsistent weights and reads again. The learner never waits
     for an actor.
     """
 
-    num_floats: int  # Length of the vector.
+    shapes: Mapping[str, tuple[int, ...]]  # Of the weights.
 
-    def __init__(self, num_floats: int, descriptor: int | None = None) -> None:
-        self.num_floats = num_floats
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], descriptor: int | None = None
+    ) -> None:
+        self.shapes, self._arguments = shapes, (shapes,)
         head = (("sequence", (1,), "int64"), ("version", (1,), "int64"))
-        super().__init__((*head, ("weights", (num_floats,), "float32")), descriptor)
+        layout = [(name, shape, "float32") for name, shape in shapes.items()]
+        super().__init__((*head, *layout), descriptor)
         self._sequence, self._version = self["sequence"], self["version"]
-        self._weights = self["weights"]
         if descriptor is None:
             self._version[0] = NO_WEIGHTS
 
-    def publish(self, weights: np.ndarray, version: int) -> None:
-        if weights.shape != (self.num_floats,):
+    def publish(self, weights: Mapping[str, np.ndarray], version: int) -> None:
+        shapes = {name: value.shape for name, value in weights.items()}
+        if shapes != self.shapes:
             raise ValueError(
-                f"weights of shape {weights.shape} cannot be published: a vector "
-                f"of length {self.num_floats} is expected"
+                f"weights of shapes {shapes} cannot be published: {self.shapes} are "
+                "expected"
             )
         self._sequence[0] += 1
-        self._weights[:] = weights
+        for name, value in weights.items():
+            self[name][...] = value
         self._version[0] = version
         self._sequence[0] += 1
 
-    def read(self, *, newer_than: int = NO_WEIGHTS) -> tuple[np.ndarray, int] | None:
+    def read(
+        self, *, newer_than: int = NO_WEIGHTS
+    ) -> tuple[dict[str, np.ndarray], int] | None:
         """Returns a copy of the weights and their version, or None."""
         for _ in range(_MOST_ATTEMPTS):
             before = int(self._sequence[0])
@@ -311,7 +308,7 @@ class SharedWeights(SharedArrays):
             if version <= newer_than:
                 return None
             if before % 2 == 0:
-                weights = self._weights.copy()
+                weights = {name: self[name].copy() for name in self.shapes}
                 if int(self._sequence[0]) == before:
                     return weights, version
         return None

@@ -15,7 +15,6 @@ from workloads.common import command, training
 from workloads.spec import SYNTHETIC
 
 from . import capacity, control, experience, study
-from .actor import make_policy_spec
 from .evaluator import EvaluatorClient
 from .learner import Learner, training_flops
 
@@ -42,15 +41,18 @@ class Training(Learner, training.Training):
             control.check(self.data)
             capacity.check_learning(config, global_batch_size=self.global_batch_size)
             self._evaluator = EvaluatorClient(self.data, config, seed=self.seed)
-        spec = self._evaluator.spec if self._evaluator else None
-        self.policy_spec = make_policy_spec(config, spec)
-        Learner.__init__(self, repl, config, self.policy_spec, seed=self.seed)
+        self.environment = (
+            self._evaluator.spec
+            if self._evaluator
+            else experience.synthetic_spec(config)
+        )
+        Learner.__init__(self, repl, config, self.environment, seed=self.seed)
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         size = context.get_per_replica_batch_size(self.global_batch_size)
-        if not self.has_actors or self._evaluator is None:
+        if not self.has_actors:
             return experience.synthetic_dataset(self, context, size)
-        made = experience.Experience(self, self._evaluator.spec, context)
+        made = experience.Experience(self, context)
         self.experiences.append(made)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
         return made.dataset(size, num_prefetched=max(batches_per_step, 1))
@@ -86,17 +88,16 @@ class Training(Learner, training.Training):
             return ()
         return self._evaluator.score(
             [metric for metric in metrics if not metric.is_of_window],
-            self.policy_spec,
             self.policy_weights(),
         )
 
     def samples(self) -> bytes | None:
         if self._evaluator is None:
             return None
-        return self._evaluator.film(self.policy_spec, self.policy_weights())
+        return self._evaluator.film(self.policy_weights())
 
     def flops(self) -> int:
-        return training_flops(self.policy, self.critic, self.torso, self.policy_spec)
+        return training_flops(self.policy, self.critic, self.torso)
 
     def close(self) -> None:
         for each in self.experiences:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from small_programs import ROOT, child, make_streams
 
-from workloads.d4pg.actor import ActorSettings, Policy, PolicySpec
+from workloads.d4pg.actor import ActorSettings, Policy
 from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
 from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights
@@ -22,19 +22,23 @@ NAME = "cartpole:swingup"
 PATIENCE_SEC = 180.0
 UNIFORM = D4PGConfig(replay="uniform")
 NO_NOISE = {"noise_low": 1e-9, "noise_high": 1e-9}
-POLICY = PolicySpec(
-    observation_shape=(5,), action_size=1, hidden_sizes=(8,), kind="mlp"
-)
-WEIGHTS = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
+POLICY = {"network": "mlp", "policy_sizes": "8"}
+SHAPES = {
+    "dense_0/kernel": (5, 8),
+    "dense_0/bias": (8,),
+    "action/kernel": (8, 1),
+    "action/bias": (1,),
+}
+NORMAL = np.random.default_rng(0)
+WEIGHTS = {
+    name: NORMAL.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()
+}
 
 
-def make_settings(
-    policy=None, num_actors=1, stuck_sec=30.0, max_restarts=10, **options
-):
+def make_settings(num_actors=1, stuck_sec=30.0, max_restarts=10, **options):
     return ActorSettings(
         name=NAME,
         config=D4PGConfig(**options),
-        policy=policy,
         num_actors=num_actors,
         stuck_sec=stuck_sec,
         start_sec=3600.0,  # so that it is not the limit of an actor that has started
@@ -83,11 +87,11 @@ def test_actors_write_episodes_and_follow_the_policy():
         num_actors=2,
         environments_per_actor=2,
         action_repeat=10,
-        policy=POLICY,
+        **POLICY,
         **NO_NOISE,
         actor_niceness=3,
     )
-    weights = SharedWeights(POLICY.num_floats)
+    weights = SharedWeights(SHAPES)
     with (
         streams_of(settings) as streams,
         ActorPool(settings, streams, weights) as pool,
@@ -100,10 +104,9 @@ def test_actors_write_episodes_and_follow_the_policy():
         start = streams.num_written.copy()
         wait_until(lambda: (streams.num_written - (start + 220)).min() > 0, pool)
         after = pool.counters()
-        policy = Policy(POLICY)
-        policy.load(WEIGHTS)
+        policy = Policy(settings.config, WEIGHTS)
         fields = {
-            name: streams.field(name).reshape(4, streams.spec.steps_per_stream, -1)
+            name: streams.field(name).reshape(4, streams.share.steps_per_stream, -1)
             for name in ("observation", "action", "reward", "is_first", "is_last")
         }
 
@@ -289,12 +292,15 @@ def test_no_actor_outlives_its_parent():
         "import time\n"
         "from workloads.d4pg.pool import ActorPool\n"
         "from workloads.d4pg.actor import ActorSettings\n"
-        "from workloads.d4pg.streams import StepStreams, StreamsSpec\n"
+        "from workloads.d4pg.capacity import Share\n"
+        "from workloads.d4pg.control import EnvironmentSpec\n"
+        "from workloads.d4pg.streams import StepStreams\n"
         "from workloads.d4pg.study import D4PGConfig\n"
         f"settings = ActorSettings(name={NAME!r}, config=D4PGConfig(), num_actors=2)\n"
-        "streams = StepStreams(StreamsSpec(num_streams=2, steps_per_stream=1000,\n"
-        "    observation_shape=(5,), observation_dtype='float32', action_size=1,\n"
-        "    num_actors=2))\n"
+        "share = Share(num_streams=2, steps_per_stream=1000, num_actors=2,\n"
+        "    min_size=1)\n"
+        "streams = StepStreams(share, EnvironmentSpec(\n"
+        "    observation_shape=(5,), observation_dtype='float32', action_size=1))\n"
         "pool = ActorPool(settings, streams)\n"
         "while streams.num_written.min() < 10: pool.check(); time.sleep(0.02)\n"
         "print(*pool.process_ids(), flush=True)\n"
@@ -311,16 +317,24 @@ def test_no_actor_outlives_its_parent():
 
 @pytest.mark.processes
 def test_no_reader_sees_a_mixture_of_weights():
-    weights = SharedWeights(200_000)
-    with pytest.raises(ValueError, match=r"shape \(3,\) cannot be published: a vec"):
-        weights.publish(np.ones(3, np.float32), 8)
+    shapes = {"kernel": (400, 250), "bias": (100_000,)}
+
+    def ones():
+        return {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+
+    weights = SharedWeights(shapes)
+    with pytest.raises(ValueError, match=r"shapes {'bias': \(3,\)} cannot be publi"):
+        weights.publish({"bias": np.ones(3, np.float32)}, 8)
     assert weights.read() is None
     code = (
         "import sys, time, numpy as np\n"
         "from workloads.d4pg.streams import SharedWeights\n"
-        "weights = SharedWeights(200_000, int(sys.argv[1]))\n"
+        f"shapes = {shapes}\n"
+        "weights = SharedWeights(shapes, int(sys.argv[1]))\n"
         "for version in range(10**9):\n"
-        "    weights.publish(np.full(200_000, version % 1000, np.float32), version)\n"
+        "    value = np.float32(version % 1000)\n"
+        "    values = {name: np.full(shapes[name], value) for name in shapes}\n"
+        "    weights.publish(values, version)\n"
         "    if version % 3 == 0: time.sleep(0.0003)\n"
     )
     with child(code, descriptor=weights.descriptor):
@@ -331,12 +345,13 @@ def test_no_reader_sees_a_mixture_of_weights():
                 values, last = found
                 num_read += 1
 
-                assert (values == last % 1000).all()
+                assert set(shapes) == set(values)
+                assert all((v == last % 1000).all() for v in values.values())
 
     assert 100 == num_read
     # The writer's end may have left it odd.
     weights._sequence[0] += weights._sequence[0] % 2
-    weights.publish(np.ones(200_000, np.float32), last + 10**6)
+    weights.publish(ones(), last + 10**6)
     assert last + 10**6 == weights.read(newer_than=last)[1]
     assert weights.read(newer_than=last + 10**6) is None
 
@@ -373,11 +388,11 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
     settings = make_settings(
         num_actors=2,
         action_repeat=10,
-        policy=POLICY,
+        **POLICY,
         **NO_NOISE,
         max_restarts=1,
     )
-    weights = SharedWeights(POLICY.num_floats)
+    weights = SharedWeights(SHAPES)
     with (
         streams_of(settings, steps_per_stream=5000) as streams,
         RayActorPool(settings, streams, weights) as pool,
@@ -389,8 +404,7 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         wait_until(lambda: streams.version.min() == 5, pool)
         start = int(streams.num_written[0])
         wait_until(lambda: streams.num_written[0] > start + 60, pool)
-        policy = Policy(POLICY)
-        policy.load(WEIGHTS)
+        policy = Policy(settings.config, WEIGHTS)
         part = slice(start, start + 50)
         acted = ~streams.field("is_last")[part]
         np.testing.assert_allclose(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image  # comes with matplotlib
 
 from workloads import catalog
-from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import control as control_lib
 from workloads.d4pg import evaluator
+from workloads.d4pg.actor import Policy
 from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
 from workloads.d4pg.evaluator import EvaluatorClient
 from workloads.d4pg.study import LEARNED, D4PGConfig
@@ -192,21 +192,19 @@ NAME = "cartpole:balance"
 
 
 def make_config(**options):
+    options = {"network": "mlp", "policy_sizes": "16,8", **options}
     return catalog.make_config("d4pg", "smoke", options)
 
 
-def make_policy(observation_shape=(5,)):
-    spec = actor_lib.PolicySpec(
-        observation_shape=observation_shape,
-        action_size=1,
-        hidden_sizes=(16, 8),
-        kind="mlp",
-    )
-    made = actor_lib.Policy(spec)
+def make_policy():
     rng = np.random.default_rng(0)
-    weights = rng.normal(scale=0.2, size=spec.num_floats).astype(np.float32)
-    made.load(weights)
-    return made, weights
+    sizes = {"dense_0": (5, 16), "dense_1": (16, 8), "action": (8, 1)}
+    weights = {
+        f"{layer}/{name}": rng.normal(scale=0.2, size=shape).astype(np.float32)
+        for layer, size in sizes.items()
+        for name, shape in (("kernel", size), ("bias", size[1:]))
+    }
+    return Policy(make_config(), weights), weights
 
 
 def test_returns_are_those_of_episodes_played_one_by_one():
@@ -250,19 +248,18 @@ def test_an_episode_that_breaks_begins_again(monkeypatch):
 def make_client(**options):
     options = {"action_repeat": 50, "num_evaluation_episodes": 4, **options}
     client = EvaluatorClient(NAME, make_config(**options), seed=5)
-    policy, weights = make_policy(client.spec.observation_shape)
-    return client, (policy.spec, weights)
+    return client, make_policy()[1]
 
 
 @pytest.mark.processes
 def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
-    client, policy = make_client()
-    (first,), (second,) = (client.score(LEARNED, *policy) for _ in range(2))
+    client, weights = make_client()
+    (first,), (second,) = (client.score(LEARNED, weights) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
         player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=5)
         returns = player.play(make_policy()[0], 4)
-    film = client.film(*policy)
+    film = client.film(weights)
     client.close()
 
     assert ((5,), 1) == (client.spec.observation_shape, client.spec.action_size)
@@ -281,14 +278,14 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
 @pytest.mark.processes
 def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "disable")
-    client, policy = make_client(num_evaluation_episodes=2)
+    client, weights = make_client(num_evaluation_episodes=2)
     with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
-        assert client.film(*policy) is None
-    assert client.film(*policy) is None
-    assert client.score(LEARNED, *policy)
+        assert client.film(weights) is None
+    assert client.film(weights) is None
+    assert client.score(LEARNED, weights)
     client._process.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):
-        client.score(LEARNED, *policy)
+        client.score(LEARNED, weights)
     client.close()
     before = psutil.Process().children()
     with pytest.raises(ValueError, match=r"needs OpenGL, which does not work here"):

@@ -1,5 +1,6 @@
 """The networks, the losses and the learner step, against rlax, loops and NumPy."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -13,23 +14,27 @@ import replicator
 from workloads import catalog
 from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import learner as networks_lib
-from workloads.d4pg.learner import Learner, make_critic, make_policy, make_torso
+from workloads.d4pg.control import EnvironmentSpec
+from workloads.d4pg.learner import Learner, make_networks
+from workloads.d4pg.study import D4PGConfig
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
 STATE, FRAMES = (5,), (20, 16, 9)
 
 
-def make_spec(kind, shape=STATE, **fields):
-    return actor_lib.PolicySpec(
-        **{
-            "observation_shape": shape,
-            "action_size": 2,
-            "hidden_sizes": (12, 10, 9),
-            "kind": kind,
-            **fields,
-        }
+def make_spec(shape=STATE, action_size=2):
+    """Of an environment of which a policy sees so much."""
+    *around, width = shape
+    return EnvironmentSpec(
+        observation_shape=(*around, width // 3) if around else shape,
+        observation_dtype="uint8" if around else "float32",
+        action_size=action_size,
     )
+
+
+def observing(shape):
+    return "state" if shape == STATE else "pixels"
 
 
 def randomized(network, rng):
@@ -45,22 +50,24 @@ def randomized(network, rng):
 )
 def test_actors_compute_what_the_learner_would(kind, shape):
     rng = np.random.default_rng(0)
-    spec = make_spec(kind, shape, num_conv_filters=6, num_features=11)
-    network = randomized(make_policy(spec, seed=1), rng)
-    if spec.uses_pixels:
-        torso = randomized(make_torso(spec, seed=2), rng)
-        observations = rng.integers(0, 256, (9, *shape)).astype(np.uint8)
-        expected = network(torso(tf.constant(observations)))
-        variables = [*torso.trainable_variables, *network.trainable_variables]
-    else:
+    config = D4PGConfig(
+        network=kind,
+        policy_sizes="12,10,9",
+        observations=observing(shape),
+        num_conv_filters=6,
+        num_features=11,
+    )
+    made = Learner(replicator.create("single"), config, make_spec(shape), seed=1)
+    randomized(made.policy, rng)
+    if shape == STATE:
         observations = rng.normal(size=(9, *shape)).astype(np.float32)
-        expected = network(tf.constant(observations))
-        variables = network.trainable_variables
-    actor = actor_lib.Policy(spec)
-    actor.load(np.concatenate([np.ravel(v.numpy()) for v in variables]))
-    found = actor(observations)
+        expected = made.policy(tf.constant(observations))
+    else:
+        randomized(made.torso, rng)
+        observations = rng.integers(0, 256, (9, *shape)).astype(np.uint8)
+        expected = made.policy(made.torso(tf.constant(observations)))
+    found = actor_lib.Policy(config, made.policy_weights())(observations)
 
-    assert [size for _, size in spec.variables] == [tuple(v.shape) for v in variables]
     assert 0.1 < np.abs(found).max() <= 1.0
     np.testing.assert_allclose(expected, found, atol=ROUNDING_SUMS)
 
@@ -72,25 +79,25 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
     """
     paper = catalog.make_config("d4pg", "paper", {})
 
-    def count(shape):
-        spec = make_spec(
-            paper.network, shape, action_size=6, hidden_sizes=paper.policy_layers
-        )
-        atoms = paper.num_atoms
-        critic = make_critic(spec, paper.critic_layers, num_atoms=atoms, seed=0)
-        return spec.num_floats, critic.count_params()
+    def count(shape, observations):
+        config = dataclasses.replace(paper, observations=observations)
+        spec = make_spec(shape, action_size=6)
+        torso, policy, critic = make_networks(config, spec, seed=0)
+        num_seeing = torso.count_params() if torso else 0
+        return num_seeing + policy.count_params(), critic.count_params()
 
     of_policy = (24 + 1) * 300 + (300 + 1) * 200 + (200 + 1) * 6
     of_critic = (24 + 1) * 400 + (400 + 1) * 300 + 6 * 300 + (300 + 1) * 101
-    assert (of_policy, of_critic) == count((24,))
+    assert (of_policy, of_critic) == count((24,), "state")
     convs = (9 * 9 + 1) * 32 + (9 * 32 + 1) * 32
     features = (39 * 39 * 32 + 1) * 50 + 2 * 50
     of_features = (50 - 24) * 300, (50 - 24) * 400
     assert (
         convs + features + of_policy + of_features[0],
         features + of_critic + of_features[1],
-    ) == count((84, 84, 9))
-    acme = make_critic(make_spec("layer_norm_mlp"), (7, 9), num_atoms=11, seed=0)
+    ) == count((84, 84, 9), "pixels")
+    config = D4PGConfig(network="layer_norm_mlp", critic_sizes="7,9", num_atoms=11)
+    _, _, acme = make_networks(config, make_spec(), seed=0)
     assert (5 + 2, 7) == tuple(acme.get_layer("dense_0").kernel.shape)
 
 
@@ -203,13 +210,7 @@ def make_learner(num_replicas=1, **options):
             **options,
         },
     )
-    spec = make_spec(
-        config.network,
-        FRAMES if config.observations == "pixels" else STATE,
-        hidden_sizes=config.policy_layers,
-        num_conv_filters=config.num_conv_filters,
-        num_features=config.num_features,
-    )
+    spec = make_spec(FRAMES if config.observations == "pixels" else STATE)
     backend = "single" if num_replicas == 1 else "in_graph"
     repl = replicator.create(backend, num_replicas=num_replicas)
     return Learner(repl, config, spec, seed=3)

@@ -207,7 +207,7 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
         for _ in range(2):
             each.training.learn(inputs)
 
-    np.testing.assert_array_equal(
+    np.testing.assert_equal(
         made.training.policy_weights(), other.training.policy_weights()
     )
 

@@ -15,7 +15,7 @@ from small_programs import child, make_streams
 from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.control import EnvironmentSpec
-from workloads.d4pg.replay import StarvedReplayError, TransitionReader, make_replay
+from workloads.d4pg.replay import StarvedReplayError, make_replay
 from workloads.d4pg.streams import RateLimiter, StepStreams
 from workloads.d4pg.study import D4PGConfig
 
@@ -50,9 +50,9 @@ def write_episodes(streams, stream, lengths, *, is_broken=()):
             }
             records.append(record)
             seen = record["observation"]
-            if streams.spec.observation_dtype == "uint8":
-                seen = np.full(streams.spec.observation_shape, seen % 251)
-            writer.append(**{**record, "observation": seen})
+            if streams.environment.observation_dtype == "uint8":
+                seen = np.full(streams.environment.observation_shape, seen % 251)
+            writer(*{**record, "observation": seen}.values())
     return records
 
 
@@ -101,10 +101,9 @@ episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
 )
 def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frames):
     with make_streams(2, 60, **(SMALL_FRAMES if num_frames > 1 else {})) as streams:
-        chosen = make_config(
-            num_return_steps=n, discount=discount, num_frames=num_frames
+        reader = replay_of(
+            streams, num_return_steps=n, discount=discount, num_frames=num_frames
         )
-        reader = TransitionReader(streams, chosen)
         lengths = [length for length, _ in pattern]
         broken = {place for place, (_, is_broken) in enumerate(pattern) if is_broken}
         write_episodes(streams, 0, [3])
@@ -147,7 +146,7 @@ def test_transitions_are_drawn_by_their_priorities(kind):
         ]
         replay = replay_of(streams, **chosen)
         again = replay_of(streams, **chosen).sample(256)
-        low, high = replay._reader.bounds()
+        low, high = replay.bounds()
         index = np.array(
             [
                 number * 3 + stream
@@ -195,7 +194,7 @@ def test_a_new_transition_has_the_largest_priority():
         replay.update_priorities(old, np.full(256, 0.5))
         write_episodes(streams, 0, [60])
         batch = replay.sample(512)
-        low, high = replay._reader.bounds()
+        low, high = replay.bounds()
         # Errors of records that are gone change nothing.
         before = replay._tree.total
         replay.update_priorities(np.arange(low[0]), np.full(low[0], 99.0))
@@ -221,7 +220,7 @@ def test_the_tree_follows_whatever_is_written(lengths, seed):
             parts = [p for p in rng.multinomial(length, [0.3, 0.5, 0.2]) if p]
             records[stream] += write_episodes(streams, stream, parts)
             replay._follow()
-        low, high = replay._reader.bounds()
+        low, high = replay.bounds()
         expected = {
             (stream, 2 * number + stream)
             for stream in range(2)
@@ -241,16 +240,18 @@ def test_the_tree_follows_whatever_is_written(lengths, seed):
 WRITER = """
 import sys
 import numpy as np
-from workloads.d4pg.streams import StepStreams, StreamsSpec
-streams = StepStreams(eval(sys.argv[1]), int(sys.argv[2]))
-writer = streams.writer(0)
+from workloads.d4pg.capacity import Share
+from workloads.d4pg.control import EnvironmentSpec
+from workloads.d4pg.streams import StepStreams
+streams = StepStreams(*eval(sys.argv[1]), int(sys.argv[2]))
+write = streams.writer(0)
 number = int(streams.num_written[0])
 print(number, flush=True)
-observation = np.empty(streams.spec.observation_shape, np.float32)
+observation = np.empty(streams.environment.observation_shape, np.float32)
 while True:
     observation[:] = number
-    writer.append(observation, number % 1000, number % 7, 1.0,
-                  is_first=number % 50 == 0, is_last=number % 50 == 49)
+    is_first, is_last = number % 50 == 0, number % 50 == 49
+    write(observation, number % 1000, number % 7, 1.0, is_first, is_last)
     number += 1
 """
 
@@ -262,7 +263,7 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
         replay = replay_of(streams, min_size=300, discount=1)
         for until in (10 * size, 20 * size):
             written = int(streams.num_written[0])
-            spec = repr(streams.spec)
+            spec = repr((streams.share, streams.environment))
             with child(WRITER, spec, descriptor=streams.descriptor) as writer:
                 start = int(writer.stdout.readline())
                 end = time.monotonic() + 180
@@ -286,15 +287,17 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
 
 def test_memory_has_no_name_and_is_taken_when_it_is_used():
     with make_streams(1, 60_000, **FRAMES) as streams:
-        other = StepStreams(streams.spec, os.dup(streams.descriptor))
+        share, environment = streams.share, streams.environment
+        other = StepStreams(share, environment, os.dup(streams.descriptor))
         before = os.fstat(streams.descriptor).st_blocks
         pixels = np.ones((84, 84, 3))
-        other.writer(0).append(pixels, 0, 2.5, 1, is_first=True, is_last=False)
+        other.writer(0)(pixels, 0, 2.5, 1, True, False)
         other.close()
         status = os.fstat(streams.descriptor)
 
         assert ([1], 2.5) == (streams.num_written.tolist(), streams.field("reward")[0])
-        assert streams.spec.memory_bytes > 2**30
+        size = capacity_lib.replay_bytes(share, environment, is_prioritized=False)
+        assert size > 2**30
         # Where the kernel gives huge pages, one of them.
         assert 512 * (status.st_blocks - before) <= 2**22
         assert 0 == status.st_nlink
@@ -445,21 +448,25 @@ def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, l
 def test_a_replay_takes_what_is_computed():
     pixels = EnvironmentSpec(**FRAMES, action_size=1)
     config = preset_config(replay_capacity=5000, num_actors=3)
-    with StepStreams(spec := capacity_lib.streams_spec(config, pixels)) as streams:
+    with StepStreams(share := capacity_lib.share(config), pixels) as streams:
         replay = replay_of(streams, replay="prioritized", num_frames=3)
         shared = sum(array.nbytes for array in streams._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
         streams.num_written[:] = 15_000  # as if full
         num_held = len(replay)
 
-    records = capacity_lib.replay_bytes(spec, is_prioritized=False)
+    sizes = {
+        kind: capacity_lib.replay_bytes(share, pixels, is_prioritized=kind)
+        for kind in (False, True)
+    }
+    records = sizes[False]
     # Besides, what actors and learner tell each other.
     assert 0 <= shared - records <= 4096
-    assert own == capacity_lib.replay_bytes(spec, is_prioritized=True) - records
+    assert own == sizes[True] - records
     assert 1.0 < records / num_held / (84 * 84 * 3) <= 1.15
-    steps, around = spec.steps_per_stream, 5 + 3 - 1
+    steps, around = share.steps_per_stream, 5 + 3 - 1
     held = steps - capacity_lib.margin(steps) - around
-    assert num_held == spec.num_streams * held
+    assert num_held == share.num_streams * held
     # What does not fit is refused by what is needed and what is there.
     config = preset_config("paper")
     line = (
@@ -467,12 +474,10 @@ def test_a_replay_takes_what_is_computed():
     )
     with pytest.raises(ValueError, match=line):
         capacity_lib.check_memory(
-            config, capacity_lib.streams_spec(config, pixels), 16_000_000_000
+            config, capacity_lib.share(config), pixels, 16_000_000_000
         )
     less = preset_config("paper", replay_capacity=680_000)
-    capacity_lib.check_memory(
-        less, capacity_lib.streams_spec(less, pixels), 16_000_000_000
-    )
+    capacity_lib.check_memory(less, capacity_lib.share(less), pixels, 16_000_000_000)
 
 
 @pytest.mark.parametrize("version", [1, 2])
