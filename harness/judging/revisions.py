@@ -25,9 +25,9 @@ from urllib.parse import unquote, urlsplit
 from harness import SOURCE_ROOT
 from harness.command import identity, program
 from harness.errors import RevisionError
-from harness.machine import allocation, environment, gpus, machine_state, owned_folders
-from harness.machine.allocation import processes_of_trial
+from harness.machine import environment, machine_state, owned_folders
 from harness.machine.machine_state import read_topology
+from harness.run import trial_runner
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial import process_tree
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from harness.command.identity import Repository
     from harness.command.program import ForeignProgram
-    from harness.machine.gpus import Gpu
 
     Git = Callable[..., subprocess.CompletedProcess[str]]  # git in a repository
 
@@ -270,20 +269,12 @@ def last_line(text: str) -> str:
 
 def fingerprint(spec: TrialSpec) -> str:
     """Returns the fingerprint of this machine as the environment record has it."""
-    chosen: tuple[Gpu, ...] = ()
-    if spec.device == "gpu":
-        chosen = gpus.choose(gpus.visible_gpus(), spec.num_replicas)
-    nodes = [gpu.node for gpu in chosen]
-    processes = processes_of_trial(spec)
-    placement = allocation.place_trial(
-        read_topology(), spec, processes, gpu_nodes=nodes
+    _, chosen, placement = trial_runner.place(spec, read_topology())
+    state = machine_state.read_machine_state([*itertools.chain(*placement.cpusets)])
+    env = environment.read_environment(
+        placement, os.environ, chosen=chosen, state=state
     )
-    return environment.read_environment(
-        placement,
-        os.environ,
-        chosen=chosen,
-        state=machine_state.read_machine_state([*itertools.chain(*placement.cpusets)]),
-    ).fingerprint
+    return env.fingerprint
 
 
 # Two revisions of your repository, side by side: the present state, with what is not

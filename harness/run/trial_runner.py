@@ -44,7 +44,13 @@ if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
     from harness.sources.code_digest import SourceTree
     from results.records.measuring import GpuUses
-    from results.records.models import Block, Environment, PlannedTrial
+    from results.records.models import (
+        Block,
+        Environment,
+        Placement,
+        PlannedTrial,
+        TrialSpec,
+    )
     from results.store.study_store import Store
 
     DiscardReason = Callable[[Disturbance, int], str]
@@ -184,6 +190,24 @@ class Prepared:
         return status
 
 
+def place(
+    spec: TrialSpec, topology: CpuTopology, num_hosts: int = 1
+) -> tuple[Processes, tuple[Gpu, ...], Placement]:
+    """Returns the processes of a trial, its GPUs on the first host, and all cores."""
+    processes = processes_of_trial(spec)
+    chosen: tuple[Gpu, ...] = ()
+    if spec.device == "gpu":
+        num_here = allocation.num_replicas_on_first(
+            processes, spec.num_replicas, num_hosts
+        )
+        chosen = gpus.choose(gpus.visible_gpus(), num_here)
+    nodes = [gpu.node for gpu in chosen]
+    placement = allocation.place_trial(
+        topology, spec, processes, num_hosts=num_hosts, gpu_nodes=nodes
+    )
+    return processes, chosen, placement
+
+
 def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
     """Clears the directory of a trial, places it, and writes spec and environment."""
     spec, trial_id = trial.spec, trial.trial_id
@@ -191,21 +215,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     trial_tree.clear_trials(trial_dir, store.list_earlier)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
-    processes = processes_of_trial(spec)
     launcher = settings.launcher
-    chosen: tuple[Gpu, ...] = ()
-    if spec.device == "gpu":
-        num_here = allocation.num_replicas_on_first(
-            processes, spec.num_replicas, launcher.num_hosts
-        )
-        chosen = gpus.choose(gpus.visible_gpus(), num_here)
-    placement = allocation.place_trial(
-        settings.topology,
-        spec,
-        processes,
-        num_hosts=launcher.num_hosts,
-        gpu_nodes=[gpu.node for gpu in chosen],
-    )
+    processes, chosen, placement = place(spec, settings.topology, launcher.num_hosts)
     versions: Mapping[str, str] | None = None
     command = launcher.command(processes, settings.worker_command)
     source_root = code_root = SOURCE_ROOT
@@ -246,7 +257,6 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         trial_tree.write_client(trial_dir, spec)
     after: dict[str, object] = {}
     if of_peer is not None:
-        peers.write_expected(trial_dir, spec, settings.exports[trial_id])
         after["packages"] = peers.packages(source_root, of_peer)
     after["canary_before_sec"] = settings.canary(placement.cpusets[0][0])
     env = env.model_copy(update=after)
