@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import SOURCE_ROOT, catalog
@@ -26,7 +27,6 @@ from results.study.equivalence import LOSS_TOLERANCE, OWN_CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from harness.catalog import BackendInfo, PeerInfo, WorkloadInfo
     from results.records.models import PlannedTrial, TrialSpec
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
 # A peer begins with exported weights, and takes its first steps on exported batches.
 # Our own process compares the losses that its processes have recorded with those of
-# ``in_graph``, when they have ended, and adds the result to the checks of the trial.
+# ``in_graph``, which are in the export, and adds the result to the checks of the trial.
 
-LOSSES_FILE: Final = "first_losses.json"
-"""In the directory of a trial of a peer: what it has to repeat."""
 TOLERANCES: Final = {"float32": LOSS_TOLERANCE, "mixed_bfloat16": 2.0**-6}
 """Relative, by the type that layers compute in.
 
@@ -49,25 +47,23 @@ follow one another, and each rounds: if independently, by ``0.41 * sqrt(98) = 4`
 _AS_EVER: Final = (Control.NONE, Control.AA)
 
 
-def write_losses(
-    trial_dir: Path, spec: TrialSpec, losses: Sequence[float], source: str, dtype: str
-) -> None:
-    number = spec.num_warmup_steps if spec.control in _AS_EVER else 1
-    fields = {"of": source, "dtype": dtype, "losses": list(losses[:number])}
-    atomic.write_text(trial_dir / LOSSES_FILE, json.dumps(fields) + "\n")
-
-
-def check_losses(trial_dir: Path) -> None:
+def check_losses(trial_dir: Path, spec: TrialSpec) -> None:
     """Adds the check to the records of a trial of a peer; nothing for other trials."""
-    try:
-        expected = json.loads((trial_dir / LOSSES_FILE).read_text(encoding="utf-8"))
-        losses_here = _mean_losses(trial_dir)
-    except (FileNotFoundError, RankFileError):
+    folder = os.environ.get(catalog.EXPORT_VARIABLE)
+    if folder is None:
         return
-    tolerance = TOLERANCES[expected["dtype"]]
-    is_passed, detail = compare(
-        losses_here, expected["losses"], expected["of"], tolerance
-    )
+    text = Path(folder, catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
+    export = json.loads(text)
+    number = spec.num_warmup_steps if spec.control in _AS_EVER else 1
+    try:
+        is_passed, detail = compare(
+            _mean_losses(trial_dir),
+            export["losses"][:number],
+            f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}",
+            TOLERANCES[export["config"]["compute_dtype"]],
+        )
+    except RankFileError:
+        return
     fields = {"name": OWN_CHECK, "is_passed": is_passed, "detail": detail}
     path = rank_path(trial_dir, 0)
     with atomic.named(path), path.open("a", encoding="utf-8") as file:
@@ -212,14 +208,6 @@ def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, s
         "PYTHONPATH": os.pathsep.join(places),
         catalog.EXPORT_VARIABLE: str(export),
     }
-
-
-def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
-    text = (export / catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
-    source = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
-    settings = json.loads(text)
-    dtype = settings["config"]["compute_dtype"]
-    write_losses(trial_dir, spec, settings["losses"], source, dtype)
 
 
 def main() -> None:

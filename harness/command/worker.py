@@ -411,7 +411,7 @@ def supervise(
         why = str(error)
     code = run.exit_code
     if rank_path(trial_dir, 0).exists():
-        peers.check_losses(trial_dir)
+        peers.check_losses(trial_dir, spec)
         return 1 if code is None else end_like(code)
     if not why and code:
         why = f"the command exited with code {code}, before it had connected; "

@@ -308,21 +308,25 @@ def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
     ],
 )
 @pytest.mark.parametrize("dtype", peers.TOLERANCES)
-def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype):
+def test_the_check_of_16_bits_finds_a_wrong_step(
+    monkeypatch, tmp_path, found, message, dtype
+):
     """Losses of PyTorch in bfloat16, right and with errors planted in one step.
 
     Those of ResNet-50, preset ``laptop``, with one replica of 8 examples, as they were
     measured; the second are ours. None of them is right in float32.
     """
-    spec = SimpleNamespace(num_warmup_steps=3, control=Control.NONE)
-    ours = [6.969283, 5.675794, 8.130244]
-    peers.write_losses(tmp_path, spec, ours, "in_graph x1", dtype)
+    spec = SimpleNamespace(num_warmup_steps=3, control=Control.NONE, num_replicas=1)
+    ours = [6.969283, 5.675794, 8.130244, 1.0]
+    exported = {"losses": ours, "config": {"compute_dtype": dtype}}
+    (tmp_path / catalog.EXPORT_SETTINGS).write_text(json.dumps(exported))
+    monkeypatch.setenv(catalog.EXPORT_VARIABLE, str(tmp_path))
     path = rank_path(tmp_path, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     times = {"kind": "step", "phase": "warmup", "start_ns": 0, "end_ns": 1}
     lines = [{**times, "index": step, "loss": of} for step, of in enumerate(found)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    peers.check_losses(tmp_path)
+    peers.check_losses(tmp_path, spec)
 
     (check,) = read_rank(tmp_path, 0).all("sanity")
     is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
