@@ -1,6 +1,5 @@
 """Each export is read back, by the program that it is for."""
 
-import dataclasses
 import importlib
 import io
 import json
@@ -12,9 +11,9 @@ from pathlib import Path
 import jsonschema
 import pandas as pd
 import pytest
-from study_files import with_results, write_benchmarks
+from study_files import write_benchmarks
 
-from reports.exports import benchmark_formats, export_formats, exports
+from reports.exports import export_formats, exports
 from reports.words import formats, judgement
 from results import ResultsError, load_study, points_frame
 from results.figures import scaling
@@ -94,6 +93,7 @@ def test_csv_is_the_frame_that_figures_draw(complete, broken):
 
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.
+ACTION = export_formats.FORMATS["github-action-benchmark"]
 GITHUB_ACTION_BENCHMARK = {
     "type": "array",
     "minItems": 1,
@@ -121,7 +121,7 @@ def store(make, synthetic):
 def logs(store, tmp_path_factory):
     """The logs for MLPerf, one per trial that is ok."""
     folder = tmp_path_factory.mktemp("logs")
-    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
+    files = export_formats.FORMATS["mlperf"].export([store], THROUGHPUT)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -169,7 +169,7 @@ def test_the_rules_of_mlperf_object_to_what_a_study_is_not(logs):
 
 
 def test_pytest_benchmark_shows_the_cases(store, tmp_path):
-    text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
+    text = export_formats.FORMATS["pytest-benchmark"].export([store], THROUGHPUT)
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
     for path in paths:
         path.write_text(text, encoding="utf-8")
@@ -200,7 +200,7 @@ def test_pytest_benchmark_shows_the_cases(store, tmp_path):
     "metric", gate_metrics.METRICS.values(), ids=lambda of: of.name
 )
 def test_github_action_benchmark_has_one_row_per_case(store, metric):
-    rows = json.loads(benchmark_formats.github_action_benchmark([store], metric))
+    rows = json.loads(ACTION.export([store], metric))
     jsonschema.validate(rows, GITHUB_ACTION_BENCHMARK)
     cases = load_study(store).cases
 
@@ -213,17 +213,13 @@ def test_github_action_benchmark_has_one_row_per_case(store, metric):
     assert {units.get(metric.name, "s")} == {row["unit"] for row in rows}
 
 
-def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
-    def without(entry):
-        zero = {"time_to_first_step_sec": 0.0}
-        return {"ranks": tuple(of.model_copy(update=zero) for of in entry.result.ranks)}
-
-    study = load_study(store)
-    timed = dataclasses.replace(
-        study, entries=tuple(of for of in study.entries if of.is_ok)
-    )
-    found = with_results(timed, without)
-    monkeypatch.setattr(benchmark_formats, "load_study", lambda _: found)
+def test_a_metric_that_no_trial_has_is_refused_by_name(tmp_path, synthetic):
+    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
+    zero = {"time_to_first_step_sec": 0.0}
+    for trial in store.trials():
+        ranks = tuple(of.model_copy(update=zero) for of in trial.result.ranks)
+        result = trial.result.model_copy(update={"ranks": ranks})
+        store.write_result(trial.trial_id, result)
     metric = gate_metrics.METRICS["time_to_first_step"]
 
     with pytest.raises(
@@ -231,7 +227,7 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
         match=r"no case of study '.*' has time_to_first_step of every trial, so there"
         r" is nothing to export; choose another --metric",
     ):
-        benchmark_formats.github_action_benchmark([store], metric)
+        ACTION.export([store], metric)
 
 
 def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):

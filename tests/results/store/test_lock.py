@@ -12,7 +12,7 @@ import pytest
 from damaging import until
 
 import results
-from results.store import atomic, lock
+from results.store import lock
 
 OWNER = """
 import pathlib, sys, time
@@ -111,17 +111,26 @@ def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, synthetic):
     """The error of a read has no path, and would be taken for one of stdout."""
 
-    def fail(*_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    read = os.read
 
+    def fail(descriptor, size):
+        path = pathlib.Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.name == lock.HEARTBEAT_NAME:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(descriptor, size)
+
+    shape = synthetic.Shape(backends=("in_graph",), repeats=1)
+    store = synthetic.make_store(tmp_path, shape)
+    plan = store.read_plan()
     with lock.hold_heartbeat(tmp_path), monkeypatch.context() as patch:
         patch.setattr(os, "read", fail)
-        with pytest.raises(OSError, match="Stale file handle") as found:
-            atomic.check_fence(tmp_path / "trials")
-    assert str(tmp_path / lock.HEARTBEAT_NAME) == found.value.filename
+        with pytest.raises(results.WriteStoreError, match="Stale file") as found:
+            store.write_plan(plan)
+    cause = found.value.__cause__
+    assert str(tmp_path / lock.HEARTBEAT_NAME) == cause.filename
 
 
 def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
