@@ -17,7 +17,7 @@ import rich.text
 
 from reports import output_file
 from reports.view import view_store
-from reports.words import brief, caveats, formats, next_step
+from reports.words import brief, caveats, formats
 from results.errors import ResultsError
 from results.figures import frame
 from results.judging.gate import GATE_NAME
@@ -88,7 +88,7 @@ def as_markdown(store: Store) -> str:
         if num_more:
             lines.append("")
             more = formats.count(num_more, "more case")
-            lines.append(f"{more}: `{next_step.export(view.study.plan, 'csv')}`.")
+            lines.append(f"{more}: `{brief.export(view.study.plan, 'csv')}`.")
         lines += ["", formats.escaped(judged.note), ""]
     limits = [
         f"- {formats.escaped(text)}"

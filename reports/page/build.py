@@ -15,7 +15,7 @@ from reports import output_file
 from reports.page import page
 from reports.page.sections import SECTIONS
 from reports.view import view_store
-from reports.words import brief, formats, names, next_step
+from reports.words import brief, formats, names
 from results import plugins
 from results.figures import frame, scaling, trial_metrics
 
@@ -39,14 +39,13 @@ def build_report(store: Store) -> str:
         for section in SECTIONS
     ]
     sections += _plugin_metrics(view, [section.SLUG for section in SECTIONS])
-    commits = sorted(next_step.commits_of(view.study.cases))
     document = page.render(
         "page",
         view=view,
         sections=[section for section in sections if section["body"]],
         title=names.title(view),
         summary=brief.judge(view).text,
-        commits=", ".join(commits) or "not recorded",
+        commits=names.commits_text(view.study.cases) or "not recorded",
         names=names,
     )
     return f"{document}\n"

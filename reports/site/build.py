@@ -20,7 +20,8 @@ from reports.page import build, page
 from reports.site import comparison
 from reports.site.card import make_card, slugs
 from reports.view import series_of, view_store
-from reports.words import formats, next_step
+from reports.words import formats
+from reports.words.names import committed
 from results import errors
 from results.figures import frame as frame_lib
 from results.figures import scaling
@@ -127,7 +128,7 @@ def source_links(study: Study, url: str) -> dict[str, str]:
     """Returns links to the code that was measured, addresses by their texts."""
     if not url or _COMMIT not in url:
         return {SOURCE: url} if url else {}
-    states = next_step.committed((*study.cases, *study.other_revisions))
+    states = committed((*study.cases, *study.other_revisions))
     commits = sorted({str(state.git_commit) for state in states})
     return {
         SOURCE if len(commits) == 1 else f"{SOURCE} ({commit[:12]})": url.replace(

@@ -1,22 +1,31 @@
-"""The first screen in words: an answer to the title, a table, what is next."""
+"""The first screen in words: an answer to the title, a table, what is next.
+
+Commands are the one that made the study with some options replaced: they can be run.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+import shlex
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from reports.words import caveats, evidence, formats, judgement, names, next_step
+from reports.words import caveats, evidence, formats, judgement, names
 from reports.words.caveats import Level
 from results.figures import scaling
-from results.records.models import TrialStatus
+from results.judging import power
+from results.records.models import Control, ScalingMode, TrialStatus
+from results.records.texts import without_options
+from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from reports.view import View
     from reports.words.caveats import Caveat
+    from results.figures.lost_time import LostTime
     from results.figures.scaling import Comparison, Point
+    from results.records.models import Plan
     from results.statistics.estimates import Estimate
 
 
@@ -86,7 +95,7 @@ def judge(view: View) -> Brief:
         return Brief(
             level=Level.BAD,
             sentences=(_nothing_measured(view),),
-            following=next_step.after_failures(view),
+            following=after_failures(view),
         )
     all_caveats = caveats.collect(view)
     level = caveats.worst(all_caveats)
@@ -101,16 +110,16 @@ def judge(view: View) -> Brief:
     if points:
         sentences = [
             _answer(view, points[0], compared),
-            next_step.loss_sentence(view, points),
+            _loss_sentence(view, points),
             *doubts,
         ]
         note = f"{_note(view, points)} {note}"
-        following = next_step.choose(view, level, points, compared)
+        following = _choose(view, all_caveats, points, compared)
         trusted = _trust_words(all_caveats, level)
     else:
         alone = "Throughput was measured, of one case: there is no ratio."
         sentences = [alone, *doubts]
-        following = next_step.with_a_baseline(view)
+        following = with_a_baseline(view)
     return Brief(
         level=level,
         sentences=tuple(text for text in sentences if text),
@@ -344,3 +353,227 @@ def leader(view: View) -> str:
     """Returns the backend that others are compared with; empty without others."""
     points, _ = leader_points(view)
     return points[0].backend if points and len(view.study.backends) > 1 else ""
+
+
+# What a study leaves open: what would settle it, and what that takes.
+
+HARNESS: Final = "python -m harness"
+_OF_THE_STUDY: Final = ("--study", "--runs-dir")
+"""A study is only continued by the code that began it; its folder is private."""
+_OF_ANOTHER_STUDY: Final = ("--repeats", "--minutes", *_OF_THE_STUDY)
+"""Options with a value, which a new study has not; --minutes is of earlier versions."""
+_SWEEP: Final = "sweep"
+_NARROW: Final = 1.02
+"""Ends of an interval that are no further apart need no narrower one."""
+
+
+def command_of_study(plan: Plan) -> str:
+    """Returns the command that measures a study again, in a folder of its own."""
+    options = {} if _SWEEP not in plan.command else _replicas(plan)
+    return _command(plan, options, _OF_THE_STUDY)
+
+
+def sizes_of(*numbers: int) -> str:
+    return ",".join(str(number) for number in sorted(set(numbers)))
+
+
+def other_study(plan: Plan, options: Mapping[str, str]) -> str:
+    """Returns the command of the same with other options; "" if ``sweep`` made none."""
+    if _SWEEP not in plan.command:
+        return ""
+    return _command(plan, {**_replicas(plan), **options}, _OF_ANOTHER_STUDY)
+
+
+def with_repetitions(plan: Plan, number: int) -> str:
+    """Returns the command of a new study with so many repetitions."""
+    options = {"--repeats": str(number)}
+    minutes = plan.measuring.minutes
+    if minutes is not None and plan.measuring.target is None:
+        # A repetition stays as long as it was.
+        options["--time-budget"] = f"{minutes * number / max(plan.repeats, 1):g}min"
+    return other_study(plan, options)
+
+
+def resume(plan: Plan, *options: str) -> str:
+    return f"{HARNESS} {shlex.join(('sweep', '--study', plan.study, *options))}"
+
+
+def export(plan: Plan, form: str) -> str:
+    return f"{HARNESS} {shlex.join(('report', plan.study, '--format', form))}"
+
+
+def _replicas(plan: Plan) -> dict[str, str]:
+    """Returns the numbers of replicas, whose default depends on the machine."""
+    if any(word.partition("=")[0] == "--replicas" for word in plan.command):
+        return {}
+    sizes = {
+        trial.spec.num_replicas
+        for trial in plan.trials
+        if trial.spec.budget is None and trial.spec.control is Control.NONE
+    }
+    return {"--replicas": sizes_of(*sizes)} if sizes else {}
+
+
+def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> str:
+    """Replaces options of a command."""
+    kept = without_options(plan.command, *without, *options)
+    return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
+
+
+# A cause and an advice need an efficiency whose interval is below 1.
+
+REMEDIES: Final = {
+    "contention": "try cores with memory bandwidth of their own",
+    "exposed_communication": "try larger batches per replica",
+    "input": "try a faster input pipeline",
+    "imbalance": "try equal work per replica",
+    "update": "try a sharded update",
+}
+"""By parts that a control has shown; what blocks record is too coarse for an advice."""
+
+
+def _is_lost(efficiency: Estimate | None) -> bool:
+    return efficiency is not None and efficiency.value < 1 and efficiency.excludes(1.0)
+
+
+def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | None]:
+    """Returns the point of the lowest efficiency, and the parts of its step."""
+    point = min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
+    for item in view.losses:
+        is_same = item.case.case_id == point.case.case_id and item.lost is not None
+        if is_same and (item.has_controls or item.mode is point.mode):
+            return point, item.lost
+    return point, None
+
+
+def _loss_sentence(view: View, points: Sequence[Point]) -> str:
+    """Says what most of the time is lost to at the lowest efficiency."""
+    point, lost = _worst_loss(view, points)
+    efficiency = point.efficiency
+    if not _is_lost(efficiency):
+        is_below = efficiency is not None and efficiency.value < 1
+        return f"Whether {point.backend} loses time is inconclusive." * is_below
+    if lost is None:  # nobody can say, of a program of the user's
+        return "Causes were not recorded." * (view.study.program is None)
+    mode = f" in {point.mode.value} scaling" if len(points) > 1 else ""
+    share = lost.lost.share
+    if share is None or share.low is None:
+        return "One run tells no cause of lost time."
+    if not lost.main_loss:
+        return (
+            f"{point.backend} loses {formats.estimate(share, formats.percent)} of a"
+            f" step{mode}; no single cause is shown to be most of it."
+        )
+    part = lost.part(lost.main_loss)
+    assert part.share is not None
+    return (
+        f"Most of what {point.backend} loses{mode}: {names.PARTS[part.name][0]},"
+        f" {formats.estimate(part.share, formats.percent)} of a step."
+    )
+
+
+def _choose(
+    view: View,
+    all_caveats: Sequence[Caveat],
+    points: Sequence[Point],
+    compared: Sequence[Comparison],
+) -> str:
+    """Says what would settle what is open; what is typed is in backticks."""
+    plan = view.study.plan
+    known = [p.efficiency for p in points if p.efficiency is not None]
+    is_known = any(each.is_conclusive and each.has_interval for each in known)
+    level_of = {each.name: each.level for each in all_caveats}
+    quiet, drift = level_of.get("Quiet machine"), level_of.get("Drift")
+    is_loud = Level.BAD in (quiet, drift)
+    is_coarse = Level.CAUTION is quiet is level_of.get("Resolution")
+    repeated = with_repetitions(plan, caveats.ENOUGH_REPETITIONS)
+    # The figures that tell neither backends nor an efficiency apart.
+    target = plan.measuring.efficiency_target
+    open_figures = [item.ratio for item in compared if item.ratio and not item.holds]
+    if target is not None:
+        open_figures += [each for each in known if not each.excludes(target)]
+    point, lost = _worst_loss(view, points)
+    is_lost = _is_lost(point.efficiency)
+    candidates = [
+        "repeat on a quiet machine" * is_loud,
+        "" if is_known else _typed(repeated, "gives intervals"),
+        _narrower(view, open_figures),
+        _controls(view, points),
+        REMEDIES.get(lost.main_loss, "") if is_lost and lost is not None else "",
+        "repeat on a quiet machine" * is_coarse,
+        _wider(view, points),
+    ]
+    return next(text for text in candidates if text)
+
+
+def _typed(command: str, does: str) -> str:
+    return f"`{command}` {does}" if command else ""
+
+
+def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
+    """Returns the command that narrows what is open; nothing where nothing is.
+
+    How many repetitions would settle a figure is not said: that supposes that the truth
+    is what was measured, and of equal backends it was kept in 0.09 to 0.67.
+    """
+    numbers = [
+        figure.n
+        for figure in open_figures
+        if figure.low is not None
+        and figure.high is not None
+        and figure.low > 0
+        and figure.high / figure.low > _NARROW
+    ]
+    n = min(numbers, default=0)
+    if n < estimates.FEWEST_FOR_INTERVAL:
+        return ""
+    before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
+    does = f"narrows the intervals by {formats.percent(1 - after / before)}"
+    return _typed(with_repetitions(view.study.plan, 2 * n), does)
+
+
+def _controls(view: View, points: Sequence[Point]) -> str:
+    is_explained = any(item.has_controls for item in view.losses)
+    is_asked = view.study.program is None and not is_explained
+    if not is_asked or not any(_is_lost(p.efficiency) for p in points):
+        return ""
+    options = {"--order": "interleaved", "--controls": "all"}
+    command = other_study(view.study.plan, options)
+    return _typed(command, "measures what the time is lost to")
+
+
+def _wider(view: View, points: Sequence[Point]) -> str:
+    """Returns what the study could measure beyond what it has."""
+    if ScalingMode.STRONG not in view.study.modes:
+        return "measure strong scaling"
+    largest = max(points, key=lambda point: point.num_replicas)
+    (entry, *_) = largest.case.shown_entries
+    if entry.env is None:
+        return "measure more replicas"
+    free = entry.env.placement.num_available_cores
+    if largest.num_replicas * largest.case.spec.cores_per_replica < free:
+        return f"measure more replicas: there are {free} cores"
+    return "measure on a machine with more cores"
+
+
+def with_a_baseline(view: View) -> str:
+    """Returns the command that measures something to compare with."""
+    if not all(entry.is_ok for entry in view.study.planned):
+        return after_failures(view, "what 'status' says of the others")
+    plan = view.study.plan
+    measured = {point.num_replicas for point in view.points}
+    most = max(measured | {2 * plan.baseline_num_replicas})
+    sizes = sizes_of(plan.baseline_num_replicas, most)
+    command = other_study(plan, {"--replicas": sizes})
+    return _typed(command, "has a baseline and more")
+
+
+def after_failures(view: View, what: str = "this") -> str:
+    """Returns what to do after failures; a repaired program is another study."""
+    states = {entry.state for entry in view.study.planned}
+    if not states & {status.value for status in TrialStatus}:
+        return f"`{resume(view.study.plan)}` runs what is missing"
+    again = resume(view.study.plan, "--retry", "failed")
+    if view.study.program is not None:
+        again = command_of_study(view.study.plan)
+    return f"fix {what}, then `{again}`"

@@ -10,8 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
-from reports.words import formats, next_step
+from reports.words import formats
 from reports.words.caveats import Level, blocks_text, load_text
+from reports.words.names import commits_text
 from results import errors
 from results.judging import gate as gate_lib
 from results.judging import gate_metrics, power
@@ -431,15 +432,12 @@ def gate_view(view: View) -> GateView | None:
     has_ended = all(e.state not in (MISSING, UNFINISHED) for e in study.planned)
     if record is not None or has_ended:
         record = derived(study) or record
-    others = sorted(next_step.commits_of(study.other_revisions))
-    base = ", ".join(others) or "its baseline"
-    if record is not None and not others:
-        base = record.baseline
+    base = commits_text(study.other_revisions)
     return GateView(
         record=record,
         why_none="" if record is not None else why_none,
-        head=", ".join(sorted(next_step.commits_of(study.cases))) or "this tree",
-        base=base,
+        head=commits_text(study.cases) or "this tree",
+        base=base or ("its baseline" if record is None else record.baseline),
     )
 
 

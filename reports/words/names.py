@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from reports.view import View
+    from results.records.measuring import MachineState
     from results.records.models import Environment, MetricFacts, TrialSpec
+    from results.study.cases import Case
 
 WORKLOADS = {
     "resnet50": "ResNet-50",
@@ -165,3 +167,16 @@ def title(view: View) -> str:
     is_gate = any(entry.spec.revision for entry in planned)
     question = "did it get slower" if is_gate else "how well does it scale"
     return f"{subject}{where}: {question}?"
+
+
+def commits_text(cases: Iterable[Case]) -> str:
+    """Returns the commits of the code that was measured; empty if not recorded."""
+    return ", ".join(sorted({state.commit_text for state in committed(cases)}))
+
+
+def committed(cases: Iterable[Case]) -> Iterator[MachineState]:
+    for case in cases:
+        for env in case.environments:
+            state = env.machine_state
+            if state is not None and state.git_commit is not None:
+                yield state

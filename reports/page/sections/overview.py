@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from reports import output_file
 from reports.charts import bars, over_replicas, rows, style, svg
 from reports.page import page
-from reports.words import brief, caveats, formats, judgement, names, next_step
+from reports.words import brief, caveats, formats, judgement, names
 from results.figures import conditions, scaling
 from results.statistics import estimates
 
@@ -287,9 +287,9 @@ def render_method(view: View) -> Markup:
         view=view,
         limits=[*caveats.limits(view)],
         most_limits=MOST_LIMITS,
-        command=next_step.command_of_study(view.study.plan),
+        command=brief.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
-        commits=", ".join(sorted(next_step.commits_of(view.study.cases))),
+        commits=names.commits_text(view.study.cases),
         csv=output_file.csv_link(view.frame, "scaling"),
         names=names,
         is_interleaved=view.is_interleaved,

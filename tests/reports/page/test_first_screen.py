@@ -13,7 +13,7 @@ import reports
 from reports import view_store
 from reports.charts import over_replicas
 from reports.exports import exports
-from reports.words import brief, formats, names, next_step
+from reports.words import brief, formats, names
 from results import ScalingMode, TrialStatus
 from tests.reports.conftest import section
 
@@ -237,11 +237,9 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(interleaved):
         p for p in interleaved.points_of(STRONG, "in_graph") if p.case.shown_entries
     ]
 
+    assert brief._wider(interleaved, points) == "measure on a machine with more cores"
     assert (
-        next_step._wider(interleaved, points) == "measure on a machine with more cores"
-    )
-    assert (
-        next_step._wider(interleaved, points[:1])
+        brief._wider(interleaved, points[:1])
         == "measure more replicas: there are 2 cores"
     )
 
@@ -390,7 +388,7 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
 
     assert re.fullmatch(
         r"`python -m harness sweep .*--repeats 8.*` narrows the intervals by 44.%",
-        plain(next_step._narrower(view, [item.ratio])),
+        plain(brief._narrower(view, [item.ratio])),
     )
 
 

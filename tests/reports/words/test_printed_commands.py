@@ -19,7 +19,7 @@ from harness.planning import plan as plan_lib
 from harness.sources import code_digest
 from reports import view_store
 from reports.exports import exports
-from reports.words import brief, next_step
+from reports.words import brief
 from results import Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def planned(tmp_path, monkeypatch):
 
 def test_commands_for_more_repetitions_run(planned, tmp_path, monkeypatch):
     plan = planned("--repeats", "4")
-    command = next_step.with_repetitions(plan, 6)
+    command = brief.with_repetitions(plan, 6)
     output = _run(command, tmp_path, monkeypatch)
 
     assert "--study" not in command
@@ -98,12 +98,12 @@ def test_a_program_that_was_repaired_has_another_study():
     view = SimpleNamespace(study=study)
     again = "then `python -m harness sweep --a=b`"
 
-    assert f"fix this, {again}" == next_step.after_failures(view)
+    assert f"fix this, {again}" == brief.after_failures(view)
     assert f"fix what 'status' says of the others, {again}" == (
-        next_step.with_a_baseline(view)
+        brief.with_a_baseline(view)
     )
     study.program = None
-    assert next_step.after_failures(view).endswith("sweep --study s --retry failed`")
+    assert brief.after_failures(view).endswith("sweep --study s --retry failed`")
 
 
 def test_commands_after_failures_and_of_markdown_run(tmp_path, synthetic, monkeypatch):
@@ -116,10 +116,10 @@ def test_commands_after_failures_and_of_markdown_run(tmp_path, synthetic, monkey
     failed = {("in_graph", synthetic.WEAK, n, 0): TrialStatus.FAILED for n in (1, 2)}
     store = made(name="failed", statuses=failed)
     view = view_store(store)
-    (with_baseline,) = re.findall(r"`([^`]+)`", next_step.with_a_baseline(whole))
+    (with_baseline,) = re.findall(r"`([^`]+)`", brief.with_a_baseline(whole))
     commands = [text for text, typed in brief.judge(view).next_parts if typed]
-    commands += re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
-    commands.append(next_step.export(view.study.plan, "csv"))
+    commands += re.findall(r"`([^`]+)`", brief.with_a_baseline(view))
+    commands.append(brief.export(view.study.plan, "csv"))
 
     assert "--replicas" in with_baseline
     assert 3 == len(commands)
@@ -136,9 +136,9 @@ def test_commands_name_the_replicas_that_were_measured(planned, order):
     wanted = f"--replicas {','.join(map(str, sizes))}"
 
     for command in (
-        next_step.command_of_study(plan),
-        next_step.with_repetitions(plan, 6),
-        next_step.other_study(plan, {"--order": "sequential"}),
+        brief.command_of_study(plan),
+        brief.with_repetitions(plan, 6),
+        brief.other_study(plan, {"--order": "sequential"}),
     ):
         assert wanted in command
         assert 1 == command.count("--replicas")
@@ -159,10 +159,10 @@ def test_new_options_replace_those_of_the_sweep(sequence):
         update={"command": (*harness, "sweep", *options, "--study", "x")}
     )
     options = {"--backends": "c", "--replicas": "1,2"}
-    text = next_step.other_study(plan, options)
+    text = brief.other_study(plan, options)
 
     assert 1 == text.count("--backends") == text.count("--replicas")
     assert "--preset smoke" in text
     assert "--study" not in text
     other = plan.model_copy(update={"command": (*harness, "gate")})
-    assert "" == next_step.other_study(other, options)
+    assert "" == brief.other_study(other, options)
