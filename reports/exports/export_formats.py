@@ -66,7 +66,7 @@ FORMATS: dict[str, ExportFormat] = {
     name: ExportFormat(
         name=name,
         output=output,
-        writer=writer and f"reports.exports.{writer}",
+        writer=writer and f"reports.exports.exports:{writer}",
         takes_one=takes_one,
         files="log files of trials; they are no submission" * (name == "mlperf"),
     )
@@ -75,14 +75,14 @@ FORMATS: dict[str, ExportFormat] = {
         ("text", Output.TEXT, "", _SEVERAL),
         ("markdown", Output.TEXT, "", _SEVERAL),
         ("json", Output.TEXT, "", _SEVERAL),
-        ("csv", Output.TEXT, "exports:csv_of_studies", _SEVERAL),
-        ("zip", Output.FILE, "exports:export_records", _ONE),
-        ("mlperf", Output.FOLDER, "benchmark_formats:export_mlperf", _SEVERAL),
-        ("pytest-benchmark", Output.TEXT, "benchmark_formats:pytest_benchmark", _ONE),
+        ("csv", Output.TEXT, "csv_of_studies", _SEVERAL),
+        ("zip", Output.FILE, "export_records", _ONE),
+        ("mlperf", Output.FOLDER, "export_mlperf", _SEVERAL),
+        ("pytest-benchmark", Output.TEXT, "pytest_benchmark", _ONE),
         (
             "github-action-benchmark",
             Output.TEXT,
-            "benchmark_formats:github_action_benchmark",
+            "github_action_benchmark",
             _ONE,
         ),
     )

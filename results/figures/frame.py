@@ -397,8 +397,8 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
         "step_time_median_sec": plain_statistics.median(
             step for rank in result.ranks for step in rank.step_time_sec
         ),
-        "time_to_first_step_sec": scaling.trial_value(entry, "time_to_first_step"),
-        "peak_memory_bytes": scaling.trial_value(entry, "peak_memory"),
+        "time_to_first_step_sec": scaling.time_to_first_step_of(entry) or None,
+        "peak_memory_bytes": scaling.peak_memory_of(entry) or None,
     }
     if env is not None:
         row["joules_per_example"] = joules_per_example(env.gpu_uses, throughput)

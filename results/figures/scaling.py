@@ -338,33 +338,25 @@ _NOT_POSITIVE: Final = "not in every trial a number above zero"
 class Cell(NamedTuple):
     estimate: Estimate | None  # Value, interval, n and unit; None without any.
     why_not: str = ""  # Why there is no estimate; empty if there is one.
-    values: tuple[float, ...] = ()  # What each trial that is ok has, in order.
-
-
-def trial_value(entry: Entry, quantity: str) -> float | None:
-    """Returns what a trial that is ok has; None where that could not be read."""
-    return _read(quantity)[0](entry) or None  # zero stands for "could not be read"
 
 
 def case_cell(case: Case, quantity: str) -> Cell:
-    read, unit = _read(quantity)
-    values = tuple(map(read, case.shown_entries))
-    if not values:
+    """Returns a quantity of a case; zero stands for "could not be read"."""
+    entries, why_not = case.shown_entries, _NOT_READ
+    if quantity in _OF_TRIALS:
+        read, unit = _OF_TRIALS[quantity]
+    else:
+        own = trial_metrics.find(quantity, _OF_TRIALS)
+        assert own is not None, quantity
+        read, unit = functools.partial(trial_metrics.positive_value_of, own), own.unit
+        why_not = _NOT_POSITIVE
+    if not entries:
         return Cell(None, _NONE_OK)
-    if min(values) <= 0:
-        return Cell(None, _NOT_READ if quantity in _OF_TRIALS else _NOT_POSITIVE)
+    if min(map(read, entries)) <= 0:
+        return Cell(None, why_not)
     if quantity == "throughput":
-        unit = f"{case.shown_entries[0].result.example_unit}/s"
-    return Cell(estimate(case, read, unit=unit), values=values)
-
-
-def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
-    reader = _OF_TRIALS.get(quantity)
-    if reader is not None:
-        return reader
-    own = trial_metrics.find(quantity, _OF_TRIALS)
-    assert own is not None, quantity
-    return functools.partial(trial_metrics.positive_value_of, own), own.unit
+        unit = f"{entries[0].result.example_unit}/s"
+    return Cell(estimate(case, read, unit=unit))
 
 
 # Of six equal backends, one of fifteen 95 % intervals excludes 1 in most studies, so a

@@ -30,8 +30,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         "failure": entry.status and entry.status.failure,
     }
     if entry.is_ok:
-        row["throughput"] = scaling.trial_value(entry, "throughput")
-        row["first_step"] = scaling.trial_value(entry, "time_to_first_step")
+        row["throughput"] = scaling.throughput_of(entry)
+        row["first_step"] = scaling.time_to_first_step_of(entry)
         row["step"] = statistics.median(
             step for rank in entry.result.ranks for step in rank.step_time_sec
         )
