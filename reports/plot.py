@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import over_replicas, rows, runs, style
+from reports.charts import curves, rows, style
 from reports.view import series_of
 from reports.words import formats
 
@@ -60,14 +60,14 @@ def scaling(
     selected = rows.select(frame, "scaling")
     modes = list(dict.fromkeys(selected["mode"]))
     chosen = modes[0] if mode is None else _one_of("mode", mode, modes)
-    known = {one.slug: one for one in over_replicas.QUANTITIES}
+    known = {one.slug: one for one in curves.QUANTITIES}
     what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax)
     backends = list(dict.fromkeys(selected["backend"]))
-    panel = over_replicas.panel_of_mode(
+    panel = curves.panel_of_mode(
         selected, what, chosen, backends=backends, is_log=is_log
     )
-    over_replicas.draw_on(axes, panel, style.NOTEBOOK)
+    curves.draw_on(axes, panel, style.NOTEBOOK)
     for backend in backends:
         axes.plot(
             [],
@@ -129,10 +129,10 @@ def learning(
     metrics = list(dict.fromkeys(selected["quantity"]))
     name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
     present = [key for key in SPENT if selected[key].notna().any()]
-    drawn = runs.curves_of(frame, name)
+    drawn = curves.learning_curves(frame, name)
     unit = selected["unit"][selected["quantity"] == name].iloc[0]
     axes = _axes(ax)
-    runs.draw_learning(
+    curves.draw_learning(
         axes,
         drawn,
         spent=_one_of("spent", spent, present),
@@ -158,14 +158,14 @@ def steps(
     """
     selected = rows.select(frame, "steps")
     phases = list(dict.fromkeys(selected["phase"]))
-    items = runs.cases_of(frame, _one_of("phase", phase, phases))
+    items = rows.cases_of(frame, _one_of("phase", phase, phases))
     if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
         axes = _axes(ax)
-        runs.draw_shares(axes, items, style.NOTEBOOK)
+        rows.draw_shares(axes, items, style.NOTEBOOK)
         style.write_legend(axes, -0.24)
     else:
         axes = _axes(ax, rows.size_of(items)[1])
-        runs.draw_boxes(
+        rows.draw_boxes(
             axes, items, axis_label="time of one step, ms", look=style.NOTEBOOK
         )
     return axes

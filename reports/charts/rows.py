@@ -1,13 +1,20 @@
-"""Charts of rows: labels at the left, marks, values at the right, and headings."""
+"""Charts of rows: labels at the left, marks, values at the right, and headings.
+
+Ratios, the parts of steps, how steps vary, and a row per process.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from matplotlib.ticker import NullLocator
+import numpy as np
+from matplotlib import ticker
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from reports.charts import style, svg
 from reports.view import series_of
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pandas as pd
+    from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.style import Look
@@ -157,7 +165,7 @@ def write_columns(
     number = places[-1] + 1
     axes.set_ylim(number - 0.4, -0.6)
     axes.set_yticks(places, [style.short(row.label) for row in rows])
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.tick_params(axis="y", length=0, pad=COLUMN_GAP, labelcolor=look.ink)
     axes.grid(visible=False)
     axes.set_ylabel("")
@@ -227,3 +235,153 @@ def draw_splits(axes: Axes, rows: Sequence[Row], look: Look) -> None:
     style.set_ticks(axes, "x", MOST_TICKS)
     axes.set_xlabel("ms per step")
     write_columns(axes, rows, look)
+
+
+MOST_DOTS: Final = 600
+"""More steps than this are drawn as box plots only, to keep the page small."""
+BOX_WIDTH: Final = 0.42
+"""Of a box; rows are 1 apart."""
+MOST_OF_MEDIAN: Final = 3.0
+"""Steps that take longer than this many times the longest median are counted only."""
+MOST_COLUMNS: Final = 48
+LEVELS: Final = (1.02, 1.05, 1.10, 1.25)
+"""Cells that take this many times the median are drawn darker from one to the next."""
+ALPHAS: Final = (0.08, 0.25, 0.45, 0.7, 1.0)
+
+
+def cases_of(frame: pd.DataFrame, phase: str) -> list[Row]:
+    """Returns the step times of each case in ms, a group per backend."""
+    selected = select(frame, "steps")
+    selected = selected[selected["phase"] == phase]
+    backends = list(dict.fromkeys(selected["backend"]))
+    keys = ["backend", "num_replicas", "per_replica_batch_size"]
+    groups: dict[Any, pd.DataFrame] = dict(iter(selected.groupby(keys, sort=False)))
+    return most_replicas(
+        [
+            Row(
+                group=str(key[0]),
+                label=case_label(int(key[1]), int(key[2])),
+                backend=str(key[0]),
+                dots=tuple(1000 * groups[key]["value"]),
+                text=formats.seconds(
+                    float((1000 * groups[key]["value"]).median()) / 1000
+                ),
+                is_hollow=bool(groups[key]["is_oversubscribed"].iloc[0]),
+                size=int(key[1]),
+            )
+            for key in sorted(groups, key=lambda k: (backends.index(k[0]), k[1], -k[2]))
+        ]
+    )
+
+
+def draw_boxes(
+    axes: Axes, items: Sequence[Row], *, axis_label: str, look: Look
+) -> None:
+    """Draws the ``dots`` of each row as a box, with the dots below if they are few."""
+    import seaborn as sns  # with SciPy's statistics: half of what a table in text needs
+
+    places, _ = place(items)
+    numbers = [len(row.dots) for row in items]
+    is_few = sum(numbers) <= MOST_DOTS
+    with warnings.catch_warnings():
+        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        sns.boxplot(
+            x=[dot for row in items for dot in row.dots],
+            y=np.repeat(places, numbers),
+            hue=np.repeat([row.backend for row in items], numbers),
+            palette={row.backend: look.color(row.backend) for row in items},
+            orient="h",
+            native_scale=True,
+            dodge=False,
+            # Seaborn scales widths by the least distance of two rows.
+            width=BOX_WIDTH / min(np.diff(np.unique(places)), default=1.0),
+            fill=False,
+            linewidth=1.2,
+            legend=False,
+            showfliers=not is_few,
+            fliersize=2,
+            ax=axes,
+        )
+    for at, row in zip(places, items, strict=True) if is_few else ():
+        lines = [at + 0.3 + 0.05 * (index % 3) for index in range(len(row.dots))]
+        style.draw_dots(axes, row.dots, lines, look.color(row.backend))
+    axes.set_xlabel(axis_label)
+    write_columns(axes, items, look)
+
+
+def draw_shares(axes: Axes, items: Sequence[Row], look: Look) -> None:
+    import seaborn as sns
+
+    widths = style.widths([row.backend for row in items])
+    for row, width in zip(items, widths, strict=True):
+        color = look.color(row.backend)
+        sns.ecdfplot(x=row.dots, ax=axes, color=color, linewidth=width, label=row.name)
+    longest = max(max(row.dots) for row in items)
+    most = MOST_OF_MEDIAN * max(float(np.median(row.dots)) for row in items)
+    axes.set_xlim(0, min(longest, most) * 1.03 or 1.0)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
+    axes.set_ylabel("")
+    axes.set_xlabel("step time in ms")
+
+
+def binned(times_sec: Sequence[Sequence[float]]) -> np.ndarray:
+    """Means over equal numbers of steps, relative to the median of all cells."""
+    number = min(map(len, times_sec))
+    table = np.array([times[:number] for times in times_sec], dtype=np.float64)
+    per_column = -(-number // MOST_COLUMNS)
+    starts = range(0, number, per_column)
+    means = np.stack([table[:, k : k + per_column].mean(axis=1) for k in starts], 1)
+    middle = float(np.median(means))
+    # A clock that stands still makes steps of no duration.
+    relative: np.ndarray = means / middle if middle > 0 else np.ones_like(means)
+    return relative
+
+
+def draw_processes(
+    times_sec: Sequence[Sequence[float]], *, backend: str, name: str
+) -> Markup:
+    """Draws a row per process, the darker, the slower: a slow column is a moment."""
+    cells = binned(times_sec)
+    num_rows, num_columns = cells.shape
+    num_steps = min(map(len, times_sec))
+    level, width = np.digitize(cells, LEVELS), num_steps / num_columns
+
+    def draw_on(axes: Axes) -> None:
+        for value, alpha in enumerate(ALPHAS):
+            # One path per level: a path per cell would be most of the page.
+            corners = [
+                np.asarray(Path.unit_rectangle().vertices) * (width, 0.9)
+                + (column * width, row - 0.45)
+                for row, column in np.argwhere(level == value)
+            ]
+            if corners:
+                rectangle = Path.unit_rectangle().codes
+                cell_paths = [Path(corner, rectangle) for corner in corners]
+                path = Path.make_compound_path(*cell_paths)
+                color = style.PAGE.color(backend)
+                axes.add_patch(
+                    PathPatch(path, facecolor=color, alpha=alpha, linewidth=0)
+                )
+        axes.set_xlim(0, num_steps)
+        axes.set_ylim(num_rows - 0.5, -0.5)
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(min(num_rows, 8), integer=True))
+        axes.grid(visible=False)
+        axes.set_xlabel("measured step")
+        axes.set_ylabel("process")
+
+    means = cells.mean(axis=1)
+    slowest, fastest = int(means.argmax()), int(means.argmin())
+    return svg.draw(
+        (style.WIDTH, 44 + 16 * num_rows),
+        draw_on,
+        slug="heat",
+        title=f"Step time by process and step, {name}",
+        description=(
+            f"On average, process {slowest} is the slowest with "
+            f"{formats.ratio(float(means[slowest]))} of the median, and process "
+            f"{fastest} the fastest with {formats.ratio(float(means[fastest]))}."
+        ),
+    )

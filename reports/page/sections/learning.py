@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports import output_file
-from reports.charts import runs as charts
+from reports.charts import curves as charts
 from reports.charts import style, svg
 from reports.page import page
 from reports.words import formats, names
@@ -207,7 +207,7 @@ def _draw(
     y_limits = style.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
-    curves = charts.curves_of(rows, metric, _failed(view, metric))
+    curves = charts.learning_curves(rows, metric, _failed(view, metric))
     panels = style.panels(curves, lambda curve: curve.backend)
     if len(panels) > 1:
         spendings = spendings[:1]

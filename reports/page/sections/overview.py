@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from reports import output_file
-from reports.charts import bars, over_replicas, rows, style, svg
+from reports.charts import bars, curves, rows, style, svg
 from reports.page import page
 from reports.words import brief, caveats, formats, judgement, names
 from results.figures import conditions, scaling
@@ -30,10 +30,10 @@ FEW_SIZES: Final = 2
 MOST_LIMITS: Final = 12
 
 
-def _curves(view: View) -> list[over_replicas.Curve]:
+def _lines(view: View) -> list[curves.Curve]:
     """Returns the lines over replicas of the first screen; none over few sizes."""
     is_few = len({point.num_replicas for point in view.points}) <= FEW_SIZES
-    return [] if is_few else over_replicas.curves_of_first_screen(view)
+    return [] if is_few else curves.curves_of_first_screen(view)
 
 
 def render_verdict(view: View) -> Markup:
@@ -54,17 +54,17 @@ def render_verdict(view: View) -> Markup:
     ]
     if gate is not None:
         return page.render("verdict", **shown, cases=_gate_rows(gate))
-    curves = _curves(view)
-    drawn = [row for curve in curves for row in curve.rows]
+    lines = _lines(view)
+    drawn = [row for line in lines for row in line.rows]
     return page.render(
         "verdict",
         **shown,
         table=_table(view, judged.rows),
         columns=brief.columns(view),
-        figure=over_replicas.draw_first_screen(view) if curves else None,
-        split=None if curves else _time_figure(view),
+        figure=curves.draw_first_screen(view) if lines else None,
+        split=None if lines else _time_figure(view),
         modes={row.mode for row in drawn},
-        num_left_out=max(len(curves) - style.MOST_LINES, 0),
+        num_left_out=max(len(lines) - style.MOST_LINES, 0),
         is_oversubscribed=any(row.is_oversubscribed for row in drawn),
     )
 
@@ -209,7 +209,7 @@ def _time_figure(view: View) -> Markup | None:
 
 def render_time(view: View) -> Markup:
     """Renders the figure, unless the first screen has it, and all parts as shares."""
-    is_here = bool(_curves(view)) or judgement.gate_view(view) is not None
+    is_here = bool(_lines(view)) or judgement.gate_view(view) is not None
     split = formats.grouped(
         (item.has_controls, item) for item in view.losses if item.lost is not None
     )

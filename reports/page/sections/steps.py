@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from reports.charts import rows, runs, style, svg
+from reports.charts import rows, style, svg
 from reports.page import page
 from reports.words import formats, names
 from results.figures import scaling
@@ -52,7 +52,7 @@ def render_steps(view: View) -> Markup:
         row["quartiles"] = np.quantile(row["steps"], (0.25, 0.5, 0.75)).tolist()
     figure = None
     if measured:
-        boxes = runs.cases_of(view.frame, "measure")
+        boxes = rows.cases_of(view.frame, "measure")
         described = (
             f"{row['case'].label}: median {formats.seconds(middle)}, middle half"
             f" {formats.seconds(low)} to {formats.seconds(high)}"
@@ -60,7 +60,7 @@ def render_steps(view: View) -> Markup:
             for low, middle, high in (row["quartiles"],)
         )
         draw = functools.partial(
-            runs.draw_boxes,
+            rows.draw_boxes,
             items=boxes,
             axis_label="time of one measured step, ms",
             look=style.PAGE,
@@ -98,7 +98,7 @@ def _heat(view: View) -> dict[str, Any] | None:
     if min(map(len, times)) < FEWEST_STEPS:
         return None
     name = f"{case.label}, {view.repetition} {entry.spec.repetition_index}"
-    figure = runs.draw_processes(times, backend=case.spec.backend, name=name)
+    figure = rows.draw_processes(times, backend=case.spec.backend, name=name)
     return {"name": name, "figure": figure}
 
 

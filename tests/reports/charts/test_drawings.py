@@ -18,7 +18,7 @@ from synthetic import Lost, interleaving_shape
 import reports
 from replicator import catalog
 from reports import output_file, view_store
-from reports.charts import over_replicas, rows, runs, style
+from reports.charts import curves, rows, style
 from reports.words import formats
 from results import points_frame
 from results.statistics import estimates
@@ -34,7 +34,7 @@ def _first_screen(store):
 
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
-    drawn = over_replicas.draw_first_screen(interleaved)
+    drawn = curves.draw_first_screen(interleaved)
 
     for text in ("in_graph, weak: 100", "tf_mirrored", "replicas", ">0"):
         assert text in drawn
@@ -42,7 +42,7 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
 
 def test_the_ceiling_is_of_programs_that_never_communicate(make):
     controlled = make(interleaving_shape(lost={"in_graph": Lost(contention=0.002)}))
-    (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
+    (first, *_) = curves.curves_of_first_screen(view_store(controlled))
     (found,) = first.points_of_kind("ceiling")
 
     assert found.num_replicas == 2
@@ -53,11 +53,11 @@ def test_the_ceiling_is_of_programs_that_never_communicate(make):
 def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
     backends = ("in_graph", "tf_mirrored", "multi_worker_in_graph", "async", "x" * 80)
     store = make(backends=backends)
-    drawn = over_replicas.draw_first_screen(view_store(store)).partition("</desc>")[2]
+    drawn = curves.draw_first_screen(view_store(store)).partition("</desc>")[2]
     few = make(backends=backends[-3:])
-    labels = over_replicas.draw_first_screen(view_store(few)).partition("</desc>")[2]
+    labels = curves.draw_first_screen(view_store(few)).partition("</desc>")[2]
 
-    assert len(over_replicas.curves_of_first_screen(view_store(store))) == 10
+    assert len(curves.curves_of_first_screen(view_store(store))) == 10
     large = make(backends=backends, replicas=(1, 2, 4), repeats=1)
     assert "3 more lines in the table" in _first_screen(large)
     assert ">multi_worker_in_graph<" in drawn
@@ -97,17 +97,17 @@ def test_cells_are_relative_to_the_median_and_binned():
     times = np.ones((3, 100))
     times[1] = 1.2
     times[:, 96:99] = 2.0
-    cells = runs.binned([list(row) for row in times])
+    cells = rows.binned([list(row) for row in times])
 
     assert cells.shape == (3, 34)
     assert cells[[0, 1, 0], [0, 0, 32]] == pytest.approx([1.0, 1.2, 2.0])
     # A process that was killed has fewer: the steps that all have count.
-    assert runs.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+    assert rows.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
 
 def test_a_slow_process_is_named_in_the_description():
     times = [[1.0] * 20, [1.5] * 20, [1.0] * 20]
-    drawn = runs.draw_processes(times, backend="in_graph", name="case")
+    drawn = rows.draw_processes(times, backend="in_graph", name="case")
 
     assert "process 1 is the slowest with 1.50 of the median" in drawn
 
@@ -118,10 +118,10 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
         for name in ("in_graph", "single", "single", "in_graph")
     ]
     axes = Figure().subplots()
-    runs.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
+    rows.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
     boxes = [of for of in axes.lines if len(of.get_xdata()) == 5]
 
-    assert {runs.BOX_WIDTH} == {round(float(np.ptp(of.get_ydata())), 6) for of in boxes}
+    assert {rows.BOX_WIDTH} == {round(float(np.ptp(of.get_ydata())), 6) for of in boxes}
 
 
 def test_a_case_of_several_processes_has_a_heat_map(make):

@@ -11,7 +11,7 @@ from synthetic import Lost, every, interleaving_shape
 
 import reports
 from reports import view_store
-from reports.charts import over_replicas
+from reports.charts import curves
 from reports.exports import exports
 from reports.words import brief, formats, names
 from results import ScalingMode, TrialStatus
@@ -401,4 +401,4 @@ def test_damaged_figures_do_not_break_the_verdict(interleaved):
 
     assert brief.judge(view).text
     assert section("verdict", view)
-    assert over_replicas.draw_first_screen(view) is not None
+    assert curves.draw_first_screen(view) is not None

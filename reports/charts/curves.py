@@ -1,4 +1,4 @@
-"""Lines with intervals: a quantity over replicas.
+"""Lines: a quantity over replicas, and quality over training.
 
 They are rows of the tidy frame (``results.figures.frame.points_frame``).
 """
@@ -9,15 +9,16 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from matplotlib.ticker import NullLocator
+import numpy as np
+from matplotlib import ticker
 
 from reports.charts import style, svg
-from reports.charts.rows import known
+from reports.charts.rows import known, select
 from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pandas as pd
     from markupsafe import Markup
@@ -43,7 +44,6 @@ _COLUMNS: Final = (
 
 
 class Quantity(NamedTuple):
-    name: str  # As in the glossary.
     slug: str  # In the frame, and for ids.
     write: Callable[[float], str]  # Formats one value.
 
@@ -56,9 +56,9 @@ class Quantity(NamedTuple):
         return value * num_replicas / base
 
 
-EFFICIENCY: Final = Quantity("Parallel efficiency", "efficiency", formats.percent)
-SPEEDUP: Final = Quantity("Speedup", "speedup", formats.times)
-THROUGHPUT: Final = Quantity("Throughput", "throughput", formats.significant)
+EFFICIENCY: Final = Quantity("efficiency", formats.percent)
+SPEEDUP: Final = Quantity("speedup", formats.times)
+THROUGHPUT: Final = Quantity("throughput", formats.significant)
 QUANTITIES: Final = (EFFICIENCY, SPEEDUP, THROUGHPUT)
 
 
@@ -190,7 +190,7 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
         axes.set_xscale("log", base=2)
     axes.set_xlim(across(sizes[0], -0.1), across(sizes[-1], 0.1))
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("replicas")
     _hatch_oversubscribed(axes, panel, look)
@@ -342,3 +342,115 @@ def draw_first_screen(view: View) -> Markup | None:
         title="Parallel efficiency by number of replicas",
         description=_described(panel),
     )
+
+
+MOST_TICKS: Final = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LearningCurve:
+    """One case: the median of its runs, and a band from the lowest to the highest."""
+
+    label: str  # Written beside the end of the line, outside the axes.
+    backend: str  # Colour and marker.
+    frame: pd.DataFrame  # Evaluations of all runs; a single one has intervals.
+    is_hollow: bool = False  # Whether the case is no evidence (oversubscribed).
+    failed: tuple[float, ...] = ()  # Quality of each run that failed: infinitely bad.
+
+    def by_run(self, column: str) -> np.ndarray:
+        """Returns a row per evaluation that all runs have, a column per run."""
+        groups = self.frame.groupby("trial_id", sort=False)[column]
+        runs = [part.to_numpy(dtype=np.float64) for _, part in groups]
+        return np.stack([run[: min(map(len, runs))] for run in runs], axis=1)
+
+
+def learning_curves(
+    frame: pd.DataFrame,
+    metric: str,
+    failed: Mapping[str, tuple[float, ...]] | None = None,
+) -> list[LearningCurve]:
+    selected = select(frame, "learning")
+    selected = selected[selected["quantity"] == metric]
+    is_one = len(set(selected["backend"])) == 1
+    curves = []
+    part: Any
+    for case, part in selected.groupby("case", sort=False):
+        first = part.iloc[0]
+        label = f"N = {first.num_replicas}"
+        if not is_one:
+            label = f"{first.backend} {formats.TIMES}{first.num_replicas}"
+        if first.revision:
+            label = f"{first.revision[:7]}, {label}"
+        curves.append(
+            LearningCurve(
+                label=label,
+                backend=first.backend,
+                frame=part,
+                is_hollow=bool(first.is_oversubscribed),
+                failed=(failed or {}).get(str(case), ()),
+            )
+        )
+    return curves
+
+
+def _draw_learning_curve(
+    axes: Axes, curve: LearningCurve, spent: str, width: float, look: Look
+) -> None:
+    color = look.color(curve.backend)
+    values = curve.by_run("value")
+    x = np.median(curve.by_run(spent), axis=1)
+    if values.shape[1] > 1:
+        low, high = values.min(axis=1), values.max(axis=1)
+        axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
+    else:
+        run = curve.frame
+        axes.vlines(run[spent], run["low"], run["high"], color=color, linewidth=1.1)
+    failed = np.tile(curve.failed, (len(values), 1))
+    typical = np.median(np.hstack([values, failed]), axis=1)
+    axes.plot(
+        x,
+        np.where(np.isfinite(typical), typical, np.nan),  # nan where half failed
+        color=color,
+        linewidth=width,
+        marker=style.MARKERS[series_of(curve.backend)],
+        markersize=4.5,
+        markerfacecolor=look.paper if curve.is_hollow else color,
+        markeredgewidth=1.3,
+        zorder=3,
+    )
+
+
+def draw_learning(
+    axes: Axes,
+    curves: Sequence[LearningCurve],
+    *,
+    spent: str,
+    x_label: str,
+    write: Callable[[float], str],
+    look: Look,
+    y_limits: tuple[float, float] | None = None,
+    heading: str = "",
+) -> None:
+    """Draws one panel; lines of the same colour get different widths."""
+    widths = style.widths([curve.backend for curve in curves])
+    for curve, width in zip(curves, widths, strict=True):
+        _draw_learning_curve(axes, curve, spent, width, look)
+    axes.set_xlim(left=0)
+    if y_limits is not None:
+        axes.set_ylim(y_limits)
+    axes.set_xlabel(x_label)
+    axes.set_title(heading, color=look.ink, pad=10, loc="left")
+    # Integers of many digits would overlap.
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
+    axes.yaxis.set_major_formatter(lambda value, _: style.short(write(value)))
+    labels = [
+        style.Label(
+            curve.label,
+            float(np.median(curve.by_run("value")[-1])),
+            look.color(curve.backend),
+        )
+        for curve in curves
+    ]
+    style.write_labels(axes, labels, style.HEIGHT)
