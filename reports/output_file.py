@@ -8,7 +8,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
-from results.store import atomic
+from results.store import writing
 
 if TYPE_CHECKING:
     import pathlib
@@ -35,7 +35,7 @@ def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = content.encode("utf-8") if isinstance(content, str) else content
-        atomic.write_bytes(path, data)
+        writing.write_bytes(path, data)
     except OSError as error:
         if is_new:  # its name may not be on the disk, and the same command finds none
             with contextlib.suppress(OSError):

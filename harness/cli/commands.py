@@ -48,11 +48,11 @@ from harness.trial import gpu_probe
 from results.records import identity, program
 from results.records.models import Order, Plan, PlannedTrial
 from results.records.texts import without_options
-from results.store import atomic, untrusted
 from results.store import studies as studies_lib
-from results.store.lock import lock_study
+from results.store import untrusted, writing
 from results.store.studies import Varied
 from results.store.study_store import PLAN_NAME, TRIALS_NAME, Store
+from results.store.writing import lock_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,7 +143,7 @@ def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, 
 
 def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
     """Returns a request that can be carried out on the hosts, and what it needs."""
-    atomic.check_reachable(request.runs_dir)
+    writing.check_reachable(request.runs_dir)
     for path in (request.runs_dir, *request.runs_dir.absolute().parents):
         if path.exists() and not path.is_dir():
             raise StudyError(

@@ -22,7 +22,7 @@ from results.records import identity
 from results.records.models import Control, Program
 from results.records.program import CLIENT
 from results.records.record_base import MAX_NAME
-from results.store import atomic
+from results.store import writing
 from results.study.equivalence import LOSS_TOLERANCE, OWN_CHECK
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check_losses(trial_dir: Path, spec: TrialSpec) -> None:
         return
     fields = {"name": OWN_CHECK, "is_passed": is_passed, "detail": detail}
     path = rank_path(trial_dir, 0)
-    with atomic.named(path), path.open("a", encoding="utf-8") as file:
+    with writing.named(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"kind": "sanity", **fields}) + "\n")
 
 

@@ -34,7 +34,7 @@ from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, signal_name
 from replicator.cluster import environment, port_filter
 from replicator.cluster.local_cluster import LineListener
-from results.store import atomic, untrusted
+from results.store import untrusted, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -310,7 +310,7 @@ class RunningGang:
         # The records say the same to members, but reading them imports a library that
         # takes longer than all else that members do.
         plan = {"members": gang.members, "cpusets": gang.cpusets}
-        atomic.write_text(gang.trial_dir / _PLAN, json.dumps(plan) + "\n")
+        writing.write_text(gang.trial_dir / _PLAN, json.dumps(plan) + "\n")
         variables = {
             **gang.variables,
             ADDRESS_VARIABLE: self._exits.address,

@@ -28,7 +28,7 @@ from harness.trial import measure, rank_file
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Block, Control, Order
 from results.statistics import estimates
-from results.store import atomic, untrusted
+from results.store import untrusted, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def append(trial_dir: Path, block: Block, load: Disturbance) -> None:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
     path = trial_dir / BLOCKS_NAME
     try:
-        atomic.check_fence(path)
+        writing.check_fence(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:  # of a write, which names no path

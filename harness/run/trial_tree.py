@@ -40,7 +40,7 @@ from results import plugins
 from results.records import protocol as client_protocol
 from results.records.models import Allocator, Block, Placement, TrialSpec
 from results.records.protocol import ProtocolError, TrialFile
-from results.store import atomic, study_store, untrusted
+from results.store import study_store, untrusted, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,7 +173,7 @@ class ProcessTree:
         self.kill()
 
     def start(self) -> None:
-        atomic.check_fence(self._trial_dir)
+        writing.check_fence(self._trial_dir)
         self._is_gone = False
         folder = folder_of(self._trial_dir)  # anew, and for this user only
         shutil.rmtree(folder, ignore_errors=True)
@@ -275,7 +275,7 @@ def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
     """Ends an earlier attempt, and moves what it measured; ``before`` is told first."""
     if not untrusted.is_there(trial_dir):
         return
-    atomic.check_fence(trial_dir)
+    writing.check_fence(trial_dir)
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
         shutil.rmtree(folder_of(trial_dir), ignore_errors=True)
@@ -526,4 +526,4 @@ def write_client(trial_dir: Path, spec: TrialSpec) -> None:
     names = TrialFile.model_fields.keys() - {"protocol", "unit"}
     fields = {name: getattr(spec, name) for name in names}
     asked = TrialFile(**fields, unit=spec.program.unit)
-    atomic.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")
+    writing.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")

@@ -12,7 +12,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from results.store import atomic, untrusted
+from results.store import untrusted, writing
 
 if TYPE_CHECKING:
     import pathlib
@@ -69,7 +69,7 @@ def renew(root: pathlib.Path, owner: str, files: Mapping[str, str]) -> None:
         for path, one in sorted(files.items()):
             if (present := digest_of(root / path)) != one:
                 lines.append(f"# before {present}  {path}")
-        atomic.write_text(root / MANIFEST_NAME, "".join(f"{line}\n" for line in lines))
+        writing.write_text(root / MANIFEST_NAME, "".join(f"{line}\n" for line in lines))
 
 
 def read(root: pathlib.Path) -> Listed | None:

@@ -39,7 +39,7 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
-from results.store import atomic, manifest, public, untrusted
+from results.store import manifest, public, untrusted, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,11 +98,11 @@ def content_of(record: Record) -> bytes:
 
 def _write(path: pathlib.Path, content: bytes) -> None:
     """Writes the bytes of a record, and creates its folder if there is none."""
-    with atomic.writing(path):
+    with writing.reporting(path):
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
-            atomic.sync(path.parent.parent)
-        atomic.write_bytes(path, content)
+            writing.sync(path.parent.parent)
+        writing.write_bytes(path, content)
 
 
 def first_complaint(error: pydantic.ValidationError) -> str:
@@ -179,7 +179,7 @@ class Store:
                     f"study directory {str(root)!r}: {str(path)!r} is a file; choose "
                     "another study name or another runs directory"
                 )
-        with atomic.writing(root, _ANOTHER, what="study directory "):
+        with writing.reporting(root, _ANOTHER, what="study directory "):
             others = untrusted.names_in(root) if not _looks_like_study(root) else ()
             if not all(name.startswith(".") for name in others):
                 raise errors.OpenStoreError(
@@ -289,9 +289,9 @@ class Store:
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
         """Writes a trial's status, which completes it."""
         folder, content = self.trial_dir(trial_id), content_of(status)
-        with atomic.writing(folder, "free space or choose another directory"):
+        with writing.reporting(folder, "free space or choose another directory"):
             if folder.is_dir():
-                atomic.sync_files(folder)
+                writing.sync_files(folder)
         self.list_trial(trial_id, {"status.json": manifest.digest(content)})
         _write(folder / "status.json", content)
 
@@ -319,7 +319,7 @@ class Store:
     def _list(self, owner: str, files: Mapping[str, str]) -> None:
         path = self._listed_in / manifest.MANIFEST_NAME
         try:
-            with atomic.writing(path):
+            with writing.reporting(path):
                 self._listed_in.mkdir(parents=True, exist_ok=True)
                 manifest.renew(self._listed_in, owner, files)
         except untrusted.DamagedFileError as error:
@@ -410,7 +410,7 @@ class Store:
 
 def _check_reachable(root: pathlib.Path) -> None:
     try:
-        atomic.check_reachable(root)
+        writing.check_reachable(root)
     except OSError as error:
         raise errors.OpenStoreError(
             f"cannot use {str(root)!r} as a study directory: "
@@ -464,8 +464,8 @@ def keep_earlier(trial_dir: pathlib.Path, before: Before | None = None) -> pathl
     if before is not None:
         before(trial_dir, kept)
     trial_dir.rename(kept)
-    atomic.sync(folder)
-    atomic.sync(trial_dir.parent)
+    writing.sync(folder)
+    writing.sync(trial_dir.parent)
     return kept
 
 

@@ -28,8 +28,8 @@ OURS = {
     "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",
     "results/judging/paired_gate.py": "a table of this tree",
-    "results/store/atomic.py": "opens only to sync",
-    "results/store/lock.py": "opens to lock, the identity of this kernel, its own file",
+    "results/store/writing.py": "opens to sync and lock, the identity of this kernel,"
+    " its own file",
 }
 OUTPUT = "the output of a program that this harness has started"
 LINES = f"{TRIAL}; a line of a connection, whose reader drops what is none"

@@ -38,7 +38,7 @@ from results.records import measuring
 from results.records.measuring import GateDesign
 from results.records.models import Order, Plan
 from results.statistics import group_sequential
-from results.store import atomic, untrusted
+from results.store import untrusted, writing
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
@@ -397,7 +397,7 @@ def _conclude(store: Store | None, gate: Gate, request: GateRequest) -> int:
         gate_module.write_gate(store, record)
         build.write_report(store, store.report_path)
     for path, form in _files_of(request).items():
-        atomic.write_text(path, judgement.WRITERS[form](record) + "\n")
+        writing.write_text(path, judgement.WRITERS[form](record) + "\n")
     click.echo(judgement.WRITERS[request.form](record))
     if store is not None:
         running.note(f"report of this tree: {store.report_path}")

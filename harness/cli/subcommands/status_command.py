@@ -23,7 +23,7 @@ from results.errors import CorruptRecordError, MissingRecordError
 from results.figures import scaling
 from results.records.models import Order, PlannedTrial
 from results.records.texts import printable, tokens
-from results.store import lock, study_store
+from results.store import study_store, writing
 from results.study.cases import Study, load_study
 from results.study.equivalence import Outcome
 
@@ -60,7 +60,7 @@ def run(request: StatusRequest, _: Call) -> int:
 def _show(request: StatusRequest, store: Store) -> int:
     shown = None
     while True:
-        holder, is_running = lock.read_holder(store.root), False
+        holder, is_running = writing.read_holder(store.root), False
         with contextlib.suppress(OverflowError):  # a file names it
             is_running = holder is not None and psutil.pid_exists(holder)
         reading, study = store.read(), None

@@ -24,7 +24,7 @@ from harness.machine import disturbance
 from harness.run import trial_runner
 from reports.page import build
 from results import SCHEMA_VERSION, Store
-from results.store import lock
+from results.store import writing
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 
@@ -165,7 +165,7 @@ def status(succeed, interleaved):
 
 def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
     begun = begun_in(interleaved) / "blocks.jsonl"
-    with lock.lock_study(interleaved.root):
+    with writing.lock_study(interleaved.root):
         texts = [status()]
         begun.write_text('{"round_index": 23, "is_sustained": true}\n')
         texts.append(status())
@@ -191,7 +191,7 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
 ):
     begun = begun_in(interleaved) / "blocks.jsonl"
     held = contextlib.ExitStack()
-    held.enter_context(lock.lock_study(interleaved.root))
+    held.enter_context(writing.lock_study(interleaved.root))
     steps = iter(
         (lambda: None, lambda: begun.write_text('{"round_index": 2}\n'), held.close)
     )
@@ -219,8 +219,8 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
 
 def test_what_a_killed_sweep_left_is_missing(interleaved, status):
     """Its process is gone, although the file that names it is still there."""
-    owner = f"{lock.kernel_id()} 4194304999 0\n"
-    (interleaved.root / lock.HEARTBEAT_NAME).write_text(owner)
+    owner = f"{writing.kernel_id()} 4194304999 0\n"
+    (interleaved.root / writing.HEARTBEAT_NAME).write_text(owner)
 
     assert "1 missing" in status()
 
@@ -303,7 +303,7 @@ def test_a_newer_store_is_refused_with_an_instruction(refuse, root, small):
 
 @pytest.mark.usefixtures("finished")
 def test_a_study_that_another_harness_measures_is_refused(refuse, root, small):
-    with lock.lock_study(root):
+    with writing.lock_study(root):
         err = refuse("sweep", *overridden(small, "--repeats=9", "--study=s"))
 
     assert re.search(rf"error: study .* is in use by process {os.getpid()}", err)

@@ -37,7 +37,7 @@ from reports.words import judgement
 from results import GateCase, GateRecord, ResultsError, StatusRecord, Store, TrialSpec
 from results.judging import gate as gate_module
 from results.records import identity
-from results.store import lock
+from results.store import writing
 
 pytestmark = pytest.mark.processes
 
@@ -311,7 +311,7 @@ def read(whole, tmp_path, monkeypatch):
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
         if name == "load within blocks":  # which are read while they are written
-            owner = f"{lock.kernel_id()} {os.getpid()} 0\n"
+            owner = f"{writing.kernel_id()} {os.getpid()} 0\n"
             (place / "runs/r/.lock-heartbeat").write_text(owner)
             for status in place.glob("runs/r/trials/*/status.json"):
                 status.unlink()

@@ -24,7 +24,7 @@ from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
 from results import Store, TrialStatus
-from results.store import lock, manifest
+from results.store import manifest, writing
 
 pytestmark = pytest.mark.processes
 
@@ -228,8 +228,8 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
         is_said = code in {exit_codes.OK, exit_codes.USAGE}
         problems = [] if is_said else [f"at the cut: {code} {said}"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lock, "kernel_id", lambda: "after the cut")
-            patch.setattr(lock, "DEAD_SEC", 0.0)
+            patch.setattr(writing, "kernel_id", lambda: "after the cut")
+            patch.setattr(writing, "DEAD_SEC", 0.0)
             problems += found_after_a_cut(root, kept, ended, sweep, run)
         num_kept += len(kept)
         if problems:

@@ -20,7 +20,7 @@ from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.trial.process_tree import MARKER, find_tree
 from results import Store, TrialStatus
-from results.store import lock
+from results.store import writing
 
 pytestmark = pytest.mark.processes
 
@@ -223,8 +223,8 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     first.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_SEC)
     # Another machine, which sees none of this one's locks.
-    monkeypatch.setattr(lock, "kernel_id", lambda: "another")
-    monkeypatch.setattr(lock, "DEAD_SEC", STOPPED_SEC / 2)
+    monkeypatch.setattr(writing, "kernel_id", lambda: "another")
+    monkeypatch.setattr(writing, "DEAD_SEC", STOPPED_SEC / 2)
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     code = cli.main(words, run_overrides=overrides)
     assert exit_codes.OK == code, capsys.readouterr().err

@@ -14,7 +14,7 @@ from study_files import edit_record
 import results
 from results import Budget, BudgetUnit, Order, Store, TrialSpec
 from results.records import identity, schema
-from results.store.lock import lock_study
+from results.store.writing import lock_study
 
 SPEC = TrialSpec(
     workload="resnet50",
