@@ -21,8 +21,8 @@ from harness.planning.request import SweepRequest
 from harness.run.rounds import Repetition
 from harness.run.trial_runner import RunSettings
 from results.figures import conditions, scaling
-from results.judging import power
 from results.records.models import Order, Plan, ScalingMode
+from results.statistics import group_sequential
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -54,7 +54,7 @@ def predict(deviation: float, block_sec: float, start_sec: float) -> tuple[int, 
     num_rounds = int(left_sec / (NUM_CASES * block_sec))
     num_rounds = min(max(num_rounds, 1), defaults.MAX_ROUNDS)
     spread = math.sqrt(2 * PROCESS_SPREAD**2 + deviation**2 / num_rounds)
-    return num_rounds, power.median_half_width(spread, defaults.REPETITIONS)
+    return num_rounds, group_sequential.median_half_width(spread, defaults.REPETITIONS)
 
 
 def make_plan(num_cores: int) -> Plan:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from reports.words import caveats, evidence, formats, judgement, names
 from reports.words.caveats import Level
 from results.figures import scaling
-from results.judging import power
 from results.records.models import Control, ScalingMode, TrialStatus
 from results.records.texts import without_options
-from results.statistics import estimates
+from results.statistics import estimates, group_sequential
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -527,7 +526,9 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
     n = min(numbers, default=0)
     if n < estimates.FEWEST_FOR_INTERVAL:
         return ""
-    before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
+    before, after = (
+        group_sequential.median_half_width(1.0, number) for number in (n, 2 * n)
+    )
     does = f"narrows the intervals by {formats.percent(1 - after / before)}"
     return _typed(with_repetitions(view.study.plan, 2 * n), does)
 

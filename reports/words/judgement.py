@@ -15,8 +15,9 @@ from reports.words.caveats import Level, blocks_text, load_text
 from reports.words.names import commits_text
 from results import errors
 from results.judging import gate as gate_lib
-from results.judging import gate_metrics, power
+from results.judging import gate_metrics
 from results.records import measuring
+from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
 from results.study.cases import MISSING, UNFINISHED
 
@@ -457,7 +458,7 @@ def power_text(
 ) -> str:
     """Says what a gate finds at a standard deviation of the log ratio over runs."""
     effects, last = sorted({*EFFECTS, rule.delta}), rule.looks[-1]
-    share, minutes = power.DEFAULT_POWER, last * minutes_per_repetition
+    share, minutes = group_sequential.DEFAULT_POWER, last * minutes_per_repetition
     when = f"one interim analysis after {last} runs"
     if len(rule.looks) > 1:
         when = f"looks after {', '.join(map(str, rule.looks))} runs"
@@ -470,21 +471,24 @@ def power_text(
         "",
         (
             f"share of verdicts of gates of {formats.count(num_cases, 'case')},"
-            f" simulated {power.NUM_GATES} times; {when}, at most {minutes:.1f} min:"
+            f" simulated {group_sequential.NUM_GATES} times; {when}, at most"
+            f" {minutes:.1f} min:"
         ),
         "true change   pass  regress  inconclusive         runs",
     ]
     lines += [
         f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.regresses:7.3f}"
         f"  {point.inconclusive:12.3f}  {point.repetitions:11.1f}"
-        for point in power.operating_points(spread, effects, rule, num_cases=num_cases)
+        for point in group_sequential.operating_points(
+            spread, effects, rule, num_cases=num_cases
+        )
     ]
     lines += [
         "",
         (f"for the correct verdict in {share:.0%} of gates with one look (--repeats):"),
         "true change  verdict         runs   minutes",
     ]
-    for need in power.needed(
+    for need in group_sequential.needed(
         effects,
         spread=spread,
         minutes_per_repetition=minutes_per_repetition,
@@ -492,13 +496,13 @@ def power_text(
         delta=rule.delta,
         alpha=rule.alpha,
     ):
-        number, takes = f"> {power.MOST_REPETITIONS}", "-"
+        number, takes = f"> {group_sequential.MOST_REPETITIONS}", "-"
         if need.num_repetitions is not None and need.minutes is not None:
             number, takes = str(need.num_repetitions), f"{need.minutes:.1f}"
         word = need.verdict.value
         lines.append(f"{need.effect:+10.1%}   {word:7}  {number:>11}  {takes:>8}")
-    half_width = math.expm1(power.median_half_width(spread, last))
-    least = power.smallest_effect_found(spread, rule, num_cases=num_cases)
+    half_width = math.expm1(group_sequential.median_half_width(spread, last))
+    least = group_sequential.smallest_effect_found(spread, rule, num_cases=num_cases)
     smallest = "none" if least is None else f"+{least:.1%}"
     lines += [
         "",

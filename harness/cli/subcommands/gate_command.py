@@ -32,7 +32,6 @@ from reports.words import judgement
 from results.figures import trial_metrics
 from results.judging import gate as gate_module
 from results.judging import gate_metrics
-from results.judging import power as power_module
 from results.judging.gate_metrics import Rule
 from results.records import measuring
 from results.records.measuring import GateDesign
@@ -437,7 +436,7 @@ def _show_outlook(
         )
     text = judgement.power_text(
         spread,
-        power_module.design(
+        group_sequential.planned_design(
             delta=rule.delta,
             alpha=rule.alpha,
             num_repetitions=request.repeats,

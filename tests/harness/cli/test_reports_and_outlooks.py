@@ -46,7 +46,7 @@ def make_study(made, tmp_path, synthetic):
 
 @pytest.fixture(autouse=True)
 def few_gates(monkeypatch):
-    monkeypatch.setattr("results.judging.power.NUM_GATES", 300)
+    monkeypatch.setattr("results.statistics.group_sequential.NUM_GATES", 300)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from study_files import with_blocks
 
 import results
 from results import load_study
-from results.judging import gate_metrics, paired_gate, power
+from results.judging import gate_metrics, paired_gate
 from results.statistics import estimates
+from results.statistics import group_sequential as power
 from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL, Verdict
 
 SPREAD = 0.03
@@ -20,7 +21,7 @@ TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
 
 def one_look(number, alpha=0.05):
     """The rule of a gate with ``--repeats``."""
-    return power.design(delta=0.05, alpha=alpha, num_repetitions=number)
+    return power.planned_design(delta=0.05, alpha=alpha, num_repetitions=number)
 
 
 def needed(effect, **fields):
@@ -30,7 +31,7 @@ def needed(effect, **fields):
 
 
 def test_a_default_gate_decides():
-    rule = power.design(delta=0.05, alpha=0.05)
+    rule = power.planned_design(delta=0.05, alpha=0.05)
     equal, slower = power.operating_points(SPREAD, [0.0, 0.05], rule, num_cases=6)
 
     assert equal.passes > 0.95 - TOLERANCE
@@ -42,7 +43,7 @@ def test_a_default_gate_decides():
 
 
 def test_a_gate_without_time_for_all_looks_does_not_pass():
-    short = power.design(delta=0.05, alpha=0.05, most=5)
+    short = power.planned_design(delta=0.05, alpha=0.05, most=5)
     (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
 
     assert ((4, 5), 17) == (short.looks, short.most)
