@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from results import errors
 from results.figures import scaling
 from results.records.models import Control, ScalingMode
 from results.statistics import estimates
@@ -192,11 +191,6 @@ def decompose(**measured: StepTimes) -> LostTime:
     common = [
         key for key in measured["case"] if all(key in of for of in measured.values())
     ]
-    if not common:
-        raise errors.ResultsError(
-            f"no run has all of {', '.join(measured)}; a part is the difference of "
-            "two step times of one run: measure the case and its controls together"
-        )
     times = {
         name: np.array([of[key] for key in common]) for name, of in measured.items()
     }

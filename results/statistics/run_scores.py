@@ -21,7 +21,7 @@ import numpy as np
 
 from results import errors
 from results.statistics import estimates
-from results.statistics.estimates import CONFIDENCE, Estimate, Mean, numbers
+from results.statistics.estimates import CONFIDENCE, Estimate, Mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the 
 
 def score(runs: Sequence[float]) -> Estimate:
     """Returns a robust mean of runs, infinite for those that failed."""
-    values = numbers(runs, "runs")
+    values = np.asarray(runs, dtype=np.float64)
     n = values.size
     is_small = n < FEWEST_RESAMPLED
     trimmed = _TRIMMED_OF_FEW if is_small else _TRIMMED
@@ -106,10 +106,7 @@ def probability_of_improvement(
     first: Sequence[float], second: Sequence[float], *, is_higher_better: bool
 ) -> Estimate:
     """The probability that a run of ``first`` is better: 0.5 says neither is."""
-    a, b = (
-        estimates.numbers(group, name)
-        for group, name in ((first, "first"), (second, "second"))
-    )
+    a, b = (np.asarray(group, dtype=np.float64) for group in (first, second))
     if not is_higher_better:
         a, b = -a, -b
     better = (a[:, None] > b).sum() + 0.5 * (a[:, None] == b).sum()
@@ -184,8 +181,6 @@ def first_reached(
             f"positions of evaluations are {positions!r}, must be one or more "
             "ascending numbers"
         )
-    if math.isnan(target):
-        raise errors.ResultsError("target is nan, must be a number")
     for position, value in curve:
         if (value >= target) if is_higher_better else (value <= target):
             return Time(amount=position, is_reached=True)
@@ -196,15 +191,12 @@ def target_of(
     reached: Sequence[float], *, is_higher_better: bool, num_others: int
 ) -> tuple[float, float]:
     """Returns one of the worst qualities, and how often equal runs miss it."""
-    values = sorted(numbers(reached, "reached"), reverse=not is_higher_better)
-    num_failed = sum(map(math.isinf, values))
-    if num_failed == len(values):
-        raise errors.ResultsError("all runs failed, so there is no target")
-    rank = num_failed + 1
+    values = sorted(reached, reverse=not is_higher_better)
+    rank = sum(map(math.isinf, values)) + 1
     for better in range(rank + 1, len(values) + 1):
         if _missed(len(values), better, num_others) <= MOST_MISSED:
             rank = better
-    return float(values[rank - 1]), _missed(len(values), rank, num_others)
+    return values[rank - 1], _missed(len(values), rank, num_others)
 
 
 def _missed(n: int, rank: int, num_others: int) -> float:
@@ -220,13 +212,6 @@ def _missed(n: int, rank: int, num_others: int) -> float:
 
 def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
     """Returns the median time of runs, of which some may be censored."""
-    amounts = [time.amount for time in times]
-    if not amounts or not all(math.isfinite(a) and a >= 0 for a in amounts):
-        raise errors.ResultsError(
-            f"times of runs are {amounts!r}, must be one or more finite numbers of at "
-            "least 0; a run that did not reach the target has the time at which it "
-            "ended"
-        )
     reached = sorted(time.amount for time in times if time.is_reached)
     ended = [time.amount for time in times if not time.is_reached]
     budget = min(ended) if ended else None

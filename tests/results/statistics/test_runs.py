@@ -190,20 +190,6 @@ def test_a_target_is_what_the_worst_run_reached():
     assert missed > 0.5
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: run_scores.score([]), "must be a sequence of one or more numbers"),
-        # A run that failed is infinitely bad.
-        (lambda: improvement([1.0], [math.nan]), "none may be nan; what failed is inf"),
-        (
-            lambda: first_reached([(2, 0.1), (1, 0.2)], 0.5, is_higher_better=True),
-            "must be one or more ascending",
-        ),
-        # An infinite time is written as a censored one.
-        (lambda: median_time(times(math.inf), unit="s"), "one or more finite numbers"),
-    ],
-)
-def test_what_is_no_run_is_refused(call, message):
-    with pytest.raises(results.ResultsError, match=message):
-        call()
+def test_what_is_no_run_is_refused():
+    with pytest.raises(results.ResultsError, match="must be one or more ascending"):
+        first_reached([(2, 0.1), (1, 0.2)], 0.5, is_higher_better=True)
