@@ -186,7 +186,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
         logs = _logs_beside_load(first, second)
         return _beside_load(_from_repetitions(first, logs)) if logs else None
     here, there = (values(case, throughput_of) for case in (first, second))
-    return estimates.ratio(dict(here), dict(there)) if here and there else None
+    return estimates.ratio(here, there) if here and there else None
 
 
 def _with_load_left(ratio: Estimate, first: Case, second: Case) -> Estimate:
@@ -427,15 +427,10 @@ def _p_value(item: Comparison) -> float | None:
     ratio, first, second = item.ratio, item.first, item.second
     if ratio is None or not ratio.has_interval or not ratio.is_conclusive:
         return None
-    here, there = (
-        {key: math.log(value) for key, value in values(case, throughput_of).items()}
-        for case in (first, second)
-    )
     if first.is_interleaved and second.is_interleaved:
         mean = estimates.mean_of_rounds(block_logs(first, second))
-    elif here.keys() == there.keys():
-        mean = estimates.one_group([here[key] - there[key] for key in here])
     else:
-        mean = estimates.two_groups(list(here.values()), list(there.values()))
+        here, there = (values(case, throughput_of) for case in (first, second))
+        mean = estimates.mean_log_ratio(here, there)
     factor = estimates.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
     return mean.widened(factor).p_value()

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 # Of ``results/figures`` only is taken which cases are compared. Disturbed blocks alone
-# are no evidence, and left out; an interval that is drawn or allows for load is only
-# known to be wide enough.
+# are no evidence, and left out; an interval that allows for load is only known to be
+# wide enough.
 RATIO, CONTROL = "ratios of backends", "A/A control"
 LOSSES, VERDICT = "losses of equivalence checks", "verdict"
 OF_CASES: Final = ("throughput", "speedup", "efficiency")
@@ -170,11 +170,7 @@ def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
     here, there = map(log_rates, sides)
     if not first.is_interleaved and here.keys() != there.keys():
         groups = [[each[0] for each in side.values()] for side in (here, there)]
-        if not all(groups):
-            return None
-        n = min(map(len, groups))
-        centre = statistics.fmean(groups[0]) - statistics.fmean(groups[1])
-        return Figure(centre, None if n == 1 else 0.0, n, is_least=True)
+        return over_groups(groups) if all(groups) else None
     logs = _differences(here, there)
     if not logs:
         return None
@@ -220,7 +216,23 @@ def over_rounds(logs: Sequence[Sequence[float]]) -> Figure:
     return Figure(centre, half, number)
 
 
-def _half(squared_error: float, degrees: int) -> float:
+def over_groups(groups: Sequence[Sequence[float]]) -> Figure:
+    """Returns the difference of two means that share no repetitions, by Welch's t."""
+    centre, n = (
+        statistics.fmean(groups[0]) - statistics.fmean(groups[1]),
+        min(map(len, groups)),
+    )
+    if n == 1:
+        return Figure(centre, None, 1)
+    squares = [statistics.variance(group) / len(group) for group in groups]
+    shares = [
+        part**2 / (len(group) - 1) for part, group in zip(squares, groups, strict=True)
+    ]
+    degrees = sum(squares) ** 2 / sum(shares) if any(shares) else 1.0
+    return Figure(centre, _half(sum(squares), degrees), n)
+
+
+def _half(squared_error: float, degrees: float) -> float:
     from scipy import stats
 
     return float(stats.t.isf(0.025, degrees)) * math.sqrt(squared_error)
