@@ -20,7 +20,7 @@ from results import plugins
 from results.figures import frame, scaling, trial_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from reports.view import View
     from results.figures.trial_metrics import TrialMetric
@@ -31,9 +31,15 @@ PLUGINS: Final = "sections"
 _PARTS: Final = ("TITLE", "SLUG", "render")
 
 
-def build_report(store: Store) -> str:
-    """Returns the report of a study as HTML; the same store gives the same bytes."""
-    view = view_store(store)
+def build_report(store: Store, links: Mapping[str, str] | None = None) -> str:
+    """Returns the report of a study as HTML; the same store gives the same bytes.
+
+    ``links`` are above its content: addresses by their texts.
+    """
+    return page_of(view_store(store), links or {})
+
+
+def page_of(view: View, links: Mapping[str, str]) -> str:
     sections = [
         {"slug": section.SLUG, "title": section.TITLE, "body": section.render(view)}
         for section in SECTIONS
@@ -42,6 +48,7 @@ def build_report(store: Store) -> str:
     document = page.render(
         "page",
         view=view,
+        links=links,
         sections=[section for section in sections if section["body"]],
         title=names.title(view),
         summary=brief.judge(view).text,

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from markupsafe import escape
 
 from reports import output_file
 from reports.charts import bars
@@ -52,8 +49,6 @@ _COMMIT: Final = "{commit}"
 MOST_CHARTS: Final = 40
 _FEWEST: Final = 2
 _NUM_COLORS: Final = 8
-_BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')
-"""Where a page begins; a link that skips to the content stays the first of all."""
 
 
 class Pair(NamedTuple):
@@ -87,8 +82,7 @@ def pages(
         if data and view.store.root in data:
             links[RAW_DATA] = data[view.store.root]
         links |= source_links(view.study, source_url)
-        html = with_links(build.build_report(view.store), links)
-        yield f"studies/{slug}/{INDEX}", html
+        yield f"studies/{slug}/{INDEX}", build.page_of(view, links)
     studies = {slug: view.study for slug, view in views.items()}
     pairs: list[Pair] = []
     for later, earlier in _neighbours(studies):
@@ -136,23 +130,6 @@ def source_links(study: Study, url: str) -> dict[str, str]:
         )
         for commit in commits
     }
-
-
-def with_links(html: str, links: Mapping[str, str]) -> str:
-    """Returns a page with links above its content, addresses by their texts."""
-    if not links:
-        return html
-    (begin,) = _BODY.findall(html)
-    items = "".join(
-        f'<li><a href="{escape(address)}">{text}</a></li>'
-        for text, address in links.items()
-    )
-    # Within the padding of the page: its first screen stays where it was.
-    nav = (
-        '<nav aria-label="Site" style="margin:-0.6rem 0 0.1rem;padding:0;border:0">'
-        f"<ul>{items}</ul></nav>"
-    )
-    return html.replace(begin, f"{begin}{nav}\n", 1)
 
 
 def _placed(stores: Sequence[Store]) -> dict[str, Store]:

@@ -189,12 +189,13 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, i
     path = request.output or stores[0].report_path
     if len(stores) == 1:
         path = path / "index.html" if path.is_dir() else path
-        html, links = build.build_report(stores[0]), {}
+        links = {}
         if data_url is not None:
             links[site.RAW_DATA] = data_url.replace("{study}", stores[0].root.name)
         if source_url is not None:
             links |= site.source_links(load_study(stores[0]), source_url)
-        output_file.write(path, site.with_links(html, links), what="report")
+        html = build.build_report(stores[0], links)
+        output_file.write(path, html, what="report")
         return str(path), exit_codes.OK
     compared, code = _compared(request, stores)
     if request.output is None:

@@ -28,15 +28,15 @@ def records(name):
 def built(tmp_path_factory):
     """The site of one study, and of another without figures, from their zips."""
     folder = tmp_path_factory.mktemp("site")
-    report = build.build.build_report
+    page_of_one = build.build.page_of
 
-    def build_report(store, *args):
-        if store.root.name == NAME:
-            return report(store, *args)
+    def page_of(view, links):
+        if view.store.root.name == NAME:
+            return page_of_one(view, links)
         return "<!DOCTYPE html>\n<html>\n<body>\nLEFT OUT\n</body>\n</html>\n"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build.build, "build_report", build_report)
+        patch.setattr(build.build, "page_of", page_of)
         zips = [records(NAME), records(OTHER)]
         done = CliRunner().invoke(main.cli, ["report", *zips, "-o", str(folder)])
     assert 0 == done.exit_code, done.output
