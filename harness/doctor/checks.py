@@ -192,7 +192,7 @@ def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
 
 def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    free = memory.available
+    free = machine_state.read_free_memory(root)
     fact = f"{free / _GIB:.1f} GiB of {memory.total / _GIB:.1f} available"
     bad = {"end other programs: a single trial needs 1 GiB": free < _GIB}
     # All cases of an interleaved sweep are in memory at once.
@@ -247,7 +247,7 @@ def array_bytes(cores: Sequence[int], root: Path) -> int | None:
     sizes = [machine_state.read_line(path).partition("K")[0] for path in caches]
     largest = max((int(size) * 1024 for size in sizes if size.isdigit()), default=0)
     wanted = max(_LEAST_ARRAY_BYTES, _CACHES * largest // _NUM_ARRAYS)
-    free = psutil.virtual_memory().available
+    free = machine_state.read_free_memory(root)
     fits = wanted * _NUM_ARRAYS * len(cores) <= _MOST_OF_MEMORY * free
     return wanted if fits else None
 

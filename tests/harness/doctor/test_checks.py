@@ -119,6 +119,14 @@ def memory(total, free):
     return {"virtual_memory": SimpleNamespace(**sizes)}
 
 
+GROUP = {
+    "proc/self/cgroup": "0::/job\n",
+    "sys/fs/cgroup/job/memory.max": f"{4 * GIB}\n",
+    "sys/fs/cgroup/job/memory.current": f"{2 * GIB}\n",
+    "sys/fs/cgroup/job/memory.stat": f"inactive_file {GIB}\n",
+}
+
+
 def swap(used, **load):
     return {"swap_memory": SimpleNamespace(used=used * GIB, sin=0, sout=0), **load}
 
@@ -156,6 +164,7 @@ FINDINGS = [
     ("memory", "ok", memory(16, 8), "8.0 GiB of 16.0 available"),
     ("memory", "caution", memory(16, 3), "3.0 GiB of 16.0 available"),
     ("memory", "bad", memory(16, 0.5), "0.5 GiB of 16.0 available"),
+    ("memory", "caution", files(GROUP, **memory(16, 8)), "3.0 GiB of 16.0 available"),
     ("swap", "ok", swap(0), "none in use"),
     ("swap", "caution", swap(1), "1.0 GiB in use"),
     ("swap", "bad", swap(1, swapped_bytes=3 * MIB), "in use, 3.0 MiB moved just"),
