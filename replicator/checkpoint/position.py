@@ -88,47 +88,35 @@ def division_of_dataset(dataset: tf.data.Dataset) -> Division:
     if not last.inputs:
         return Division()
     found = _merge([division_of_dataset(part) for part in last.inputs])
-    if last.name not in _IN_ORDER:
-        _CHANGES.get(last.name, _other)(found, last)
+    _follow(found, last)
     return found
 
 
-def _join(found: Division, last: _tf_data.Transformation) -> None:
-    if found.joined is None or last.num_joined is None:
-        found.joined = None  # drawn, or read, while it runs
-        return
-    if not found.joined:
-        found.num_joining = _count(last.inputs[0])
-    found.joined += (last.num_joined,)
-
-
-def _take_apart(found: Division, last: _tf_data.Transformation) -> None:
-    if found.is_global or not found.joined:
-        _other(found, last)
-        return
-    found.joined = found.joined[:-1]
-    if not found.joined:
-        found.after_joining, found.num_joining = (), None
-
-
-def _deal(found: Division, last: _tf_data.Transformation) -> None:
-    if not found.is_sharded:
-        found.is_sharded, found.num_at_once = True, found.num_joined
-        count = _count(last.inputs[0])
-        found.num_dealt = None if count is None else count * found.num_joined
-
-
-def _other(found: Division, last: _tf_data.Transformation) -> None:
-    """Adds what may change the order, or what an element consists of."""
-    is_dealt = found.is_sharded or found.is_global
-    found.after_dealing += (last.name,) * is_dealt
-    found.after_joining += (last.name,) * (found.joined != ())
-    if last.name not in _OF_ELEMENTS:
-        found.is_sharded, found.is_global = is_dealt, False
-        found.joined, found.after_joining, found.num_joining = (), (), None
-
-
-_CHANGES = {"Batch": _join, "Shard": _deal, "Unbatch": _take_apart}
+def _follow(found: Division, last: _tf_data.Transformation) -> None:
+    """Adds what a transformation does to examples that are divided so."""
+    if last.name == "Batch":
+        if found.joined is None or last.num_joined is None:
+            found.joined = None  # drawn, or read, while it runs
+            return
+        if not found.joined:
+            found.num_joining = _count(last.inputs[0])
+        found.joined += (last.num_joined,)
+    elif last.name == "Unbatch" and found.joined and not found.is_global:
+        found.joined = found.joined[:-1]
+        if not found.joined:
+            found.after_joining, found.num_joining = (), None
+    elif last.name == "Shard":
+        if not found.is_sharded:
+            found.is_sharded, found.num_at_once = True, found.num_joined
+            count = _count(last.inputs[0])
+            found.num_dealt = None if count is None else count * found.num_joined
+    elif last.name not in _IN_ORDER:  # it may change the order, or what elements are
+        is_dealt = found.is_sharded or found.is_global
+        found.after_dealing += (last.name,) * is_dealt
+        found.after_joining += (last.name,) * (found.joined != ())
+        if last.name not in _OF_ELEMENTS:
+            found.is_sharded, found.is_global = is_dealt, False
+            found.joined, found.after_joining, found.num_joining = (), (), None
 
 
 def _merge(parts: Sequence[Division]) -> Division:
