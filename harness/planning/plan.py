@@ -20,7 +20,6 @@ from harness.machine.machine_state import now_text
 from harness.planning import design
 from harness.planning.checked import refusing_bounds
 from harness.sources import code_digest
-from harness.sources.code_digest import SourceTree, check_code
 from results.records import identity
 from results.records.models import (
     Control,
@@ -331,7 +330,7 @@ _VARYING = {
 def reconcile(
     existing: Plan | None,
     new: Plan,
-    baseline: SourceTree | None = None,
+    baseline: code_digest.SourceTree | None = None,
     store: Store | None = None,
 ) -> tuple[Plan, list[PlannedTrial], str]:
     """Returns the plan to store, the trials requested now, and what was done."""
@@ -348,7 +347,7 @@ def reconcile(
                 f" sweep has {wanted[name]!r}; repeat the old value, or choose another"
                 " --study"
             )
-    check_code(existing, baseline, store, new.program_code)
+    code_digest.check_code(existing, baseline, store, new.program_code)
     _check_same_cases(existing, new)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:

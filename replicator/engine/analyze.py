@@ -20,9 +20,8 @@ from replicator.collectives.kinds import Collective, Transfer
 from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine import body as body_lib
-from replicator.engine import dataflow, liveness, plan
+from replicator.engine import dataflow, liveness, optimize, plan
 from replicator.engine.liveness import REMOTE, schedule_gathers
-from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import TracedStep, trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind, declared_kind
@@ -335,8 +334,8 @@ def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     """Places and optimizes the graph of a traced step."""
     plan.place(traced, topology)
     notes: list[str] = []
-    optimized = optimize(traced, topology, notes)
-    own_functions(optimized, name)
+    optimized = optimize.optimize(traced, topology, notes)
+    optimize.own_functions(optimized, name)
     body = body_lib.from_graph_def(optimized)
     return dataclasses.replace(body, notes=tuple(notes))
 

@@ -15,8 +15,24 @@ TIMEOUT_SEC = 600
 _BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # Runs one document: blocks build on one another, and the first replicator of a document
-# may still split the CPU into virtual devices.
-PROGRAM = Path(__file__).with_name("document_blocks.py")
+# may still split the CPU into virtual devices. Clusters that it starts fork their
+# processes. A traceback has the document's own line numbers.
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+
+document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+os.chdir(document["folder"])
+sys.path[0] = document["root"]  # as of whoever reads it, not the folder of this file
+sys.path.append(document["root"] + "/tests/support")
+import case_cluster
+from replicator.cluster import local_cluster
+
+local_cluster.LocalCluster = case_cluster.ForkedCluster
+namespace = {"__name__": "__main__"}
+for number, code in document["blocks"]:  # later ones see what earlier ones define
+    exec(compile("\\n" * number + code, document["name"], "exec"), namespace)
+"""
 
 pytestmark = pytest.mark.processes
 
@@ -41,7 +57,8 @@ def documents_with_code():
 
 def run_blocks(name, blocks, folder, scratch):
     """Runs code in a process of its own, in a folder; its exit code and output."""
-    task = scratch / "document.json"
+    task, program = scratch / "document.json", scratch / "document_blocks.py"
+    program.write_text(PROGRAM)
     document = {
         "root": str(ROOT),
         "name": name,
@@ -57,7 +74,7 @@ def run_blocks(name, blocks, folder, scratch):
         "PYTHONPATH": os.pathsep.join(paths),
     }
     return fork_server.server(**case_cluster.ENV).run(
-        [str(PROGRAM), str(task)],
+        [str(program), str(task)],
         env=env,
         log=scratch / "document.log",
         timeout_sec=TIMEOUT_SEC,

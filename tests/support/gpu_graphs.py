@@ -71,19 +71,18 @@ def main(folder):
 
     import replicator
     from replicator.core.devices import make_topology
-    from replicator.engine import analyze
-    from replicator.engine.optimize import optimize
+    from replicator.engine import optimize
 
     gpus = make_topology(
         [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]
     )
-    found = []
+    found, for_devices = [], optimize.optimize
 
     def optimize_for_gpus(traced, *_):
-        found.append(optimize(traced, gpus))
+        found.append(for_devices(traced, gpus))
         raise _TracedError
 
-    analyze.optimize = optimize_for_gpus
+    optimize.optimize = optimize_for_gpus
     built = {}
 
     def build(workload, **options):
