@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from workloads.peers import inputs, networks
-from workloads.peers.jax.process import Pass, Process, Weights
+from workloads.peers.jax import Pass, Process, Weights
 
 _ADAM_EPSILON = 1e-7
 """Of Keras."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workloads.peers import inputs, networks
-from workloads.peers.torch_ddp.process import Network, Process
+from workloads.peers.torch_ddp import Network, Process
 
 
 class ResNet50(Network):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from workloads.peers import inputs, networks
-from workloads.peers.torch_ddp.process import Network, Process
+from workloads.peers.torch_ddp import Network, Process
 
 
 class Generator(Network):
