@@ -32,7 +32,7 @@ import numpy as np
 from workloads.peers import EXPORT_SETTINGS as SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images [examples, size, size, 3] float32, and labels [examples] int32."""
@@ -97,6 +97,14 @@ class Export:
 def is_moving(name: str) -> bool:
     """Whether a variable is a moving statistic of batch norm."""
     return name.endswith((".moving_mean", ".moving_variance"))
+
+
+def block_paths(names: Container[str], network: str) -> list[str]:
+    """Returns the paths of the residual blocks of a network of SN-GAN."""
+    paths: list[str] = []
+    while f"{network}.blocks.{len(paths)}.conv_1.kernel" in names:
+        paths.append(f"{network}.blocks.{len(paths)}")
+    return paths
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

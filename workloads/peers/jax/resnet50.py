@@ -10,9 +10,66 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from workloads.peers import inputs, networks
-from workloads.peers.jax import Pass, Process, Weights
+from workloads.peers import inputs
+from workloads.peers.jax.process import Process, Weights, normalized
+
+_NUM_BLOCKS = (3, 4, 6, 3)
+_EPSILON = 1e-5
+"""Of batch normalization."""
+
+
+def conv(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """As a product of matrices: three times as fast on CPUs as XLA's convolutions."""
+    size = kernel.shape[0]
+    around = ((size - 1) // 2, (size - 1) // 2)
+    padded = jnp.pad(images, [(0, 0), around, around, (0, 0)])
+    height, width = (length - size + 1 for length in padded.shape[1:3])
+    columns = [
+        padded[:, row : row + height : stride, column : column + width : stride]
+        for row in range(size)
+        for column in range(size)
+    ]
+    return jnp.concatenate(columns, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def pool(images: jax.Array) -> jax.Array:
+    """The largest of 3 x 3 pixels, at every second one."""
+    around = [(0, 0), (1, 1), (1, 1), (0, 0)]
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return lax.reduce_window(images, -jnp.inf, lax.max, window, strides, around)
+
+
+def logits_of(
+    weights: Weights, moving: Weights, images: jax.Array, version: str
+) -> tuple[jax.Array, Weights]:
+    """Returns the logits of ResNet-50, and the moving statistics of the next step."""
+    after: Weights = {}
+
+    def conv_norm(value: jax.Array, path: str, stride: int = 1) -> jax.Array:
+        value = conv(value, weights[f"{path}.kernel"], stride)
+        path = f"{path}.norm"
+        gamma, beta = weights[f"{path}.gamma"], weights[f"{path}.beta"]
+        value, moved = normalized(value, gamma, beta, moving, path, epsilon=_EPSILON)
+        after.update(moved)
+        return value
+
+    features = pool(jax.nn.relu(conv_norm(images, "model.stem", 2)))
+    first_of_group = [sum(_NUM_BLOCKS[:group]) for group in range(1, 4)]
+    for index in range(sum(_NUM_BLOCKS)):
+        path = f"model.blocks.{index}"
+        stride = 2 if index in first_of_group else 1
+        strides = (stride, 1) if version == "v1" else (1, stride)
+        shortcut = features
+        if f"{path}.projection.kernel" in weights:
+            shortcut = conv_norm(features, f"{path}.projection", stride)
+        for number in (0, 1):
+            inner = conv_norm(features, f"{path}.convs.{number}", strides[number])
+            features = jax.nn.relu(inner)
+        features = jax.nn.relu(conv_norm(features, f"{path}.convs.2") + shortcut)
+    logits = features.mean(axis=(1, 2)) @ weights["model.classifier.kernel"]
+    return logits + weights["model.classifier.bias"], after
 
 
 def make_step(process: Process) -> Any:
@@ -20,10 +77,9 @@ def make_step(process: Process) -> Any:
     config = process.export.config
 
     def loss_of(weights: Weights, moving: Weights, images: Any, labels: Any) -> Any:
-        model = Pass(weights, moving, networks.RESNET50_EPSILON)
-        logits = model.resnet50(images, config["version"])
+        logits, after = logits_of(weights, moving, images, config["version"])
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
-        return -chosen.mean(), model.after
+        return -chosen.mean(), after
 
     def step(trained: Any, moving: Weights, batch: Any, rate: jax.Array) -> Any:
         weights, velocity = trained

@@ -11,16 +11,117 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from workloads.peers import inputs, networks
-from workloads.peers.jax import Pass, Process, Weights
+from workloads.peers import inputs
+from workloads.peers.jax.process import Process, Weights, normalized
 
-_ADAM_EPSILON = 1e-7
-"""Of Keras."""
+_OF_NORMS, _EPSILON, _OF_ADAM = 1e-12, 2e-5, 1e-7
+"""Of lengths of vectors of spectral norms, of batch norm, and of Keras' Adam."""
+_FIRST_SIZE = 4
+_NUM_DOWNSAMPLED = 2
+"""Blocks of the discriminator that halve the image, of layout ``cifar``."""
 
 
-def passed(weights: Weights, kept: Weights) -> Pass:
-    return Pass(weights, kept, networks.SNGAN_EPSILON)
+class Pass:
+    def __init__(self, weights: Weights, kept: Weights) -> None:
+        self._weights, self._kept = weights, kept
+        self.after = dict(kept)
+
+    def images(self, latents: jax.Array, labels: jax.Array) -> jax.Array:
+        """Returns what the generator makes, in [-1, 1]."""
+        weights = self._weights
+        flat = (
+            latents @ weights["generator.dense.kernel"]
+            + weights["generator.dense.bias"]
+        )
+        hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
+        for path in inputs.block_paths(self._weights, "generator"):
+            inner = self._conditional(hidden, f"{path}.norm_1", labels)
+            inner = self._conv(doubled(inner), f"{path}.conv_1")
+            inner = self._conditional(inner, f"{path}.norm_2", labels)
+            shortcut = doubled(self._conv(hidden, f"{path}.shortcut"))
+            hidden = self._conv(inner, f"{path}.conv_2") + shortcut
+        path = "generator.last_norm"
+        hidden = self._norm(
+            hidden, path, weights[f"{path}.gamma"], weights[f"{path}.beta"]
+        )
+        return jnp.tanh(self._conv(hidden, "generator.last_conv"))
+
+    def logits(self, images: jax.Array, labels: jax.Array) -> jax.Array:
+        hidden = images
+        blocks = inputs.block_paths(self._weights, "discriminator")
+        paths = ["discriminator.first_block", *blocks]
+        for index, path in enumerate(paths):
+            inner = self._conv(
+                jax.nn.relu(hidden) if index else hidden, f"{path}.conv_1"
+            )
+            inner = self._conv(jax.nn.relu(inner), f"{path}.conv_2")
+            if index < _NUM_DOWNSAMPLED:
+                inner, hidden = halved(inner), halved(hidden)
+            if f"{path}.shortcut.kernel" in self._weights:
+                hidden = self._conv(hidden, f"{path}.shortcut")
+            hidden = inner + hidden
+        features = jax.nn.relu(hidden).sum(axis=(1, 2))
+        path = "discriminator.embedding"  # the rows of its matrix are classes
+        of_class = self._divided(path, self._weights[f"{path}.kernel"].T).T[labels]
+        path = "discriminator.dense"
+        logits = features @ self._divided(path, self._weights[f"{path}.kernel"])
+        return logits[:, 0] + (features * of_class).sum(axis=1)
+
+    def _conv(self, images: jax.Array, path: str) -> jax.Array:
+        kernel = self._weights[f"{path}.kernel"]
+        if f"{path}.u" in self._kept:
+            kernel = self._divided(path, kernel)
+        return conv(images, kernel) + self._weights[f"{path}.bias"]
+
+    def _divided(self, path: str, kernel: jax.Array) -> jax.Array:
+        """Returns a kernel over its spectral norm, of which it takes a power step."""
+        matrix = kernel.reshape(-1, kernel.shape[-1])
+        fixed = lax.stop_gradient(matrix)
+        v = _unit(fixed @ self._kept[f"{path}.u"])
+        u = _unit(v @ fixed)
+        self.after[f"{path}.u"] = u
+        return kernel / (v @ matrix @ u)
+
+    def _conditional(
+        self, images: jax.Array, path: str, labels: jax.Array
+    ) -> jax.Array:
+        gamma, beta = (self._weights[f"{path}.{name}"] for name in ("gamma", "beta"))
+        of_each = (table[labels][:, None, None] for table in (gamma, beta))
+        return self._norm(images, f"{path}.norm", *of_each)
+
+    def _norm(
+        self, images: jax.Array, path: str, gamma: jax.Array, beta: jax.Array
+    ) -> jax.Array:
+        """Returns the positive part of normalized images."""
+        images, moved = normalized(
+            images, gamma, beta, self._kept, path, epsilon=_EPSILON
+        )
+        self.after |= moved
+        return jax.nn.relu(images)
+
+
+def conv(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution; with few channels a product of matrices is half as fast."""
+    return lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def doubled(images: jax.Array) -> jax.Array:
+    return jnp.repeat(jnp.repeat(images, 2, axis=1), 2, axis=2)
+
+
+def halved(images: jax.Array) -> jax.Array:
+    """Averages 2 x 2 pixels."""
+    examples, height, width, channels = images.shape
+    shape = (examples, height // 2, 2, width // 2, 2, channels)
+    return images.reshape(shape).mean(axis=(2, 4))
+
+
+def _unit(vector: jax.Array) -> jax.Array:
+    return vector / (jnp.linalg.norm(vector) + _OF_NORMS)
 
 
 def updated(
@@ -35,7 +136,7 @@ def updated(
         weight, first, second = (part[name] for part in trained)
         first += (1 - config["beta_1"]) * (gradient - first)
         second += (1 - config["beta_2"]) * (jnp.square(gradient) - second)
-        weights[name] = weight - rate * first / (jnp.sqrt(second) + _ADAM_EPSILON)
+        weights[name] = weight - rate * first / (jnp.sqrt(second) + _OF_ADAM)
         firsts[name], seconds[name] = first, second
     return weights, firsts, seconds
 
@@ -47,14 +148,14 @@ def make_step(process: Process, *, is_both: bool) -> Any:
     def generator_loss(
         weights: Weights, moving: Weights, judge: Any, draws: Any
     ) -> Any:
-        made, judged = passed(weights, moving), passed(*judge)
+        made, judged = Pass(weights, moving), Pass(*judge)
         labels = draws["generator_labels"]
-        images = made.generator(draws["generator_latents"], labels)
-        return -judged.discriminator(images, labels).mean(), (made.after, judged.after)
+        images = made.images(draws["generator_latents"], labels)
+        return -judged.logits(images, labels).mean(), (made.after, judged.after)
 
     def discriminator_loss(weights: Weights, norms: Weights, *both: jax.Array) -> Any:
-        judged = passed(weights, norms)
-        real, fake = jnp.split(judged.discriminator(*both), 2)
+        judged = Pass(weights, norms)
+        real, fake = jnp.split(judged.logits(*both), 2)
         loss = jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
         return loss, judged.after
 
@@ -72,8 +173,8 @@ def make_step(process: Process, *, is_both: bool) -> Any:
                 name: value + (1 - config["ema_decay"]) * (generator[0][name] - value)
                 for name, value in averages.items()
             }
-        made, classes = (passed(generator[0], moving), draws["discriminator_labels"])
-        fake = made.generator(draws["discriminator_latents"], classes)
+        made, classes = (Pass(generator[0], moving), draws["discriminator_labels"])
+        fake = made.images(draws["discriminator_latents"], classes)
         (loss, norms), gradients = jax.value_and_grad(discriminator_loss, has_aux=True)(
             discriminator[0],
             norms,
