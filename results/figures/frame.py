@@ -540,10 +540,10 @@ def summarize(study: Study, frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def summary(store: Store) -> dict[str, Any]:
-    """Reads a study and returns its figures as plain data (JSON-able).
+def summary(source: Store | Study) -> dict[str, Any]:
+    """Returns the figures of a study, which a store is read for, as plain data.
 
     Raises ResultsError for a plan that is missing, unreadable or contradictory.
     """
-    study = load_study(store)
+    study = source if isinstance(source, Study) else load_study(source)
     return summarize(study, points_frame(study))

@@ -18,7 +18,7 @@ from synthetic import Lost, interleaving_shape
 import reports
 from replicator import catalog
 from reports import output_file, view_store
-from reports.charts import curves, rows, style
+from reports.charts import rows, style
 from reports.words import formats
 from results import points_frame
 from results.statistics import estimates
@@ -33,8 +33,15 @@ def _first_screen(store):
     return section("verdict", view_store(store))
 
 
-def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
-    drawn = curves.draw_first_screen(interleaved)
+def _figure(store):
+    """The drawing of the first screen, which more than two sizes have."""
+    svgs = re.findall("<svg.*?</svg>", _first_screen(store), re.DOTALL)
+    (drawn,) = (svg for svg in svgs if "hero-title" in svg)
+    return drawn
+
+
+def test_the_figure_is_linear_from_zero_and_labels_its_lines(make):
+    drawn = _figure(make(replicas=(1, 2, 4)))
 
     for text in ("in_graph, weak: 100", "tf_mirrored", "replicas", ">0"):
         assert text in drawn
@@ -42,8 +49,8 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(interleaved):
 
 def test_the_ceiling_is_of_programs_that_never_communicate(make):
     controlled = make(interleaving_shape(lost={"in_graph": Lost(contention=0.002)}))
-    (first, *_) = curves.curves_of_first_screen(view_store(controlled))
-    (found,) = first.points_of_kind("ceiling")
+    points = points_frame(controlled)
+    found = points.query("quantity == 'efficiency' and kind == 'ceiling'").iloc[0]
 
     assert found.num_replicas == 2
     assert found.value == pytest.approx(50 / 52, rel=0.02)
@@ -52,14 +59,12 @@ def test_the_ceiling_is_of_programs_that_never_communicate(make):
 
 def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
     backends = ("in_graph", "tf_mirrored", "multi_worker_in_graph", "async", "x" * 80)
-    store = make(backends=backends)
-    drawn = curves.draw_first_screen(view_store(store)).partition("</desc>")[2]
-    few = make(backends=backends[-3:])
-    labels = curves.draw_first_screen(view_store(few)).partition("</desc>")[2]
+    fields = {"replicas": (1, 2, 4), "repeats": 1}
+    store, few = (make(backends=of, **fields) for of in (backends, backends[-3:]))
+    drawn, labels = (_figure(of).partition("</desc>")[2] for of in (store, few))
 
-    assert len(curves.curves_of_first_screen(view_store(store))) == 10
-    large = make(backends=backends, replicas=(1, 2, 4), repeats=1)
-    assert "3 more lines in the table" in _first_screen(large)
+    # Of five backends in two modes.
+    assert "3 more lines in the table" in _first_screen(store)
     assert ">multi_worker_in_graph<" in drawn
     assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels
 

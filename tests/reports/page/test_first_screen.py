@@ -11,7 +11,6 @@ from synthetic import Lost, every, interleaving_shape
 
 import reports
 from reports import view_store
-from reports.charts import curves
 from reports.exports import exports
 from reports.words import brief, formats, names
 from results import ScalingMode, TrialStatus
@@ -392,13 +391,13 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
     )
 
 
-def test_damaged_figures_do_not_break_the_verdict(interleaved):
-    (point,) = [p for p in interleaved.points_of(WEAK, "in_graph") if p.efficiency]
+def test_damaged_figures_do_not_break_the_verdict(make):
+    whole = view_store(make(replicas=(1, 2, 4)))
+    *_, point = (p for p in whole.points_of(WEAK, "in_graph") if p.efficiency)
     wide = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
     damaged = dataclasses.replace(point, efficiency=wide, speedup=wide)
-    points = tuple(damaged if p is point else p for p in interleaved.points)
-    view = dataclasses.replace(interleaved, points=points)
+    points = tuple(damaged if p is point else p for p in whole.points)
+    view = dataclasses.replace(whole, points=points)
 
     assert brief.judge(view).text
-    assert section("verdict", view)
-    assert curves.draw_first_screen(view) is not None
+    assert 'id="hero-title"' in section("verdict", view)

@@ -31,10 +31,9 @@ from results import (
     load_study,
     summary,
 )
-from results.figures import frame, scaling
+from results.figures import scaling
 from results.records import identity
 from results.study import equivalence
-from results.study import equivalence as equivalence_lib
 from results.study.equivalence import Outcome
 
 GLOBAL_BATCH_SIZE = 16
@@ -293,7 +292,7 @@ def test_backends_with_equal_losses_do_the_same_work(view):
     (text,) = sentences(view)
     assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
     view = with_losses(view, 1.000001, lambda spec: spec.backend == "in_graph")
-    found = equivalence_lib.agreements_of(view.study)
+    found = equivalence.agreements_of(view.study)
     (text,) = sentences(view)
 
     assert found.repeats_itself
@@ -307,8 +306,8 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
     view = with_losses(
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
-    (broken,) = equivalence_lib.agreements_of(view.study).broken
-    data = frame.summarize(view.study, view.frame)["agreement"]
+    (broken,) = equivalence.agreements_of(view.study).broken
+    data = summary(view.study)["agreement"]
 
     assert 0.04 < broken.difference < 0.06
     assert [1] == [
@@ -324,7 +323,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
 
 def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
     view = with_losses(view, 1.5, lambda spec: spec.control is Control.AA)
-    found = equivalence_lib.agreements_of(view.study)
+    found = equivalence.agreements_of(view.study)
     (text,) = sentences(view)
 
     assert not found.repeats_itself
@@ -334,12 +333,10 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
 
 
 def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
-    check = SanityCheck(
-        name=equivalence_lib.OWN_CHECK, is_passed=True, detail="3 losses"
-    )
+    check = SanityCheck(name=equivalence.OWN_CHECK, is_passed=True, detail="3 losses")
     view = with_losses(view, 1.5, of_mirrored, check)
 
-    assert () == equivalence_lib.agreements_of(view.study).pairs
+    assert () == equivalence.agreements_of(view.study).pairs
     assert 2 == len(scaling.compare_backends(view.study))
     (text,) = sentences(view)
     assert text.startswith("First losses of tf_mirrored are compared in each of their")
@@ -347,7 +344,7 @@ def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
 
 def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
     drawing = with_losses(view, 1.2, of_mirrored, draws_random_numbers=True)
-    found = equivalence_lib.agreements_of(drawing.study)
+    found = equivalence.agreements_of(drawing.study)
     (text,) = sentences(drawing)
     matched = EquivalenceCheck(trials=view.study.plan.trials[:1])
     (equivalence_text,) = sentences(
@@ -356,9 +353,7 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
         )
     )
 
-    assert equivalence_lib.agreements_of(
-        with_losses(view, 1.2, of_mirrored).study
-    ).broken
+    assert equivalence.agreements_of(with_losses(view, 1.2, of_mirrored).study).broken
     assert found.is_drawn
     assert not found.broken
     assert found.aa_control is not None
@@ -379,12 +374,12 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(view
     first = with_losses(view, 1.05, of_mirrored, **plan)
     begins, rest = sentences(later)
 
-    assert not equivalence_lib.agreements_of(later.study).broken
+    assert not equivalence.agreements_of(later.study).broken
     assert 2 == len(scaling.compare_backends(later.study))
     assert re.match(
         "Backends begin alike: .* losses of the first step differ by at most 0.0001",
         begins,
     )
     assert rest.startswith("The model amplifies rounding from its first update on")
-    assert 2 == len(equivalence_lib.agreements_of(first.study).broken)
+    assert 2 == len(equivalence.agreements_of(first.study).broken)
     assert "within the first step, so their ratio is left out" in design(first)
