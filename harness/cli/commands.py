@@ -17,17 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness import catalog
+from harness import catalog, errors
 from harness.cli import exit_codes, running
 from harness.command import peers
 from harness.doctor import gpu as gpu_lib
-from harness.errors import (
-    DifferentStudyError,
-    DoesNotFitError,
-    PlanError,
-    StudyError,
-    UnfitMachineError,
-)
 from harness.launch import launchers
 from harness.launch.launchers import Job, Launcher
 from harness.machine import allocation, gpu_watch, gpus, machine_state
@@ -112,7 +105,7 @@ def _ready(
         for state in gpu_lib.read_gpu_states(chosen) if chosen else ():
             name = f"GPU {state.index} ({state.name})"
             if state.fault:
-                raise UnfitMachineError(
+                raise errors.UnfitMachineError(
                     f"{name} cannot be read ({state.fault}), so it is unknown who uses"
                     " it; reset it (sudo nvidia-smi --gpu-reset), or hide it with"
                     " CUDA_VISIBLE_DEVICES"
@@ -123,7 +116,7 @@ def _ready(
                 used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
                 if number := state.num_users:
                     used = f"used by {number} other process{'es' * (number > 1)}"
-                raise UnfitMachineError(
+                raise errors.UnfitMachineError(
                     f"{name} is {used}, but a trial needs its GPUs for itself; end the"
                     f" others ('nvidia-smi' lists them){without * bool(left)}"
                 )
@@ -146,7 +139,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
     writing.check_reachable(request.runs_dir)
     for path in (request.runs_dir, *request.runs_dir.absolute().parents):
         if path.exists() and not path.is_dir():
-            raise StudyError(
+            raise errors.StudyError(
                 f"--runs-dir {str(request.runs_dir)!r}: {str(path)!r} is a file, but a"
                 " directory is needed; choose another --runs-dir"
             )
@@ -155,7 +148,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
     launcher = launchers.by_hosts(make(request.launcher_options))
     if launcher.num_hosts > 1:
         if request.order is Order.INTERLEAVED:
-            raise PlanError(
+            raise errors.PlanError(
                 f"--order interleaved on {launcher.num_hosts} hosts: blocks are judged "
                 "by the load of one machine; use --order sequential, or nodes=1"
             )
@@ -166,7 +159,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
         if not info.is_submitted():
             num_gpus = len(gpus.visible_gpus()) * launcher.num_hosts
         elif request.replicas is None:
-            raise PlanError(
+            raise errors.PlanError(
                 f"--device gpu with --launcher {info.name}: the GPUs of the job are"
                 " unknown before it starts; give --replicas"
             )
@@ -242,7 +235,7 @@ def sweep(
         )
         try:
             return run_study(plan, asked)
-        except DoesNotFitError as error:
+        except errors.DoesNotFitError as error:
             if (
                 not is_order_free
                 or design.interleaved_settings(request)
@@ -250,7 +243,7 @@ def sweep(
                 or any(trial.status is not None for trial in store.trials())
             ):
                 fewer = "--controls, " * bool(request.controls)
-                raise DoesNotFitError(
+                raise errors.DoesNotFitError(
                     f"{error}; free some memory, or use --order sequential, or fewer"
                     f" {fewer}--mode, --backends or --replicas"
                 ) from error
@@ -358,7 +351,7 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
     axis = request.vary
     assert axis is not None
     if request.is_json:
-        raise PlanError(
+        raise errors.PlanError(
             "--json is for one study, and --vary makes several; leave it out, and use"
             " 'report NAME/STUDY --format json'"
         )
@@ -402,11 +395,11 @@ def _existing(root: Path, axis: Axis) -> Varied | None:
         return None
     known = studies_lib.read(root) if root.is_dir() else None
     if known is None:
-        raise StudyError(
+        raise errors.StudyError(
             f"{str(root)!r} exists and is no parameter sweep; choose another --study"
         )
     if known.key != axis.key:
-        raise DifferentStudyError(
+        raise errors.DifferentStudyError(
             f"study {root.name!r} varies {known.key!r}, and this sweep {axis.key!r};"
             " choose another --study"
         )
@@ -437,7 +430,7 @@ def check_comparable(
 ) -> None:
     """Refuses studies that are not comparable, unless they are to be shown anyway."""
     if differences and not is_different_allowed:
-        raise DifferentStudyError(
+        raise errors.DifferentStudyError(
             f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"
             " measure both on one machine with the same options, or use"
             " --allow-different to see them anyway"
@@ -473,7 +466,7 @@ def for_each(
     if names is None:
         return run(Store.open(root))
     if request.is_json:
-        raise StudyError(
+        raise errors.StudyError(
             f"--json is for one study, and {root.name!r} has {len(names)}; name"
             f" one, such as {root.name}/{names[0] if names else 'STUDY'}"
         )
@@ -497,7 +490,7 @@ def run_missing(request: RunRequest, call: Call) -> int:
     for option in declared(type(request)):
         value = getattr(request, option.field)
         if option.field not in _TAKEN and value != option.value:
-            raise PlanError(
+            raise errors.PlanError(
                 f"{option.spelling} has no effect on a study that is continued by its"
                 " name; leave it out, or repeat the whole command of study"
                 f" {request.study!r} to extend it"

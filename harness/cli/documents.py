@@ -6,17 +6,15 @@ The JSON Schema of study files; and, for the documentation site, a page of all o
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from harness.cli.main import cli
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME

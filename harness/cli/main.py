@@ -10,16 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from harness.cli import exit_codes
 from harness.cli.subcommand import STUDY_FILE, Subcommand, check_arguments, one_line
 from harness.errors import HarnessError, Interrupted, UnfitMachineError, causes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SCRIPT = "replicator-harness"
 """The command that installing the package makes: shells complete commands by name."""

@@ -12,25 +12,19 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from harness import SOURCE_ROOT, catalog
 from harness.errors import PlanError
 from harness.trial.rank_file import RankFileError, rank_path, read_rank
 from results.records import identity
-from results.records.models import Control, Program
+from results.records.models import Control, PlannedTrial, Program, TrialSpec
 from results.records.program import CLIENT
 from results.records.record_base import MAX_NAME
 from results.store import writing
 from results.study.equivalence import LOSS_TOLERANCE, OWN_CHECK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from harness.catalog import BackendInfo, PeerInfo, WorkloadInfo
-    from results.records.models import PlannedTrial, TrialSpec
-
 
 # A peer begins with exported weights, and takes its first steps on exported batches.
 # Our own process compares the losses that its processes have recorded with those of
@@ -112,17 +106,17 @@ STAMP: Final = ".installed"
 _CLIENT: Final = "harness/client"
 
 
-def lock_digest(root: Path, peer: PeerInfo) -> str:
+def lock_digest(root: Path, peer: catalog.PeerInfo) -> str:
     return identity.digest((root / peer.lock).read_text(encoding="utf-8"))
 
 
-def environment_of(root: Path, peer: PeerInfo) -> Path:
+def environment_of(root: Path, peer: catalog.PeerInfo) -> Path:
     return root / "build" / "peers" / peer.environment
 
 
 def check(
-    info: WorkloadInfo,
-    backends: Sequence[BackendInfo],
+    info: catalog.WorkloadInfo,
+    backends: Sequence[catalog.BackendInfo],
     *,
     preset: str,
     options: Mapping[str, Any],
@@ -189,7 +183,7 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
     return Program(command=peer.command(workload), metric=CLIENT, unit=unit)
 
 
-def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
+def packages(root: Path, peer: catalog.PeerInfo) -> dict[str, str]:
     folder = environment_of(root, peer)
     paths = [str(path) for path in folder.glob("lib/python*/site-packages")]
     versions = {

@@ -12,28 +12,16 @@ import itertools
 import math
 import re
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from harness.catalog import (
-    BACKENDS,
-    ONE_PROCESS,
-    PEERS,
-    WORKLOADS,
-    BackendInfo,
-    PresetInfo,
-    WorkloadInfo,
-    look_up,
-)
+from harness import catalog
 from harness.command import identity, numbers, reader
 from harness.errors import PlanError
 from results.records.models import Program
 from results.records.record_base import MAX_NAME
 from results.records.texts import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 # The command is split into words as a shell does it, and then started without a shell,
 # so that a value can never be more than one word.
@@ -84,7 +72,9 @@ def names_in(command: str, params: Iterable[str] = ()) -> tuple[str, ...]:
     names = [match["name"] for match in _PLACEHOLDER.finditer(command) if match["name"]]
     known = {**MEANINGS, **dict.fromkeys(params, "")}
     for name in names:
-        look_up(known, name, what="placeholder of --command (write braces twice)")
+        catalog.look_up(
+            known, name, what="placeholder of --command (write braces twice)"
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -188,14 +178,14 @@ class ForeignProgram:
     def code_digest(self, revision: str) -> str:
         return identity.digest(self.code[revision])
 
-    def workload(self, per_replica_batch_size: int) -> WorkloadInfo:
-        return WorkloadInfo(
+    def workload(self, per_replica_batch_size: int) -> catalog.WorkloadInfo:
+        return catalog.WorkloadInfo(
             name=self.name,
             version="1",
             example_unit=self.record.unit,
             description="a program of the user's",
             presets=(
-                PresetInfo(
+                catalog.PresetInfo(
                     name=PRESET,
                     description="as its command says",
                     data=DATA,
@@ -210,15 +200,15 @@ class ForeignProgram:
         )
 
     @property
-    def backends(self) -> list[BackendInfo]:
+    def backends(self) -> list[catalog.BackendInfo]:
         """Returns its variants as backends of one process, which starts the others."""
         return [
-            BackendInfo(
+            catalog.BackendInfo(
                 name=name,
                 target="",
                 description="a program of the user's",
                 kind="peer",
-                processes=ONE_PROCESS,
+                processes=catalog.ONE_PROCESS,
             )
             for name in self.variants or (self.name,)
         ]
@@ -267,7 +257,11 @@ def name_of(command: str, folder: Path) -> str:
     elif "-m" in words[:-1]:
         name = words[words.index("-m") + 1]
     name = printable(name)[: MAX_NAME // 2]
-    return f"{name}-command" if name in {*WORKLOADS, *BACKENDS, *PEERS} else name
+    return (
+        f"{name}-command"
+        if name in {*catalog.WORKLOADS, *catalog.BACKENDS, *catalog.PEERS}
+        else name
+    )
 
 
 def _place_of(folder: Path, source: identity.Repository | None) -> str:

@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.command import numbers
-from harness.command.numbers import Meaning, NumberError
+from harness.command.numbers import Meaning, Metric, NumberError
 from harness.command.running import MOST_COLUMNS, CommandError, TerminalLine
 from harness.errors import PlanError
 from harness.trial.measure import exact_metric
@@ -25,8 +25,6 @@ from results.records.texts import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from harness.command.numbers import Metric
 
 
 class ReadingError(ValueError):

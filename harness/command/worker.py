@@ -18,42 +18,19 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from harness.client.scaling_client import ClientError, LostHarnessError, RankFile
-from harness.command import numbers, peers, program, running
-from harness.command.reader import (
-    POLL_SEC,
-    MetricFile,
-    OutputReader,
-    Reading,
-    ReadingError,
-    advances,
-)
+from harness.command import numbers, peers, program, reader, running
 from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
-from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
-from results.records.models import (
-    Environment,
-    Evidence,
-    Phase,
-    QualityMetric,
-    RankTimes,
-    Readings,
-    TrialResult,
-    TrialSpec,
-)
+from harness.trial.rank_file import RankLog, end_like, one_line, rank_path, signal_name
+from results.records import models
 from results.records.program import FEWEST_OF_WINDOW, MAX_ADVANCES
 from results.records.record_base import MAX_STEPS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from harness.trial.rank_file import RankLog
-    from results.records.models import Placement
-
 
 # A number stands for the time of a global batch at the rate that it says, and the
 # window of a trial is the sum of these times after warm-up: its throughput is the
@@ -61,7 +38,9 @@ if TYPE_CHECKING:
 # steps.
 
 
-def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
+def make_result(
+    trial_id: str, spec: models.TrialSpec, log: RankLog
+) -> models.TrialResult:
     own = spec.program
     assert own is not None
     readings, used = log.all("reading"), log.last("used")
@@ -71,7 +50,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     starts_ns = [reading["ns"] for reading in readings]
     num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)
     if own.is_wall:
-        num_warmup, evidence, remarks = 0, Evidence.WINDOW, ()
+        num_warmup, evidence, remarks = 0, models.Evidence.WINDOW, ()
         starts_ns = [readings[0]["ns"] - round(readings[0]["value"] * 1e9)]
     sizes = spec.global_batch_size, spec.num_replicas
     warmup, measured = (
@@ -81,7 +60,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     )
     if not measured:
         raise ValueError("the command printed no number above 0")
-    rank = RankTimes(
+    rank = models.RankTimes(
         rank=0,
         time_to_first_step_sec=0.0,
         warmup_step_time_sec=warmup,
@@ -91,8 +70,8 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
         losses=(),
         peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
     )
-    counts = map(QualityMetric.model_validate, log.all("window_metric"))
-    return TrialResult(
+    counts = map(models.QualityMetric.model_validate, log.all("window_metric"))
+    return models.TrialResult(
         trial_id=trial_id,
         example_unit=own.unit,
         num_parameters=0,
@@ -102,7 +81,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
         ranks=(rank,),
         sanity=(),
         window_metrics=tuple(counts),
-        readings=Readings(
+        readings=models.Readings(
             evidence=evidence,
             num_readings=len(warmup) + len(measured),
             num_processes=used["num_processes"],
@@ -115,7 +94,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
 
 def judge(
     printed_ns: Sequence[int], num_warmup: int
-) -> tuple[int, Evidence, tuple[str, ...]]:
+) -> tuple[int, models.Evidence, tuple[str, ...]]:
     """Returns how many readings are warm-up, how good the others are, and why."""
     number = len(printed_ns)
     num_left = number - num_warmup
@@ -126,9 +105,9 @@ def judge(
             f" {FEWEST_OF_WINDOW} are left, so the last one alone counts; print more"
             " often, or give --steps WARMUP+"
         )
-        return number - 1, Evidence.LAST, (why,)
+        return number - 1, models.Evidence.LAST, (why,)
     if not printed_ns[-1]:
-        return num_warmup, Evidence.ROWS, ()
+        return num_warmup, models.Evidence.ROWS, ()
     num_bunched = sum(
         here == before for before, here in itertools.pairwise(printed_ns[num_warmup:])
     )
@@ -138,8 +117,8 @@ def judge(
             " before, so it is unknown when they came; let the program flush its output"
             " after each line"
         )
-        return num_warmup, Evidence.ROWS, (why,)
-    return num_warmup, Evidence.WINDOW, ()
+        return num_warmup, models.Evidence.ROWS, (why,)
+    return num_warmup, models.Evidence.WINDOW, ()
 
 
 class OtherGpus:
@@ -180,15 +159,17 @@ _FLOOD: Final = 2**19
 
 
 class Trial:
-    def __init__(self, spec: TrialSpec, placement: Placement, writer: RankFile) -> None:
+    def __init__(
+        self, spec: models.TrialSpec, placement: models.Placement, writer: RankFile
+    ) -> None:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
         self._metric = metric = numbers.parse_metric(spec.program.metric)
-        self._readings: list[Reading] = []
-        self._output = OutputReader(metric, spec.program.counts)
+        self._readings: list[reader.Reading] = []
+        self._output = reader.OutputReader(metric, spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._file: MetricFile | None = None
+        self._file: reader.MetricFile | None = None
         self._run = Run(self._other_gpus.look)
 
     def run(self, folder: Path) -> None:
@@ -206,15 +187,15 @@ class Trial:
         words = program.fill(program.split(self._program.command), values)
         if self._metric.path:
             (path,) = program.fill([self._metric.path], values)
-            self._file = MetricFile(self._metric, folder / path)
-        period_sec = running.POLL_SEC if self._file is None else POLL_SEC
+            self._file = reader.MetricFile(self._metric, folder / path)
+        period_sec = running.POLL_SEC if self._file is None else reader.POLL_SEC
         output = self._run.output(words, folder, variables_of(os.environ), period_sec)
         with contextlib.closing(output):
             is_enough = any(itertools.starmap(self._has_enough, output))
         if not is_enough:
             self._check_exit(self._run.exit_code or 0)
         if self._program.is_wall:
-            self._take(Reading(time.monotonic_ns(), self._run.duration_sec))
+            self._take(reader.Reading(time.monotonic_ns(), self._run.duration_sec))
         if self._file is not None:
             self._file.look(time.monotonic_ns())
             any(map(self._take, self._file.read()))  # until there are enough
@@ -223,7 +204,7 @@ class Trial:
         for count in self._output.counts():
             self._writer.write("window_metric", **count)
         self._write_use()
-        self._writer.enter(Phase.REPORT)
+        self._writer.enter(models.Phase.REPORT)
         self._writer.write("done", ns=time.monotonic_ns())
 
     def _check_exit(self, code: int) -> None:
@@ -247,18 +228,18 @@ class Trial:
             return self._file is not None and self._is_enough(self._file.look(ns))
         return any(map(self._take, self._output.feed(stream, chunk, ns)))
 
-    def _take(self, reading: Reading) -> bool:
+    def _take(self, reading: reader.Reading) -> bool:
         number = len(self._readings)
         num_warmup = 0 if self._program.is_wall else self._spec.num_warmup_steps
         if number >= MAX_STEPS:
-            raise ReadingError(
+            raise reader.ReadingError(
                 f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
                 " program by --steps +MEASURED"
             )
         if not number:
-            self._writer.enter(Phase.WARMUP)
+            self._writer.enter(models.Phase.WARMUP)
         if number == num_warmup:
-            self._writer.enter(Phase.MEASURE)
+            self._writer.enter(models.Phase.MEASURE)
         if number >= num_warmup:
             reading.check_positive()
         self._readings.append(reading)
@@ -296,7 +277,7 @@ class Trial:
             "used",
             num_processes=run.num_processes,
             busy_cores=run.busy_cores,
-            advances=advances([each.counters for each in window])[:MAX_ADVANCES],
+            advances=reader.advances([each.counters for each in window])[:MAX_ADVANCES],
             remarks=remarks_on(
                 run, len(self._placement.cpusets[0]), self._other_gpus.used
             ),
@@ -335,7 +316,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{plural * (number != 1)}"
 
 
-def values_of(spec: TrialSpec, placement: Placement) -> dict[str, object]:
+def values_of(spec: models.TrialSpec, placement: models.Placement) -> dict[str, object]:
     """Returns the values of the placeholders; makes the folder that one is."""
     output_dir = Path(os.environ["TMPDIR"]) / "output"
     output_dir.mkdir()
@@ -369,7 +350,9 @@ def variables_of(own: Mapping[str, str]) -> dict[str, str]:
     return variables | ({"PYTHONPATH": rest} if rest else {})
 
 
-def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path) -> int:
+def record(
+    spec: models.TrialSpec, placement: models.Placement, folder: Path, trial_dir: Path
+) -> int:
     """Runs a program that prints its numbers."""
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, placement, writer)
@@ -379,7 +362,7 @@ def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path)
         raise
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         detail = None
-        if isinstance(error, (CommandError, ReadingError)):
+        if isinstance(error, (CommandError, reader.ReadingError)):
             parts = getattr(error, "detail", ""), trial.tail()
             detail = "\n".join(filter(None, parts))
         writer.fail(error, detail)
@@ -390,7 +373,7 @@ def record(spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path)
 
 
 def supervise(
-    spec: TrialSpec, placement: Placement, folder: Path, trial_dir: Path
+    spec: models.TrialSpec, placement: models.Placement, folder: Path, trial_dir: Path
 ) -> int:
     """Runs a program whose processes connect, and write their own rank files.
 
@@ -430,8 +413,8 @@ def supervise(
 
 def main(argv: Sequence[str]) -> int:
     folder, trial_dir = Path(argv[0]), Path(argv[1])
-    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
-    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    spec = models.TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = models.Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
     run = supervise if spec.is_client else record
     try:

@@ -10,26 +10,19 @@ import os
 import signal
 import statistics as standard
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import psutil
 
 from harness.errors import DoctorError
 from harness.machine import disturbance, machine_state
-from harness.machine.machine_state import read_topology
+from harness.machine.machine_state import CpuTopology, read_topology
 from harness.trial.process_tree import request_death_signal
 from results.records.texts import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from harness.machine.disturbance import Disturbance
-    from harness.machine.machine_state import CpuTopology
-
 
 Level = Literal["ok", "caution", "bad"]
 
@@ -74,7 +67,7 @@ _MOST_LOAD_PER_CORE = 0.5
 class CurrentLoad:
     """What ran in a short span in which this process slept."""
 
-    disturbance: Disturbance  # Of all cores that this process may use.
+    disturbance: disturbance.Disturbance  # Of all cores that this process may use.
     # The busiest other processes, in order: names, and fractions of one core.
     neighbours: tuple[tuple[str, float], ...]
     load_average: float  # Over the last minute.

@@ -17,9 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -28,14 +29,6 @@ from harness.doctor.checks import Finding, judged
 from harness.errors import DoctorError, PlanError, UnfitMachineError
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from harness.machine.gpu_watch import GpuReading
-    from harness.machine.gpus import Gpu
-    from harness.trial.gpu_probe import TensorFlowGpus
-
 
 _NOTABLE_UTILIZATION = 0.05
 _RESET = "reset it (sudo nvidia-smi --gpu-reset)"
@@ -54,7 +47,7 @@ class GpuState:
 
     name: str  # Product name.
     index: int  # Its number for the driver.
-    reading: GpuReading | None = None  # None where it cannot be read.
+    reading: gpu_watch.GpuReading | None = None  # None where it cannot be read.
     utilization: float | None = None  # Fraction of the time in which a kernel ran.
     max_clock_mhz: int | None = None  # Of the multiprocessors.
     limit_watts: float | None = None  # That it may draw now.
@@ -76,13 +69,13 @@ class GpuState:
         return limit is not None and usual is not None and limit < usual
 
 
-def read_gpu_states(chosen: Sequence[Gpu] | None = None) -> tuple[GpuState, ...]:
+def read_gpu_states(chosen: Sequence[gpus.Gpu] | None = None) -> tuple[GpuState, ...]:
     """Returns the state of some GPUs; none without a driver."""
     wanted = gpus.listed_gpus() if chosen is None else chosen
     return gpus.from_driver((), lambda nvml: tuple(_read(nvml, gpu) for gpu in wanted))
 
 
-def _read(nvml: Any, gpu: Gpu) -> GpuState:
+def _read(nvml: Any, gpu: gpus.Gpu) -> GpuState:
     try:
         own = gpu_watch.OwnProcesses(most_on_gpu=0)
         reading = gpu_watch.read(nvml, gpu.index, own)
@@ -143,7 +136,7 @@ def _check(state: GpuState) -> Finding:
     )
 
 
-def check_set(visible: Sequence[Gpu]) -> list[Finding]:
+def check_set(visible: Sequence[gpus.Gpu]) -> list[Finding]:
     """Returns the findings about all GPUs together, for a sweep on them."""
     driver = gpus.driver_version()
     if not visible:
@@ -173,7 +166,7 @@ def check_set(visible: Sequence[Gpu]) -> list[Finding]:
     return [*findings, fits, _check_driver(seen, driver), *codes]
 
 
-def _check_driver(seen: TensorFlowGpus, driver: str | None) -> Finding:
+def _check_driver(seen: gpu_probe.TensorFlowGpus, driver: str | None) -> Finding:
     cuda = gpus.cuda_version()
     installed = environment.read_packages().get("nvidia-cuda-runtime-cu12", "")
     built = f"CUDA {seen.cuda_version}, cuDNN {seen.cudnn_version}"
@@ -196,7 +189,7 @@ _PERIOD_SEC = 10.0
 
 
 def check_code(
-    visible: Sequence[Gpu], architectures: Sequence[str], driver: str | None
+    visible: Sequence[gpus.Gpu], architectures: Sequence[str], driver: str | None
 ) -> dict[tuple[int, int], Finding]:
     """A finding for each compute capability; none where TensorFlow is silent."""
     folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])

@@ -11,7 +11,8 @@ import itertools
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from harness.doctor.checks import Finding, judged
 from harness.errors import DoesNotFitError
@@ -24,12 +25,7 @@ from results.figures import conditions, scaling
 from results.records.models import Order, Plan, ScalingMode
 from results.statistics import group_sequential
 from results.store.study_store import Store
-from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from results.study.cases import Study
+from results.study.cases import Study, load_study
 
 CHECK: Final = "A/A pair"
 LEAST_SEC: Final = 30.0

@@ -38,9 +38,6 @@ from results.records.texts import tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.command.identity import Repository
-    from harness.command.program import ForeignProgram
-
     Git = Callable[..., subprocess.CompletedProcess[str]]  # git in a repository
 
 
@@ -109,7 +106,7 @@ def _git(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     return environment.run_git(SOURCE_ROOT, *arguments, **settings)
 
 
-def find_commit(revision: str, source: Repository | None = None) -> str:
+def find_commit(revision: str, source: identity.Repository | None = None) -> str:
     """Returns the full id of a commit: of this tree, or of the user's repository."""
     git: Git = _git
     root = SOURCE_ROOT
@@ -346,7 +343,7 @@ _POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _MOST_OF_POINTER: Final = 1024
 
 
-def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
+def source_of(folder: Path, revision: str, runs_dir: Path) -> identity.Repository:
     """Returns the user's repository around a folder."""
     repository = identity.find_repository(folder, [runs_dir])
     if repository is None:
@@ -365,8 +362,8 @@ def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
 
 @contextlib.contextmanager
 def side_by_side(
-    program: ForeignProgram,
-    source: Repository,
+    program: program.ForeignProgram,
+    source: identity.Repository,
     revision: str,
     commit: str,
     note: Callable[[str], None],
@@ -417,7 +414,7 @@ def side_by_side(
         }
 
 
-def _copy_changes(source: Repository, root: Path) -> None:
+def _copy_changes(source: identity.Repository, root: Path) -> None:
     """Makes a worktree of the present commit the present state."""
     for name in source.changed:
         old, new = source.root / name, root / name

@@ -12,21 +12,16 @@ import json
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
-from harness.launch.launchers import Launcher
+from harness.launch.launchers import Job, Launcher
 from harness.machine.gpus import CACHE_PATH, CACHE_SIZE, LARGEST_CACHE
 from harness.options import kinds
 from harness.options.option import Option, Options
 from results.store import untrusted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from harness.launch.launchers import Job
-
 
 FOLDER: Final = "/srv/harness"
 """The current folder of this project's images."""

@@ -23,26 +23,20 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
-from harness.launch.gang import ClientEngine, Gang
-from harness.launch.launchers import Nodes, RemoteLauncher
+from harness.launch.gang import ClientEngine, Engine, Gang
+from harness.launch.launchers import Job, Launcher, Nodes, RemoteLauncher
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import one_line
 from replicator.cluster.configuration import join_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from harness.launch.gang import Engine
-    from harness.launch.launchers import Job, Launcher
-
 
 _COMMAND = (sys.executable, "-m", "harness.launch.ray")
 _END_BY_ITSELF_SEC = 10.0

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.errors import PlanError
-from results.records.models import Control, Placement
+from results.records.models import Control, Placement, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.catalog import BackendInfo
     from harness.machine.machine_state import CpuTopology, LogicalCpu
-    from results.records.models import TrialSpec
 
 
 # The catalogue says how a backend's replicas are spread over processes. A process that
@@ -75,7 +73,7 @@ ONE_PROCESS: Final = Processes(members=(), num_ranks=1)
 
 
 def processes_of(
-    backend: BackendInfo,
+    backend: catalog.BackendInfo,
     num_replicas: int,
     control: Control = Control.NONE,
     replicas_per_worker: int = 1,
@@ -117,7 +115,7 @@ def replicas_per_worker(variables: Mapping[str, str]) -> int:
 
 def check_share(
     variables: Mapping[str, str],
-    backends: Sequence[BackendInfo],
+    backends: Sequence[catalog.BackendInfo],
     replicas: Iterable[int],
     device: str,
     *,

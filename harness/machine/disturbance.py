@@ -21,19 +21,13 @@ import functools
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import psutil
 
-from harness.machine.machine_state import TICK_SEC
+from harness.machine.machine_state import TICK_SEC, CoreClock
 from results.records import measuring
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from harness.machine.machine_state import CoreClock
-    from results.records.measuring import GpuUse
-
 
 MAX_FOREIGN_FRACTION = 0.03
 MAX_OF_ONE_CORE = 0.10
@@ -66,7 +60,7 @@ class Disturbance:
     # What can be rounding of the sum over them, of one core. Their phases differ, so it
     # grows with the root of their number.
     one_core_resolution: float = 0.0
-    gpus: tuple[GpuUse, ...] = ()  # What the trial's GPUs did; none on a CPU.
+    gpus: tuple[measuring.GpuUse, ...] = ()  # What the trial's GPUs did; none on a CPU.
 
 
 def between(start: CoreClock, end: CoreClock) -> Disturbance:

@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness import SOURCE_ROOT
 from harness.errors import PlanError
-from harness.machine.gpus import NO_GPU, read_settings
+from harness.machine.gpus import NO_GPU, Gpu, read_settings
 from results.records import identity
-from results.records.models import Environment
+from results.records.models import Environment, Placement
 from results.records.program import IDENTITY, recorded_variables
 from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.machine.gpus import Gpu
     from harness.machine.owned_folders import Owned
     from results.records.measuring import MachineState
-    from results.records.models import Placement
 
 
 PACKAGES = (

@@ -14,8 +14,9 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -23,12 +24,6 @@ from harness.errors import UnfitMachineError
 from harness.machine import gpus
 from results.records.measuring import GpuUse, memory_text, others_text, unread_text
 from results.records.texts import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from harness.machine.gpus import Gpu
-
 
 PERIOD_SEC = 0.2
 
@@ -95,7 +90,7 @@ class GpuWatch:
     """Reads some GPUs again and again while its ``with`` block runs; none is fine."""
 
     def __init__(
-        self, chosen: Sequence[Gpu], *, period_sec: float = PERIOD_SEC
+        self, chosen: Sequence[gpus.Gpu], *, period_sec: float = PERIOD_SEC
     ) -> None:
         # Instances of one GPU share its clock and its power.
         self._indices = tuple(dict.fromkeys(gpu.index for gpu in chosen))
@@ -221,7 +216,7 @@ def lock_folder() -> Path:
 
 
 @contextlib.contextmanager
-def hold_gpus(chosen: Sequence[Gpu], *, study: str) -> Iterator[None]:
+def hold_gpus(chosen: Sequence[gpus.Gpu], *, study: str) -> Iterator[None]:
     """Locks GPUs against other sweeps while the ``with`` block runs; never waits."""
     with contextlib.ExitStack() as stack:
         for gpu in chosen:
@@ -229,7 +224,7 @@ def hold_gpus(chosen: Sequence[Gpu], *, study: str) -> Iterator[None]:
         yield
 
 
-def _lock(gpu: Gpu, study: str) -> int:
+def _lock(gpu: gpus.Gpu, study: str) -> int:
     """Returns a descriptor that holds the lock of a GPU until it is closed."""
     name = re.sub(r"[^A-Za-z0-9-]", "_", gpu.uuid)
     path = lock_folder() / f"replicator-harness-{name}.lock"
@@ -263,7 +258,7 @@ def _lock(gpu: Gpu, study: str) -> int:
     return descriptor
 
 
-def wait_until_free(chosen: Sequence[Gpu]) -> str:
+def wait_until_free(chosen: Sequence[gpus.Gpu]) -> str:
     """Waits until no process uses some GPUs; returns who still does, or ""."""
     if not chosen:
         return ""

@@ -8,18 +8,15 @@ import json
 import os
 import re
 import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from harness.errors import PlanError
 from results.errors import UnavailableRecordError
 from results.records.measuring import GpuSettings
 from results.records.texts import printable
 from results.store import untrusted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 T = TypeVar("T")
 NO_GPU = "-1"

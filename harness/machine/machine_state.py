@@ -11,8 +11,9 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -20,10 +21,6 @@ from harness import SOURCE_ROOT
 from harness.machine import environment, gpus
 from replicator.core import cgroups
 from results.records.measuring import MachineState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 OWN_FILE = "harness/__init__.py"
 """What a repository must have for its commit to be that of our sources."""

@@ -12,13 +12,11 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from harness.machine import machine_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GATE: Final = "replicator-gate-"
 TRIAL: Final = "replicator-trial-"

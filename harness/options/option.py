@@ -14,16 +14,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pydantic
 from pydantic_core import PydanticUndefined
 
 from harness.options import kinds
 from results.records.schema import DIALECT
-
-if TYPE_CHECKING:
-    from harness.options.kinds import Kind
 
 SETTINGS: Final = "Settings"
 """The heading of what ``--set`` gives."""
@@ -59,7 +56,7 @@ class Option:
     group: str = ""  # Its heading in ``--help``; by default that of the one before.
     name: str = ""  # Without dashes, as in study files; by default that of the field.
     short: str = ""  # Another spelling, such as ``-o``.
-    kind: Kind = _OF_THE_FIELD  # How its value is read.
+    kind: kinds.Kind = _OF_THE_FIELD  # How its value is read.
     metavar: str = ""  # What stands for the value; by default that of the kind.
     default: str = ""  # Words for a default that is derived.
     is_argument: bool = False  # Whether its value has no name, as in ``report STUDY``.

@@ -13,15 +13,12 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 
 from replicator.cluster.die_with_parent import request_death_signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 __all__ = ["request_death_signal"]
 

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.machine.allocation import Member, processes_of_trial
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, end_like
 from replicator.cluster.local_cluster import LocalCluster
 from results.records.models import Environment, TrialSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _POLL_SEC = 0.05
 

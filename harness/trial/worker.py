@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness import catalog
-from harness.client.scaling_client import (
-    Channel,
-    RankFile,
-    ResidentMemory,
-    clock_host,
-    rank_path,
-)
+from harness.client import scaling_client
 from harness.machine.allocation import processes_of_trial
 from harness.machine.gpus import NO_GPU
 from harness.trial import gpu_probe, measure, process_tree
@@ -83,16 +77,18 @@ def main(argv: Sequence[str]) -> int:
         os.sched_setaffinity(0, env.placement.cpusets[0])
     if rank is None:
         return _serve(env.placement)
-    writer = RankFile(rank_path(trial_dir, rank), time.monotonic_ns)
+    writer = scaling_client.RankFile(
+        scaling_client.rank_path(trial_dir, rank), time.monotonic_ns
+    )
     if processes.are_several:
-        writer.write("clock", host=clock_host())
+        writer.write("clock", host=scaling_client.clock_host())
     process_tree.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
         measure_spec(
             spec,
             env.placement,
             writer,
-            Channel.from_environment(rank, processes.num_ranks),
+            scaling_client.Channel.from_environment(rank, processes.num_ranks),
             num_replicas_here=processes.num_replicas_here(spec.num_replicas),
         )
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
@@ -126,8 +122,8 @@ def _serve(placement: Placement) -> int:
 def measure_spec(
     spec: TrialSpec,
     placement: Placement,
-    writer: RankFile,
-    channel: Channel | None = None,
+    writer: scaling_client.RankFile,
+    channel: scaling_client.Channel | None = None,
     *,
     num_replicas_here: int = 0,
 ) -> None:
@@ -188,7 +184,7 @@ def measure_spec(
         writer,
         example_unit=info.example_unit,
         # A process that coordinates others has no GPU of its own.
-        memory=DeviceMemory(len(given)) if given else ResidentMemory(),
+        memory=DeviceMemory(len(given)) if given else scaling_client.ResidentMemory(),
         channel=channel,
         count_traces=count_functions,
         measure_peak=functools.partial(

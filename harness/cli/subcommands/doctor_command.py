@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from harness.cli import exit_codes
-from harness.cli.subcommand import console
+from harness.cli.subcommand import Call, console
 from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration
@@ -21,10 +21,7 @@ from harness.run.sweep import stop_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.cli.subcommand import Call
-    from harness.doctor.checks import Finding
-
-    Measure = Callable[[Sequence[int]], Sequence[Finding]]
+    Measure = Callable[[Sequence[int]], Sequence[checks.Finding]]
 
 MAX_INTERLEAVED_SEC = 3600.0
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
@@ -77,7 +74,7 @@ def run(request: DoctorRequest, _: Call) -> int:
     return exit_codes.UNFIT if is_unfit else exit_codes.OK
 
 
-def _print_table(findings: Sequence[Finding]) -> None:
+def _print_table(findings: Sequence[checks.Finding]) -> None:
     import rich.box
     from rich.table import Table
     from rich.text import Text

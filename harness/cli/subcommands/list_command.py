@@ -11,7 +11,7 @@ import click
 from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
-from harness.cli.subcommand import one_line
+from harness.cli.subcommand import Call, one_line
 from harness.launch import launchers
 from harness.options.option import Options, option
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir
@@ -25,9 +25,6 @@ from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
-
-    from harness.cli.subcommand import Call
-    from results.plugins import Complaint
 
     Rows = list[dict[str, Any]]
 
@@ -161,7 +158,7 @@ def _lists() -> dict[str, Rows]:
     }
 
 
-def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
+def _tables() -> dict[str, tuple[Collection[str], plugins.Complaint]]:
     """Returns the names that this project has of each kind, and the check of others."""
     from reports.exports import export_formats
     from reports.page import build

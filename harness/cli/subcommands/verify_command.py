@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.subcommand import console, one_line
+from harness.cli.subcommand import Call, console, one_line
 from harness.options.option import Options
 from harness.planning import plan as plan_module
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
@@ -22,20 +22,17 @@ from results.judging import gate as gate_module
 from results.judging import gate_metrics
 from results.store import manifest, studies, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME
-from results.store.study_store import PLAN_NAME, VARIED_NAME
+from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 from results.study.cases import load_study
 from results.verify import check as check_module
 from results.verify import trials
-from results.verify.check import Check
+from results.verify.check import Check, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness.cli.subcommand import Call
     from results.records.models import Plan
-    from results.store.study_store import Store
-    from results.verify.check import Mismatch
 
 _PAGE: Final = "page"
 _GATE: Final = "record of the gate"
