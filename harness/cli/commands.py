@@ -77,6 +77,7 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
         gpus_per_worker=gpus_per_worker,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
     )
+    job.check()
     submitted = request.info.submit(job, request.launcher_options, request.runs_dir)
     click.echo(submitted.number)
     running.note(

@@ -28,10 +28,11 @@ from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
 from harness.machine import environment
 from harness.machine.allocation import Processes, members_per_host
-from harness.options.option import Option, Options
+from harness.options import kinds
+from harness.options.option import Option, Options, option
 from harness.trial import rank_file
 from replicator.cluster.environment import ROLES, roles_text
-from results.records.record_base import MAX_REPLICAS
+from results.records.record_base import MAX_REPLICAS, Replicas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,8 @@ CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
 """Starts the processes of a cluster; the worker command and directory are appended."""
 MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.gang")
 """The worker command and the directory are appended."""
+GANG: Final = "Workers"
+FILES: Final = "Files"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
 _CHECK_SEC = 60.0
 _ANSWER_SEC = 30.0
@@ -58,19 +61,28 @@ Nodes = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Job(Options):
     """What an engine is asked to run, whichever it is."""
 
-    name: str
-    command: tuple[str, ...]  # Of each worker, which learns from the engine who it is.
-    workers: int = 1
-    gpus_per_worker: int = 0  # 0 on CPUs.
-    cores_per_worker: int | None = None  # None leaves it to the engine.
-    replicas: int | None = None  # Replicas in all, if they were named.
-    directory: str = "."  # Current folder of the workers, which all hosts see.
+    command: tuple[str, ...] = option(
+        (), is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."
+    )
+    workers: Replicas = option(1, "Processes of the gang.", GANG)
+    gpus_per_worker: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = option(
+        0, "GPUs of each worker."
+    )
+    cores_per_worker: Replicas | None = option(
+        None, "Cores of each worker.", shown="the engine's", is_setting=True
+    )
+    replicas: Replicas | None = option(
+        None, "Checks that workers times GPUs make so many.", is_setting=True
+    )
+    directory: str = option(
+        ".", "Current folder of the workers; all hosts must see it."
+    )
+    name: str = option("replicator", "Of the job, and of its files.", FILES)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.command:
             raise PlanError(
                 "no command to run; write it after '--', for example -- python train.py"

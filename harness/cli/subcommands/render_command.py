@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import click
-from pydantic import Field
 
 from harness.cli import exit_codes
 from harness.cli.subcommands.sweep_command import LAUNCHER, describe_launchers
 from harness.errors import PlanError
 from harness.launch import launchers
-from harness.launch.launchers import Job
-from harness.options import kinds
+from harness.launch.launchers import FILES, GANG, Job
 from harness.options.option import NO_OPTIONS, Contributed, Options, option
 from reports import output_file
-from results.records.record_base import MAX_REPLICAS, Replicas
 
 if TYPE_CHECKING:
     from harness.cli.subcommand import Call
 
 
-GANG: Final = "Workers"
-FILES: Final = "Files"
-
-
-class RenderRequest(Options):
+class RenderRequest(Job):
     former = {  # noqa: RUF012 - of the class, as pydantic has it
         "image": "name it in the pod-template, as the image of the container 'harness'",
         "target": "use --launcher",
@@ -36,28 +28,11 @@ class RenderRequest(Options):
         " write activeDeadlineSeconds into the spec of the pod-template",
     }
 
-    command: tuple[str, ...] = option(
-        (), is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."
-    )
     launcher: str = option(
         ...,
         f"Will start the workers. {describe_launchers('render')}.",
         GANG,
         kind=LAUNCHER,
-    )
-    name: str = option("replicator", "Of the job, and of its files.", FILES)
-    workers: Replicas = option(1, "Processes of the gang.", GANG)
-    gpus_per_worker: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = option(
-        0, "GPUs of each worker."
-    )
-    cores_per_worker: Replicas | None = option(
-        None, "Cores of each worker.", shown="the engine's", is_setting=True
-    )
-    replicas: Replicas | None = option(
-        None, "Checks that workers times GPUs make so many.", is_setting=True
-    )
-    directory: str = option(
-        ".", "Current folder of the workers; all hosts must see it."
     )
     output: Path = option(
         Path(),
@@ -74,9 +49,8 @@ class RenderRequest(Options):
 
 def run(request: RenderRequest, call: Call) -> int:
     del call
-    fields = [field.name for field in dataclasses.fields(Job)]
-    job = Job(**{name: getattr(request, name) for name in fields})
-    files = launchers.info(request.launcher).render(job, request.file_options)
+    request.check()
+    files = launchers.info(request.launcher).render(request, request.file_options)
     output = request.output
     for name in files:
         if (output / name).exists():
