@@ -15,8 +15,8 @@ import study_files
 
 from results import Store, load_study
 from results.statistics import estimates
-from results.verify import check, trials
 from results.verify import check as check_lib
+from results.verify import trials
 from results.verify.check import Check
 from results.verify.trials import RawError
 
@@ -109,7 +109,7 @@ def test_blocks_are_joined_over_ranks(read):
     loads = [load(0), load(1, foreign_cpu_fraction=0.06)]
     found = read(rank_lines(), second, loads=loads)
     first, last = found.result["blocks"]
-    rates = check.log_rates({"only": found.result})
+    rates = check_lib.log_rates({"only": found.result})
 
     assert found.is_complete
     assert (100 * MS, 120 * MS) == (first["start_ns"], first["end_ns"])
