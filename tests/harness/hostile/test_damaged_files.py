@@ -80,7 +80,7 @@ def run(*words):
         warnings.simplefilter("always")
         # No process of a trial starts; the code is that of whoever made the study.
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
-        patch.setattr("harness.planning.plan.check_code", lambda _: None)
+        patch.setattr("harness.sources.code_digest.check_code", lambda *_, **__: None)
         with at_most(2 * LONGEST_SEC):
             code = cli.main(words, run_overrides={"canary": lambda _: 0.2})
     logging.getLogger("matplotlib").removeHandler(logged)
