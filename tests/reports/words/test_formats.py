@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.catalog import BACKENDS, PEERS
-from reports import output_file, view_store
+from reports import build_report, output_file, view_store
 from reports.charts import style
-from reports.words import formats, names
+from reports.words import formats
 from results import Estimate, QualityMetric
 from tests.reports.conftest import section
 
@@ -74,10 +74,12 @@ def test_numbers_and_words_stay(value):
     assert value == output_file.inert(value)
 
 
-def test_every_backend_of_the_catalogue_is_described():
-    unknown = names.backend("nobody's")
+def test_every_backend_of_the_catalogue_is_described(make, synthetic):
+    backends = (*BACKENDS, *PEERS, "nobodys")
+    fields = {"modes": (synthetic.WEAK,), "replicas": (1,), "repeats": 1}
+    store = make(backends=backends, **fields)
 
-    assert [] == [of for of in (*BACKENDS, *PEERS) if names.backend(of) == unknown]
+    assert 1 == build_report(store).count("<dd>a backend of an installed package</dd>")
 
 
 @given(log=st.floats(-1, 1), below=st.floats(0, 0.5), above=st.floats(0, 0.5))
@@ -123,6 +125,11 @@ def score(**changes):
             {"name": "top_1", "protocol": "", "num_examples": 1000},
             "",
         ),
+        (
+            {"name": "rate_of_mine", "protocol": ""},
+            {"name": "rate_of_mine", "protocol": ""},
+            "",
+        ),
         ({}, {"num_examples": 50_000}, "here n = 500, there n = 50000."),
         (
             {},
@@ -153,7 +160,9 @@ def test_another_protocol_is_another_axis(
 
     for slug in ("quality", "learning"):
         shown = section(slug, view)
-        titles = re.findall(r">(?:FID|Top-1 accuracy)( \([^<]*\))?<", shown)
+        titles = re.findall(
+            r">(?:FID|Top-1 accuracy|Rate of mine)( \([^<]*\))?<", shown
+        )
         assert numbers == titles
         assert ("protocol" in first) == (f"Computed with: {PROTOCOL}" not in shown)
         assert bool(difference) == ("Not comparable with another figure" in shown)
