@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import replicator
-from workloads.resnet50.study import WORKLOAD
+from workloads.catalog import WORKLOADS
 
 NUM_DISPATCHES = 5
 
@@ -42,8 +42,8 @@ def count_events(trace: Path) -> dict[str, float]:
 def main(backend: str, preset: str, per_replica_batch_size: int) -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, enable=True)
-    WORKLOAD.prepare(data="synthetic")
-    program = WORKLOAD.build(
+    WORKLOADS["resnet50"].prepare(data="synthetic")
+    program = WORKLOADS["resnet50"].build(
         replicator.create(backend, num_replicas=1),
         preset=preset,
         data="synthetic",

@@ -35,6 +35,12 @@ OPTIONS = {
 }
 
 
+def published(name, **options):
+    """The published settings; of D4PG from states, unless pixels are asked for."""
+    states = {"observations": "state"} if name == "d4pg" else {}
+    return catalog.make_config(name, "paper", {**states, **options})
+
+
 def build(name, repl, **settings):
     """Builds the smoke preset of a workload with a small network."""
     with short() if name == "resnet50" else contextlib.nullcontext():

@@ -17,17 +17,14 @@ from case_cluster import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import quality
+from workloads import catalog, quality
 from workloads.quality import Moments, inception_score, kid
-from workloads.spec import Metric
 
 FOLDER = pathlib.Path(__file__).with_name("metrics")
 goldens = load(FOLDER / "write_goldens.py")
 GOLDENS = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
 WILSON = "Wilson score interval"
-METRIC = Metric(
-    name="top_1", title="Top-1", unit="ratio", protocol="all", is_higher_better=True
-)
+METRIC = catalog.WORKLOADS["resnet50"].metrics[0]
 
 
 def test_intervals_are_scipys():

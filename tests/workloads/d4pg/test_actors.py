@@ -9,18 +9,18 @@ import time
 import numpy as np
 import psutil
 import pytest
-from small_programs import ROOT, child, make_streams
+from small_programs import ROOT, child, make_streams, published
 
+from workloads import catalog
 from workloads.d4pg.actor import ActorSettings, Policy
 from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
 from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights
-from workloads.d4pg.study import WORKLOAD, D4PGConfig
 
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
 PATIENCE_SEC = 180.0
-UNIFORM = D4PGConfig(replay="uniform")
+UNIFORM = published("d4pg", replay="uniform")
 NO_NOISE = {"noise_low": 1e-9, "noise_high": 1e-9}
 POLICY = {"network": "mlp", "policy_sizes": "8"}
 SHAPES = {
@@ -38,7 +38,7 @@ WEIGHTS = {
 def make_settings(num_actors=1, stuck_sec=30.0, max_restarts=10, **options):
     return ActorSettings(
         name=NAME,
-        config=D4PGConfig(**options),
+        config=published("d4pg", **options),
         num_actors=num_actors,
         stuck_sec=stuck_sec,
         start_sec=3600.0,  # so that it is not the limit of an actor that has started
@@ -375,7 +375,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     message = r"^actors='ray' needs Ray, .*pip install 'replicator-harness\[distrib"
     with pytest.raises(ValueError, match=message):
-        WORKLOAD.make_config("smoke", {"actors": "ray"})
+        catalog.make_config("d4pg", "smoke", {"actors": "ray"})
 
 
 @needs_ray

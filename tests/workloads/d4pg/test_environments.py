@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image  # comes with matplotlib
+from small_programs import published
 
 from workloads import catalog
 from workloads.d4pg import control as control_lib
@@ -21,8 +22,8 @@ from workloads.d4pg import evaluator
 from workloads.d4pg.actor import Policy
 from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
 from workloads.d4pg.evaluator import EvaluatorClient
-from workloads.d4pg.study import LEARNED, D4PGConfig
 
+LEARNED = catalog.WORKLOADS["d4pg"].metrics[:1]
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
@@ -46,7 +47,7 @@ def test_a_state_is_what_dm_control_observes():
     reference = control_lib.load_suite().load(
         "reacher", "hard", task_kwargs={"random": 3}
     )
-    environment = Environment("reacher:hard", D4PGConfig(), seed=3)
+    environment = Environment("reacher:hard", published("d4pg"), seed=3)
     expected, observation = reference.reset(), environment.reset()
     for action in np.random.default_rng(0).uniform(-1, 1, (5, 2)):
         np.testing.assert_array_equal(
@@ -66,7 +67,7 @@ def test_a_state_is_what_dm_control_observes():
 
 def test_an_episode_has_a_thousand_control_steps():
     """At its end only time has run out, so the discount stays 1."""
-    environment = Environment("cartpole:balance", D4PGConfig(action_repeat=3))
+    environment = Environment("cartpole:balance", published("d4pg", action_repeat=3))
     environment.reset()
     steps = [environment.step(np.zeros(1))]
     while not steps[-1].is_last:
@@ -79,7 +80,7 @@ def test_an_episode_has_a_thousand_control_steps():
     with pytest.raises(RuntimeError, match=r"no episode is running: call reset\(\)"):
         environment.step(np.zeros(1))
     # The suite gives lqr no time limit, and its actions no bounds.
-    endless = Environment("lqr:lqr_2_1", D4PGConfig(action_repeat=250))
+    endless = Environment("lqr:lqr_2_1", published("d4pg", action_repeat=250))
     endless.reset()
     ends = [endless.step(np.full(1, 0.5)).is_last for _ in range(4)]
     assert [False, False, False, True] == ends
@@ -87,7 +88,7 @@ def test_an_episode_has_a_thousand_control_steps():
 
 @pytest.mark.parametrize("broken", ["reward", "state", "physics"])
 def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
-    environment = Environment("cartpole:swingup", D4PGConfig())
+    environment = Environment("cartpole:swingup", published("d4pg"))
     environment.reset()
     with monkeypatch.context() as patch:
         control = environment._env

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_programs import published
 
 import replicator
 from workloads import catalog
@@ -16,7 +17,6 @@ from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import learner as networks_lib
 from workloads.d4pg.control import EnvironmentSpec
 from workloads.d4pg.learner import Learner, make_networks
-from workloads.d4pg.study import D4PGConfig
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
@@ -50,7 +50,8 @@ def randomized(network, rng):
 )
 def test_actors_compute_what_the_learner_would(kind, shape):
     rng = np.random.default_rng(0)
-    config = D4PGConfig(
+    config = published(
+        "d4pg",
         network=kind,
         policy_sizes="12,10,9",
         observations=observing(shape),
@@ -96,7 +97,9 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
         convs + features + of_policy + of_features[0],
         features + of_critic + of_features[1],
     ) == count((84, 84, 9), "pixels")
-    config = D4PGConfig(network="layer_norm_mlp", critic_sizes="7,9", num_atoms=11)
+    config = published(
+        "d4pg", network="layer_norm_mlp", critic_sizes="7,9", num_atoms=11
+    )
     _, _, acme = make_networks(config, make_spec(), seed=0)
     assert (5 + 2, 7) == tuple(acme.get_layer("dense_0").kernel.shape)
 

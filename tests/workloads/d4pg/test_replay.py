@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from small_programs import child, make_streams
+from small_programs import child, make_streams, published
 
 from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.control import EnvironmentSpec
 from workloads.d4pg.replay import StarvedReplayError, make_replay
 from workloads.d4pg.streams import RateLimiter, StepStreams
-from workloads.d4pg.study import D4PGConfig
 
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
@@ -27,7 +26,8 @@ SMALL_FRAMES = {**FRAMES, "observation_shape": (2, 2, 3)}
 
 def make_config(*, num_frames=1, **options):
     observations = "state" if num_frames == 1 else "pixels"
-    return D4PGConfig(**{"replay": "uniform", "observations": observations, **options})
+    given = {"replay": "uniform", "observations": observations, **options}
+    return published("d4pg", **given)
 
 
 def replay_of(streams, on_wait=lambda: None, min_size=1, seed=0, **options):

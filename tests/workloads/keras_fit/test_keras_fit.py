@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import re
 import threading
 import types
 
@@ -11,7 +12,7 @@ import pytest
 import small_fit
 import tensorflow as tf
 from fake_machine import set_cores
-from small_programs import build, match
+from small_programs import build, match, published
 
 import replicator
 from harness import catalog as harness_catalog
@@ -20,10 +21,8 @@ from harness.errors import PlanError
 from results.study import equivalence as verdict
 from workloads import catalog
 from workloads.common import training
-from workloads.keras_fit import study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.study import ResNet50Config
 
 FILE = small_fit.__file__
 # Sums of float32 in another order.
@@ -46,14 +45,18 @@ def test_the_default_is_the_resnet_of_keras():
     options = {"model": default.model, "num_classes": default.num_classes}
     program = made(replicator.create("single"), data="synthetic", **options)
     model = program.training.model
-    other = model_lib.ResNet50(ResNet50Config(version="v1"))
+    other = model_lib.ResNet50(published("resnet50", version="v1"))
 
     assert 25_583_592 == program.num_parameters
     assert program.flops_per_example == training.flops_of(model_lib.products(other, 32))
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     # The list of applications needs no TensorFlow; this test does.
-    assert all(callable(getattr(keras.applications, n)) for n in study.APPLICATIONS)
+    with pytest.raises(ValueError, match="must be one of 'ConvNeXtTiny'") as refused:
+        catalog.make_config("keras_fit", "smoke", {"model": "none"})
+    names = re.findall(r"'(\w+)'", str(refused.value).partition("one of")[2])
+    assert len(names) > 30
+    assert all(callable(getattr(keras.applications, name)) for name in names)
 
 
 INFO = small_fit.WORKLOAD
@@ -158,7 +161,7 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
 def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
     monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 3)
     losses = {}
-    for loop in study.LOOPS:
+    for loop in ("fit", "run"):
         program = made(replicator.create("single"), data="synthetic", loop=loop)
         for layer in program.training.model.layers:
             if isinstance(layer, keras.layers.Dropout):

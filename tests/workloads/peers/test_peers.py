@@ -24,7 +24,6 @@ from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
 from workloads.data import images
 from workloads.peers import inputs
-from workloads.peers.catalog import PEERS, unsupported
 from workloads.peers.inputs import Export, Share
 from workloads.resnet50.train import GoyalSchedule
 from workloads.sngan.model import LinearDecay
@@ -219,7 +218,7 @@ def test_what_a_peer_does_not_implement_is_known(row):
     given, _, message = row.partition(" ->")
     peer, workload, dtype, data = given.split()
     config = workloads.make_config(workload, "laptop", {"compute_dtype": dtype})
-    found = unsupported(PEERS[peer].programs[workload], config, data)
+    found = catalog.unsupported(catalog.PEERS[peer].programs[workload], config, data)
     assert message.strip() in found
     assert bool(message) == bool(found)
 
@@ -352,7 +351,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
 ):
     own = {
         name
-        for name, peer in PEERS.items()
+        for name, peer in catalog.PEERS.items()
         if workload in peer.programs
         and dtype in peer.programs[workload]["compute_dtype"]
     }

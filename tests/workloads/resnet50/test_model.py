@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.study import ResNet50Config
 from workloads.resnet50.train import GoyalSchedule
 
 # 53 convolutions in float32, summed in another order: errors of 1e-6 grow by depth.
@@ -59,7 +58,7 @@ def test_v1_equals_keras_applications():
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
     )
-    made = model_lib.ResNet50(ResNet50Config(version="v1"))
+    made = model_lib.ResNet50(small_programs.published("resnet50", version="v1"))
     for conv in (made.stem, made.blocks[0].convs[1], made.blocks[15].convs[2]):
         kernel = conv.kernel.numpy()
         spread = math.sqrt(2 / math.prod(kernel.shape[:3]))
@@ -94,7 +93,7 @@ def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga)
 
     3.8 to 3.9 billion multiply-adds in He et al. 2015, 4.1 with the later stride.
     """
-    made = model_lib.ResNet50(ResNet50Config(version=version))
+    made = model_lib.ResNet50(small_programs.published("resnet50", version=version))
     total = sum(model_lib.products(made, 224))
     strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
     first_of_group = {3, 7, 13}
@@ -130,7 +129,9 @@ def test_moving_statistics_follow_the_batch():
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
     with small_programs.short():
         made = model_lib.ResNet50(
-            ResNet50Config(compute_dtype="mixed_bfloat16", zero_gamma=False)
+            small_programs.published(
+                "resnet50", compute_dtype="mixed_bfloat16", zero_gamma=False
+            )
         )
     features = made.blocks[0](tf.zeros([1, 8, 8, 8]), training=False)
     logits = made(tf.zeros([1, 32, 32, 3]), training=False)
