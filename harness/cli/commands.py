@@ -8,7 +8,6 @@ subcommand returns the exit code of the process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -48,14 +47,10 @@ from results.store.study_store import PLAN_NAME, TRIALS_NAME, Store
 from results.store.writing import lock_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from harness.cli.running import Conclude
-    from harness.cli.subcommand import Call
     from harness.cli.subcommands.sweep_command import RunRequest
-    from harness.machine.gpus import Gpu
-    from harness.planning.design import CheckedSweep
 
 
 HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
@@ -91,14 +86,12 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
 @contextlib.contextmanager
 def _ready(
     missing: Sequence[PlannedTrial],
-    call: Call,
+    request: RunRequest,
     study: str,
     num_hosts: int,
     runs_dir: Path | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[None]:
     """Checks what can be checked before trials run, and holds their GPUs meanwhile."""
-    replaced = dict(call.overrides)
-    probe = replaced.pop("probe", gpu_probe.probe)
     chosen = _check_models(missing, num_hosts)
     if chosen and runs_dir is not None:
         estimate.check_memory(missing, runs_dir, study=study, gpu=chosen[0].name)
@@ -123,11 +116,14 @@ def _ready(
                 )
         if chosen and any(trial.spec.program is None for trial in missing):
             ids = [gpu.cuda_id for gpu in chosen]
+            probe = request.overrides.get("probe", gpu_probe.probe)
             gpu_probe.check(probe(ids), ids)
-        yield replaced
+        yield
 
 
-def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, ...]:
+def _check_models(
+    trials: Sequence[PlannedTrial], num_hosts: int
+) -> tuple[gpus.Gpu, ...]:
     """The GPUs of the largest trial on this host; none where all run on CPUs."""
     counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
     if not counts:
@@ -135,7 +131,7 @@ def _check_models(trials: Sequence[PlannedTrial], num_hosts: int) -> tuple[Gpu, 
     return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
 
 
-def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
+def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, design.CheckedSweep]:
     """Returns a request that can be carried out on the hosts, and what it needs."""
     writing.check_reachable(request.runs_dir)
     for path in (request.runs_dir, *request.runs_dir.absolute().parents):
@@ -180,8 +176,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, CheckedSweep]:
 
 def sweep(
     request: RunRequest,
-    call: Call,
-    conclude: Conclude | None = None,
+    conclude: running.Conclude | None = None,
     check: Callable[[Plan], object] = lambda _: None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports."""
@@ -201,7 +196,7 @@ def sweep(
         plan_module.arrange,
         checked,
         study=name,
-        command=call.command,
+        command=request.recorded_command,
         launcher=request.launcher,
     )
     new, notes = arrange(order)
@@ -220,7 +215,7 @@ def sweep(
     missing = _missing(root, asked, is_failed_retried=is_failed_retried)
     earlier = None if is_failed_retried else runs_dir
     with (
-        _ready(missing, call, name, launcher.num_hosts, earlier) as replaced,
+        _ready(missing, request, name, launcher.num_hosts, earlier),
         # Made before it is locked.
         lock_study((store := Store.create(root)).root),
     ):
@@ -231,9 +226,7 @@ def sweep(
             store.write_plan(plan)
         for note in notes:
             running.note(note)
-        run_study = functools.partial(
-            _run_study, store, request, launcher, replaced, conclude
-        )
+        run_study = functools.partial(_run_study, store, request, launcher, conclude)
         try:
             return run_study(plan, asked)
         except errors.DoesNotFitError as error:
@@ -266,8 +259,7 @@ def _run_study(
     store: Store,
     request: RunRequest,
     launcher: Launcher,
-    replaced: Mapping[str, Any],
-    conclude: Conclude | None,
+    conclude: running.Conclude | None,
     plan: Plan,
     trials: Sequence[PlannedTrial],
 ) -> int:
@@ -284,7 +276,7 @@ def _run_study(
         folders=folders,
         launcher=launcher,
         changed_code=watch.changed,
-        **replaced,
+        **{k: v for k, v in request.overrides.items() if k != "probe"},
     )
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
@@ -348,7 +340,7 @@ def _print_plan(
     return exit_codes.OK
 
 
-def sweep_varied(request: RunRequest, call: Call) -> int:
+def sweep_varied(request: RunRequest) -> int:
     axis = request.vary
     assert axis is not None
     if request.is_json:
@@ -372,18 +364,19 @@ def sweep_varied(request: RunRequest, call: Call) -> int:
             key=axis.key,
             studies=studies,
             created_at=known.created_at if known else now_text(),
-            command=call.command,
+            command=request.recorded_command,
         )
         root.mkdir(parents=True, exist_ok=True)
         studies_lib.write(root, made)
     codes = []
     for value, (study, asked_value) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
-        words = without_options(call.command, "--vary", "--study", "--runs-dir")
+        words = without_options(
+            request.recorded_command, "--vary", "--study", "--runs-dir"
+        )
         words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
-        alone = dataclasses.replace(call, command=tuple(words))
-        own = asked_value.model_copy(update={"runs_dir": root, "study": study})
-        codes.append(sweep(own, alone))
+        update = {"runs_dir": root, "study": study, "recorded_command": tuple(words)}
+        codes.append(sweep(asked_value.model_copy(update=update)))
         if codes[-1] == exit_codes.INTERRUPTED:
             return exit_codes.INTERRUPTED
     if not request.is_dry_run and not request.info.is_submitted():
@@ -486,7 +479,7 @@ _TAKEN = {"study", "runs_dir", "retry", "timeout_sec", "launcher", "is_json"}
 """What may be said anew of a study that is continued."""
 
 
-def run_missing(request: RunRequest, call: Call) -> int:
+def run_missing(request: RunRequest) -> int:
     """Runs the missing trials of a study, or of each study of a varied one."""
     for option in declared(type(request)):
         value = getattr(request, option.field)
@@ -496,11 +489,11 @@ def run_missing(request: RunRequest, call: Call) -> int:
                 " name; leave it out, or repeat the whole command of study"
                 f" {request.study!r} to extend it"
             )
-    run = functools.partial(_continue, request, call)
+    run = functools.partial(_continue, request)
     return for_each(request, run, write_page)
 
 
-def _continue(request: RunRequest, call: Call, store: Store) -> int:
+def _continue(request: RunRequest, store: Store) -> int:
     root, plan = store.root, store.read_plan()
     plan_module.check_trials(plan)
     code_digest.check_code(plan, store=store)
@@ -514,5 +507,5 @@ def _continue(request: RunRequest, call: Call, store: Store) -> int:
     trials, is_retried = plan.trials, request.retry is not None
     with lock_study(root):
         missing = _missing(root, trials, is_failed_retried=is_retried)
-        with _ready(missing, call, plan.study, launcher.num_hosts) as replaced:
-            return _run_study(store, request, launcher, replaced, None, plan, trials)
+        with _ready(missing, request, plan.study, launcher.num_hosts):
+            return _run_study(store, request, launcher, None, plan, trials)

@@ -9,7 +9,6 @@ anything of the subcommand.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import functools
 import importlib
@@ -80,15 +79,6 @@ def console(**settings: Any) -> Console:
 
     settings.setdefault("width", None if sys.stdout.isatty() else PIPE_WIDTH)
     return Console(highlight=False, **settings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """The call of a subcommand, besides what it requests."""
-
-    # What to record: the command with all that a study file set.
-    command: tuple[str, ...]
-    overrides: Mapping[str, Any]  # Replaces fields of ``RunSettings``; for tests.
 
 
 def _parameter(each: Option) -> click.Parameter:
@@ -203,10 +193,10 @@ class Subcommand(click.Command):
             values = self._set(settings, owner)
             model = mark.models().get(chosen, option.Options)
             given |= {mark.field: model(**values[owner]), **values[""]}
-        call = Call(
-            command=("python", "-m", "harness", *command), overrides=ctx.obj or {}
-        )
-        return importlib.import_module(self._module).run(self.request(**given), call)
+        recorded = ("python", "-m", "harness", *command)
+        own = {"recorded_command": recorded, "overrides": ctx.obj or {}}
+        given |= {k: own[k] for k in own.keys() & self.request.model_fields.keys()}
+        return importlib.import_module(self._module).run(self.request(**given))
 
     def _given(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what was given: one text, or all of what can be repeated."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from harness.cli import exit_codes
-from harness.cli.subcommand import Call, console
+from harness.cli.subcommand import console
 from harness.doctor import checks, gpu, pair
 from harness.errors import ParseError
 from harness.options.kinds import duration
@@ -41,7 +41,7 @@ class DoctorRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: DoctorRequest, _: Call) -> int:
+def run(request: DoctorRequest) -> int:
     interleaved_sec = request.interleaved_sec
     why = ""
     if 0 < interleaved_sec < pair.LEAST_SEC:

@@ -44,8 +44,6 @@ from results.study import case_pairs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.cli.subcommand import Call
-    from results.judging.gate import Gate
     from results.study.cases import Study
 
 
@@ -317,7 +315,7 @@ class _EqualCodeError(Exception):
     """Both sides have the same code, of these digests."""
 
 
-def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) -> int:
+def _beside_revision(request: GateRequest, name: str, rule: Rule) -> int:
     source = None
     if request.program is not None:
         source = revisions.source_of(Path.cwd(), name, request.runs_dir)
@@ -353,7 +351,7 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
                     f" pass: that takes {fewest} at --alpha {rule.alpha:.1%}"
                 )
             request = request.model_copy(update=update)
-            return commands.sweep(request, call, conclude, check)
+            return commands.sweep(request, conclude, check)
     except _EqualCodeError as error:
         gate = gate_module.judge_equal_code(rule, error.args, baseline=baseline)
         return _conclude(None, gate, request)
@@ -362,9 +360,7 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
         return exit_codes.INTERRUPTED
 
 
-def _beside_study(
-    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
-) -> int:
+def _beside_study(request: GateRequest, stored: Study, name: str, rule: Rule) -> int:
     def conclude(store: Store, study: Study, _trials: object) -> int:
         gate = gate_module.judge_studies(study, stored, rule, baseline=name)
         # Seen only now: placement and machine are recorded with the trials.
@@ -385,10 +381,10 @@ def _beside_study(
 
     gate_design = design_of(request, rule, name, is_study=True)
     request = request.model_copy(update={"gate": gate_design})
-    return commands.sweep(request, call, conclude, check)
+    return commands.sweep(request, conclude, check)
 
 
-def _conclude(store: Store | None, gate: Gate, request: GateRequest) -> int:
+def _conclude(store: Store | None, gate: gate_module.Gate, request: GateRequest) -> int:
     record = judgement.record_of(gate)
     if store is not None:
         from reports.page import build
@@ -407,9 +403,7 @@ USUAL_SPREAD: Final = 0.03
 """Standard deviation of a log ratio between repetitions, as on two shared cores."""
 
 
-def _show_outlook(
-    request: GateRequest, call: Call, rule: Rule, stored: Study | None
-) -> int:
+def _show_outlook(request: GateRequest, rule: Rule, stored: Study | None) -> int:
     """Prints the trials of one side, and how often such a gate gives each verdict."""
     if rule.metric not in gate_metrics.OF_BLOCKS:
         raise PlanError(
@@ -417,7 +411,7 @@ def _show_outlook(
             " simulated; leave --metric out"
         )
     planned: list[Plan] = []
-    code = commands.sweep(request, call, check=planned.append)
+    code = commands.sweep(request, check=planned.append)
     minutes_in_all = request.minutes or defaults.MINUTES_OF_GATE
     spread, source = USUAL_SPREAD, "usual on two shared cores"
     each = defaults.MINUTES / defaults.REPETITIONS
@@ -497,7 +491,7 @@ def _files_of(request: GateRequest) -> dict[Path, str]:
     return forms
 
 
-def run(request: GateRequest, call: Call) -> int:
+def run(request: GateRequest) -> int:
     if request.setup is not None and request.command is None:
         raise PlanError(
             f"--setup {request.setup!r} has no effect without --command: the harness"
@@ -521,8 +515,8 @@ def run(request: GateRequest, call: Call) -> int:
     if untrusted.is_there(root / PLAN_NAME):
         stored = plan_module.load(name, request.runs_dir)
     if request.is_dry_run:
-        return _show_outlook(request, call, rule, stored)
+        return _show_outlook(request, rule, stored)
     if stored is None:
-        return _beside_revision(request, call, name, rule)
+        return _beside_revision(request, name, rule)
     gate_module.check_stored(rule, f"study {name}")  # before anything is measured
-    return _beside_study(request, call, stored, f"study {name}", rule)
+    return _beside_study(request, stored, f"study {name}", rule)

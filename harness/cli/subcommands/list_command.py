@@ -11,7 +11,7 @@ import click
 from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
-from harness.cli.subcommand import Call, one_line
+from harness.cli.subcommand import one_line
 from harness.launch import launchers
 from harness.options.option import Options, option
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir
@@ -49,7 +49,7 @@ _TEXTS: Final = {
 """What is said of each thing of a list, by the fields of its row."""
 
 
-def run(request: ListRequest, _: Call) -> int:
+def run(request: ListRequest) -> int:
     """Lists workloads, backends, presets and plugins, or the studies of a directory.
 
     A plugin or study that cannot be used is named on stderr; the exit code is then 2.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
@@ -14,9 +14,6 @@ from harness.launch import launchers
 from harness.launch.launchers import FILES, GANG, Job
 from harness.options.option import NO_OPTIONS, Contributed, Options, option
 from reports import output_file
-
-if TYPE_CHECKING:
-    from harness.cli.subcommand import Call
 
 
 class RenderRequest(Job):
@@ -47,8 +44,7 @@ class RenderRequest(Job):
     ] = NO_OPTIONS
 
 
-def run(request: RenderRequest, call: Call) -> int:
-    del call
+def run(request: RenderRequest) -> int:
     request.check()
     files = launchers.info(request.launcher).render(request, request.file_options)
     output = request.output

@@ -30,7 +30,6 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.cli.subcommand import Call
     from reports.exports.export_formats import Content
     from reports.site.comparison import Compared
 
@@ -141,7 +140,7 @@ def _check(request: ReportRequest) -> None:
         )
 
 
-def run(request: ReportRequest, _: Call) -> int:
+def run(request: ReportRequest) -> int:
     is_page = request.format.output is Output.PAGE
     if len(request.studies) == 1 and request.output is None and is_page:
         root, varied = commands.studies_of(request.studies[0], request.runs_dir)

@@ -30,7 +30,6 @@ from results.study.equivalence import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.cli.subcommand import Call
     from results.store.study_store import Reading, Store, Trial
 
 
@@ -49,7 +48,7 @@ class StatusRequest(Options):
     )
 
 
-def run(request: StatusRequest, _: Call) -> int:
+def run(request: StatusRequest) -> int:
     if request.is_watched and request.is_json:
         raise PlanError(
             "--watch prints lines for a reader, and --json one object; leave one out"

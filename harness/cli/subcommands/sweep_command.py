@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import InstanceOf
+from pydantic import Field, InstanceOf
 
 from harness.launch import launchers
 from harness.options.kinds import Kind
@@ -22,10 +23,6 @@ from harness.planning.request import (
     resolved,
 )
 from results.records.record_base import Replicas
-
-if TYPE_CHECKING:
-    from harness.cli.subcommand import Call
-
 
 PROCESSES: Final = "Where the processes run"
 
@@ -108,17 +105,22 @@ class RunRequest(SweepRequest):
         is_key=False,
     )
 
+    # The command, with all that a study file says.
+    recorded_command: tuple[str, ...] = ()
+    # Replaces fields of ``RunSettings``; for tests.
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
+
     @property
     def info(self) -> launchers.Launcher:
         return launchers.info(self.launcher)
 
 
-def run(request: RunRequest, call: Call) -> int:
+def run(request: RunRequest) -> int:
     from harness.cli import commands
 
     if request.study and not request.workload and request.command is None:
-        return commands.run_missing(request, call)
+        return commands.run_missing(request)
     request = resolved(request, Path.cwd())
     if request.vary is not None:
-        return commands.sweep_varied(request, call)
-    return commands.sweep(request, call)
+        return commands.sweep_varied(request)
+    return commands.sweep(request)

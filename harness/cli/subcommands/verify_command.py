@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.subcommand import Call, console, one_line
+from harness.cli.subcommand import console, one_line
 from harness.options.option import Options
 from harness.planning import plan as plan_module
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir, StudyArgument
@@ -53,7 +53,7 @@ class VerifyRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: VerifyRequest, _: Call) -> int:
+def run(request: VerifyRequest) -> int:
     path = plan_module.find_study(request.study, request.runs_dir)
     with studies.opened(path) as root:
         if root != path:
