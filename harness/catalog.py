@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,7 +26,6 @@ from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from results.plugins import Complaint
     from results.records.models import MetricFacts, OptionValue, TrialSpec
 
 __all__ = ["BACKENDS", "EXPORTED_BACKEND", "EXPORT_SETTINGS", "EXPORT_VARIABLE"]
@@ -54,26 +52,19 @@ def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
         ) from None
 
 
-def find(kind: str, table: dict[str, _T], name: str, complain: Complaint) -> _T:
-    """Returns an entry of a catalogue to which plugins add."""
+def find(kind: str, table: dict[str, _T], name: str, added_type: type) -> _T:
+    """Returns an entry of a catalogue to which plugins add, of a type."""
     if name in table:
         return table[name]
     from results import plugins  # only where a name is not built in
 
+    complain = plugins.complaint_of(added_type)
     added = plugins.find(kind, table, name, complain, Path.cwd())
     if added is None:
         known = dict.fromkeys(plugins.names(kind, table))
         look_up(known, name, what=plugins.KINDS[kind])
     assert added is not None  # or it is unknown
     return added
-
-
-@functools.cache
-def complain(kind: str) -> Complaint:
-    """Returns the check of what a plugin adds."""
-    from results.plugins import complaint_of  # --help needs no plugins
-
-    return complaint_of(WorkloadInfo if kind == WORKLOAD else BackendInfo)
 
 
 def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
@@ -94,13 +85,13 @@ def adopt(spec: TrialSpec) -> None:
 
 
 def workload(name: str) -> WorkloadInfo:
-    return find(WORKLOAD, WORKLOADS, name, complain(WORKLOAD))
+    return find(WORKLOAD, WORKLOADS, name, WorkloadInfo)
 
 
 def backend(name: str) -> BackendInfo:
     if name in PEERS:
         return PEERS[name]
-    info = find(BACKEND, BACKENDS, name, complain(BACKEND))
+    info = find(BACKEND, BACKENDS, name, BackendInfo)
     if info.not_swept_because:
         raise PlanError(f"backend {name!r} cannot be swept: {info.not_swept_because}")
     return info

@@ -306,17 +306,11 @@ _FOUND: dict[str, Launcher | None] = {**dict.fromkeys(LAUNCHERS), DEFAULT: Local
 
 
 def info(name: str) -> Launcher:
-    launcher = find("launchers", _FOUND, name, complain)
+    launcher = find("launchers", _FOUND, name, Launcher)
     if launcher is not None:
         return launcher
     module = importlib.import_module(f"harness.launch.{name}")
     return cast("Launcher", module.LAUNCHER)
-
-
-def complain(plugin: object) -> str:
-    from results.plugins import complaint_of
-
-    return complaint_of(Launcher)(plugin)
 
 
 def options() -> dict[str, type[Options]]:

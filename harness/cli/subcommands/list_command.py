@@ -13,10 +13,12 @@ from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.subcommand import one_line
 from harness.launch import launchers
+from harness.launch.launchers import Launcher
 from harness.options.option import Options, option
 from harness.planning.request import RUNS_DIR, IsJson, RunsDir
 from results import plugins
 from results.errors import ResultsError
+from results.plugins import complaint_of
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
 from results.store import study_store, untrusted
@@ -166,9 +168,9 @@ def _tables() -> dict[str, tuple[Collection[str], plugins.Complaint]]:
     from results.figures import frame, trial_metrics
 
     return {
-        catalog.WORKLOAD: (catalog.WORKLOADS, catalog.complain(catalog.WORKLOAD)),
-        catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
-        "launchers": (launchers.LAUNCHERS, launchers.complain),
+        catalog.WORKLOAD: (WORKLOADS, complaint_of(catalog.WorkloadInfo)),
+        catalog.BACKEND: (BACKENDS, complaint_of(catalog.BackendInfo)),
+        "launchers": (launchers.LAUNCHERS, complaint_of(Launcher)),
         trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
         build.PLUGINS: ([section.SLUG for section in SECTIONS], build.complain),
         "formats": (export_formats.FORMATS, export_formats.complain),
