@@ -102,31 +102,22 @@ class ActorSettings:
 
     name: str  # ``domain:task``.
     config: D4PGConfig
-    num_actors: int = 1  # Processes.
     seed: int = 0  # Seed of initial states and exploration.
     # Without a heartbeat for this long, an actor is killed and replaced.
     stuck_sec: float = 30.0
     start_sec: float = 120.0  # The same, until its first step.
     max_restarts: int = 10  # Total replacements of actors before the pool fails.
 
-    @property
-    def num_streams(self) -> int:
-        return self.num_actors * self.config.environments_per_actor
 
-    def streams_of(self, actor_id: int) -> range:
-        """Returns the streams of one actor, one per environment."""
-        count = self.config.environments_per_actor
-        return range(actor_id * count, (actor_id + 1) * count)
+def noise_deviation(config: D4PGConfig, stream_id: int, num_streams: int) -> float:
+    """Returns the deviation of one environment's noise (Tassa et al. 2018).
 
-    def sigma(self, stream_id: int) -> float:
-        """Returns the deviation of one environment's noise (Tassa et al. 2018).
-
-        Evenly spaced in the logarithm; a single environment has the geometric mean.
-        """
-        low, high = self.config.noise_low, self.config.noise_high
-        if self.num_streams == 1:
-            return float((low * high) ** 0.5)
-        return float(low * (high / low) ** (stream_id / (self.num_streams - 1)))
+    Evenly spaced in the logarithm; a single environment has the geometric mean.
+    """
+    low, high = config.noise_low, config.noise_high
+    if num_streams == 1:
+        return float((low * high) ** 0.5)
+    return float(low * (high / low) ** (stream_id / (num_streams - 1)))
 
 
 class Actor:
@@ -147,7 +138,7 @@ class Actor:
         self._policy: Policy | None = None  # Until there are weights, at random.
         self._version = NO_WEIGHTS
         self._config = config = settings.config
-        self._stream_ids = settings.streams_of(actor_id)
+        self._stream_ids = streams.share.streams_of(actor_id)
         count = len(self._stream_ids)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
@@ -158,8 +149,9 @@ class Actor:
         ]
         self._writers = [streams.writer(k) for k in self._stream_ids]
         spec = self._environments[0].spec
-        sigmas = [[settings.sigma(k)] for k in self._stream_ids]
-        self._noise = np.array(sigmas, np.float32)
+        total = streams.share.num_streams
+        deviations = [[noise_deviation(config, k, total)] for k in self._stream_ids]
+        self._noise = np.array(deviations, np.float32)
         shape = spec.seen_shape(config.num_stacked_frames)
         self._seen = np.zeros((count, *shape), spec.observation_dtype)
         self._action_shape = (count, spec.action_size)

@@ -37,6 +37,11 @@ class Share:
     steps_per_stream: int  # Records that one ring holds.
     min_size: int  # Environment steps before its first batch.
 
+    def streams_of(self, actor_id: int) -> range:
+        """Returns the streams of one actor, one per environment."""
+        count = self.num_streams // self.num_actors
+        return range(actor_id * count, (actor_id + 1) * count)
+
 
 def share(config: D4PGConfig, pipeline_id: int = 0, num_pipelines: int = 1) -> Share:
     """Returns the share of one pipeline; shares are as equal as possible."""

@@ -60,7 +60,6 @@ class Experience:
         settings = ActorSettings(
             name=training.data,
             config=config,
-            num_actors=share.num_actors,
             seed=seed,
         )
         kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]

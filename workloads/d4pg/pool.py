@@ -65,7 +65,7 @@ class BasePool(contextlib.AbstractContextManager[Any]):
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._keep, args=[k], name="actor", daemon=True)
-            for k in range(settings.num_actors)
+            for k in range(streams.share.num_actors)
         ]
         atexit.register(self.close)
         for thread in self._threads:
@@ -280,7 +280,8 @@ class Collector:
             )
         if self._weights is not None and weights is not None:
             self._weights.publish(weights, version)
-        streams, own = self._streams, self._settings.streams_of(self._ids["actor_id"])
+        streams, actor_id = self._streams, self._ids["actor_id"]
+        own = streams.share.streams_of(actor_id)
         begin, written = time.monotonic(), streams.num_written.copy()
         for name in _COUNTED:
             streams[name][:] = 0
@@ -295,7 +296,7 @@ class Collector:
             records=records,
             counted=[streams[name][own].copy() for name in _COUNTED],
             elapsed_sec=time.monotonic() - begin,
-            version=int(streams.version[self._ids["actor_id"]]),
+            version=int(streams.version[actor_id]),
         )
 
 
@@ -313,7 +314,7 @@ class RayActorPool(BasePool):
         self._has_cluster = bool(self._ray.is_initialized())
         if not self._has_cluster:
             address = os.environ.get("RAY_ADDRESS", "")
-            new = {"num_cpus": settings.num_actors, "include_dashboard": False}
+            new = {"num_cpus": streams.share.num_actors, "include_dashboard": False}
             self._ray.init(
                 # Without an address it would be any cluster of this machine.
                 address or "local",
@@ -321,7 +322,7 @@ class RayActorPool(BasePool):
                 logging_level="ERROR",
                 **({} if address else new),
             )
-        self._writers = [streams.writer(k) for k in range(settings.num_streams)]
+        self._writers = [streams.writer(k) for k in range(streams.share.num_streams)]
         super().__init__(settings, streams, weights)
 
     def pause(self) -> None:
@@ -382,7 +383,7 @@ class RayActorPool(BasePool):
             return self._latest
 
     def _take_in(self, actor_id: int, chunk: Chunk) -> None:
-        streams, own = self._streams, self._settings.streams_of(actor_id)
+        streams, own = self._streams, self._streams.share.streams_of(actor_id)
         for stream, records in zip(own, chunk.records, strict=True):
             for record in zip(*records, strict=True):
                 self._writers[stream](*record)

@@ -17,6 +17,7 @@ final observation, because the next state is unknown.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import capacity
-from .streams import FIELDS, RateLimiter
+from .streams import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .study import D4PGConfig
 
 _WAIT_SEC = 0.001
+_BUFFER_SHARE = 0.1
 _MOST_ATTEMPTS = 100
 _MOST_ROUNDS = 1000
 # So that a transition with zero error can still be sampled.
@@ -80,7 +82,9 @@ class Replay:
         self._offsets = np.arange(config.num_return_steps + 1)
         self._powers = config.discount ** np.arange(config.num_return_steps)
         self._fields = {name: streams.field(name) for name in FIELDS}
-        self._limiter = RateLimiter(streams, min_size, config.samples_per_insert)
+        self.num_sampled = 0
+        self._buffer = _BUFFER_SHARE * min_size * config.samples_per_insert
+        self.add_sampled(0)
 
     def __len__(self) -> int:
         """Returns how many records, final observations included, have n after them."""
@@ -91,9 +95,33 @@ class Replay:
     def num_inserted(self) -> int:
         return self._streams.num_inserted()
 
-    @property
-    def num_sampled(self) -> int:
-        return self._limiter.num_sampled
+    # The number of transitions sampled per record inserted stays near a ratio, as by
+    # Reverb's ``SampleToInsertRatio``: with c = inserted * ratio - sampled, sampling
+    # waits while c is less than min_size * ratio - buffer, and actors wait while it is
+    # more than min_size * ratio + buffer.
+
+    def can_sample(self, num_transitions: int) -> bool:
+        ratio = self._config.samples_per_insert
+        if self._buffer < num_transitions:
+            # Or learner and actors would wait for each other.
+            self._buffer = float(num_transitions)
+            self.add_sampled(0)
+        inserted = self.num_inserted
+        if inserted < self._min_size:
+            return False
+        if not ratio:
+            return True
+        balance = inserted * ratio - self.num_sampled - num_transitions
+        return balance >= self._min_size * ratio - self._buffer
+
+    def add_sampled(self, num_transitions: int) -> None:
+        """Counts transitions as sampled, and lets actors write more."""
+        self.num_sampled += num_transitions
+        limit = math.inf
+        if self._config.samples_per_insert:
+            owed = (self.num_sampled + self._buffer) / self._config.samples_per_insert
+            limit = math.ceil(self._min_size + owed)
+        self._streams.set_limit(limit)
 
     def pause(self) -> None:
         self._is_running.clear()
@@ -123,7 +151,7 @@ class Replay:
             }
             _, following = self._streams.locate(index, -num_before)
             if (following < size).all() and transitions.is_valid.all():
-                self._limiter.add_sampled(num_transitions)
+                self.add_sampled(num_transitions)
                 return batch
         raise StarvedReplayError(
             f"every one of {_MOST_ATTEMPTS} samples was overwritten while it was read, "
@@ -231,10 +259,10 @@ class Replay:
         )
 
     def _wait(self, num_transitions: int, timeout_sec: float) -> None:
-        if self._limiter.can_sample(num_transitions) and len(self):
+        if self.can_sample(num_transitions) and len(self):
             return
         start = time.monotonic()
-        while not (self._limiter.can_sample(num_transitions) and len(self)):
+        while not (self.can_sample(num_transitions) and len(self)):
             if not self._is_running.is_set():
                 paused = time.monotonic()
                 self._is_running.wait()

@@ -37,7 +37,6 @@ FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last")
 _NO_LIMIT = np.iinfo(np.int64).max
 _ALIGNMENT = 64  # of an array's first byte: a cache line
 _MOST_ATTEMPTS = 100
-_BUFFER_SHARE = 0.1
 
 
 class SharedArrays(contextlib.AbstractContextManager["SharedArrays"]):
@@ -224,44 +223,6 @@ class StepStreams(SharedArrays):
                 f"{refused[actor]} refused, {sign if heartbeat else 'no heartbeat'}"
             )
         return "; ".join(parts)
-
-
-class RateLimiter:
-    """Keeps the number of transitions sampled per record inserted near a ratio.
-
-    As Reverb's ``SampleToInsertRatio``: with c = inserted * ratio - sampled, sampling
-    waits while c is less than min_size * ratio - buffer, and actors wait while it is
-    more than min_size * ratio + buffer.
-    """
-
-    def __init__(self, streams: StepStreams, min_size: int, ratio: float) -> None:
-        self._streams = streams
-        self._min_size, self._ratio = min_size, ratio
-        self._buffer = _BUFFER_SHARE * self._min_size * self._ratio
-        self.num_sampled = 0
-        self.add_sampled(0)
-
-    def can_sample(self, num_transitions: int) -> bool:
-        if self._buffer < num_transitions:
-            # Or learner and actors would wait for each other.
-            self._buffer = float(num_transitions)
-            self.add_sampled(0)
-        inserted = self._streams.num_inserted()
-        if inserted < self._min_size:
-            return False
-        if not self._ratio:
-            return True
-        balance = inserted * self._ratio - self.num_sampled - num_transitions
-        return balance >= self._min_size * self._ratio - self._buffer
-
-    def add_sampled(self, num_transitions: int) -> None:
-        """Counts transitions as sampled, and lets actors write more."""
-        self.num_sampled += num_transitions
-        limit = math.inf
-        if self._ratio:
-            owed = (self.num_sampled + self._buffer) / self._ratio
-            limit = math.ceil(self._min_size + owed)
-        self._streams.set_limit(limit)
 
 
 class SharedWeights(SharedArrays):

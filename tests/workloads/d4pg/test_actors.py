@@ -12,7 +12,7 @@ import pytest
 from small_programs import ROOT, child, make_streams, published
 
 from workloads import catalog
-from workloads.d4pg.actor import ActorSettings, Policy
+from workloads.d4pg.actor import ActorSettings, Policy, noise_deviation
 from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
 from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights
@@ -35,11 +35,10 @@ WEIGHTS = {
 }
 
 
-def make_settings(num_actors=1, stuck_sec=30.0, max_restarts=10, **options):
+def make_settings(stuck_sec=30.0, max_restarts=10, **options):
     return ActorSettings(
         name=NAME,
-        config=published("d4pg", **options),
-        num_actors=num_actors,
+        config=published("d4pg", **{"num_actors": 1, **options}),
         stuck_sec=stuck_sec,
         start_sec=3600.0,  # so that it is not the limit of an actor that has started
         max_restarts=max_restarts,
@@ -47,13 +46,15 @@ def make_settings(num_actors=1, stuck_sec=30.0, max_restarts=10, **options):
 
 
 def streams_of(settings, **changes):
+    config = settings.config
     fields = {
         # More than actors write that nobody holds back; it is taken when it is used.
         "steps_per_stream": 1_000_000,
         "observation_shape": (5,),
-        "num_actors": settings.num_actors,
+        "num_actors": config.num_actors,
     }
-    return make_streams(settings.num_streams, **{**fields, **changes})
+    num_streams = config.num_actors * config.environments_per_actor
+    return make_streams(num_streams, **{**fields, **changes})
 
 
 def wait_until(holds, pool=None):
@@ -140,7 +141,9 @@ def test_actors_write_episodes_and_follow_the_policy():
 def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     settings = make_settings(num_actors=2, action_repeat=4)
     # Noise is spread evenly in the logarithm.
-    assert [1 / 32, 1.0] == pytest.approx([settings.sigma(k) for k in (0, 1)])
+    assert [1 / 32, 1.0] == pytest.approx(
+        [noise_deviation(settings.config, k, 2) for k in (0, 1)]
+    )
     with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         replay = make_replay(streams, UNIFORM, min_size=200, on_wait=pool.check)
         replay.sample(16, timeout_sec=PATIENCE_SEC)
@@ -296,7 +299,7 @@ def test_no_actor_outlives_its_parent():
         "from workloads.d4pg.control import EnvironmentSpec\n"
         "from workloads.d4pg.streams import StepStreams\n"
         "from workloads.d4pg.study import D4PGConfig\n"
-        f"settings = ActorSettings(name={NAME!r}, config=D4PGConfig(), num_actors=2)\n"
+        f"settings = ActorSettings(name={NAME!r}, config=D4PGConfig())\n"
         "share = Share(num_streams=2, steps_per_stream=1000, num_actors=2,\n"
         "    min_size=1)\n"
         "streams = StepStreams(share, EnvironmentSpec(\n"

@@ -16,7 +16,7 @@ from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.control import EnvironmentSpec
 from workloads.d4pg.replay import StarvedReplayError, make_replay
-from workloads.d4pg.streams import RateLimiter, StepStreams
+from workloads.d4pg.streams import StepStreams
 
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
@@ -307,17 +307,17 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
 def test_samples_per_insert_stay_near_their_ratio(ratio):
     rng = np.random.default_rng(0)
     with make_streams(2, 2000) as streams:
-        limiter = RateLimiter(streams, 100, ratio)
+        replay = replay_of(streams, min_size=100, samples_per_insert=ratio)
         for _ in range(2000):
-            may_write, may_sample = not streams.must_wait(), limiter.can_sample(64)
+            may_write, may_sample = not streams.must_wait(), replay.can_sample(64)
 
             assert may_write or may_sample
             assert not may_sample or streams.num_inserted() >= 100
             if may_sample and (rng.uniform() < 0.5 or not may_write):
-                limiter.add_sampled(64)
+                replay.add_sampled(64)
             elif may_write:
                 streams.num_written[rng.integers(2)] += 1
-            balance = (streams.num_inserted() - 100) * ratio - limiter.num_sampled
+            balance = (streams.num_inserted() - 100) * ratio - replay.num_sampled
             assert abs(balance) <= max(64, 0.1 * 100 * ratio) + ratio + 64 or (
                 streams.num_inserted() <= 100
             )
