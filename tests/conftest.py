@@ -98,9 +98,9 @@ _STARTED: dict[str, str] = {}
 _MANY_OBJECTS = 100_000
 
 
-def pytest_collectstart(collector: Any) -> None:
+def pytest_pycollect_makemodule(module_path: pathlib.Path) -> None:
     """Makes virtual devices before TensorFlow runs its first op: at collection."""
-    if collector.path in [FOLDER / name for name in OF_REPLICAS]:
+    if module_path.relative_to(FOLDER).parts[0] in OF_REPLICAS:
         from replicator.core import devices
 
         devices.split_cpu(NUM_VIRTUAL_DEVICES)
