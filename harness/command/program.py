@@ -14,14 +14,17 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.command import identity, numbers, reader
 from harness.errors import PlanError
-from results.records.models import Program
 from results.records.record_base import MAX_NAME
 from results.records.texts import printable
+
+if TYPE_CHECKING:
+    from results.records.models import Program
 
 # The command is split into words as a shell does it, and then started without a shell,
 # so that a value can never be more than one word.
@@ -215,34 +218,22 @@ class ForeignProgram:
 
 
 def make(
-    *,
-    command: str,
-    metric_text: str,
-    unit: str,
-    setup: str,
-    replicas: Iterable[int],
+    record: Program,
     folder: Path,
+    *,
+    replicas: Iterable[int],
     left_out: Sequence[Path] = (),
-    count_texts: Sequence[str] = (),
-    variants: Mapping[str, Mapping[str, str]] | None = None,
+    variants: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> ForeignProgram:
-    variants = variants or {}
-    params = params_of(variants)
+    """Returns a program that is checked, and starts in a folder."""
+    command, params = record.command, params_of(variants)
     check_command(command, replicas, params)
-    parsed = numbers.parse_metric(metric_text)
-    names_in(parsed.path, params)
-    reader.parse_count(count_texts)
+    names_in(numbers.parse_metric(record.metric).path, params)
+    reader.parse_count(record.counts)
     source = identity.find_repository(folder, left_out)
     return ForeignProgram(
         name=name_of(command, folder),
-        record=Program(
-            command=command,
-            metric=metric_text,
-            unit=unit,
-            counts=tuple(count_texts),
-            folder=_place_of(folder, source),
-            setup=setup,
-        ),
+        record=record.model_copy(update={"folder": _place_of(folder, source)}),
         code={"": identity.program_identity(command, folder, source, left_out)},
         variants=variants,
     )

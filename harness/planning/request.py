@@ -22,7 +22,7 @@ from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
 from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
-from results.records.program import CLIENT, WALL, WITHOUT_PATTERN
+from results.records.program import CLIENT, WALL, WITHOUT_PATTERN, Program
 from results.records.record_base import MAX_SEED, BatchSize, Seed, Steps
 from results.store.studies import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 
@@ -348,16 +348,16 @@ def resolved(request: _Request, folder: Path) -> _Request:
             f"--unit {request.unit!r} is empty; name in the plural what the program"
             f" processes, such as cells, or leave it out for {UNIT!r}"
         )
-    made = make(
+    record = Program(
         command=request.command,
-        metric_text=request.metric,
+        metric=request.metric,
         unit=request.unit or UNIT,
-        count_texts=request.counts,
-        variants=variants,
+        counts=request.counts,
         setup=getattr(request, "setup", None) or "",
-        replicas=request.replicas,
-        folder=folder,
-        left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
+    )
+    left_out = [getattr(request, "runs_dir", folder / defaults.RUNS_DIR)]
+    made = make(
+        record, folder, replicas=request.replicas, left_out=left_out, variants=variants
     )
     if not has_batch and len(request.modes) > 1 and len(request.replicas) > 1:
         modes = ",".join(mode.value for mode in request.modes)

@@ -123,14 +123,9 @@ def root(tmp_path):
 
 def sides(root, folder=None):
     source = revisions.source_of(root, "HEAD", root / "runs")
-    own = program.make(
-        command="python3 src/train.py {replicas}",
-        metric_text="throughput=(x)",
-        unit="runs",
-        setup="",
-        replicas=(1,),
-        folder=folder or root,
-    )
+    command = "python3 src/train.py {replicas}"
+    record = Program(command=command, metric="throughput=(x)", unit="runs")
+    own = program.make(record, folder or root, replicas=(1,))
     commit = revisions.find_commit("HEAD", source)
     return revisions.side_by_side(own, source, "HEAD", commit, print)
 
