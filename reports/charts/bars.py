@@ -68,11 +68,10 @@ def between(
     ends: Ends,
     limits: tuple[float, float],
     *,
-    reference: float,
     lines: Iterable[float] = (),
     is_marked: bool = False,
 ) -> Markup:
-    """Draws an estimate as a dot on its interval, beside a value to compare with."""
+    """Draws an estimate as a dot on its interval, beside zero."""
     low, high = limits
 
     def at(number: float) -> float:
@@ -80,7 +79,7 @@ def between(
 
     color = "var(--accent)" if is_marked else "var(--muted)"
     parts = [
-        _line(at(reference), is_dashed=False),
+        _line(at(0.0), is_dashed=False),
         *(_line(at(line)) for line in lines),
     ]
     first, last = ends
@@ -109,7 +108,6 @@ def ratio_bar(ratio: Estimate, right: float, *, is_marked: bool) -> Markup:
         math.log(ratio.value),
         (log(ratio.low), log(ratio.high)),
         (-math.log(right), math.log(right)),
-        reference=0.0,
         is_marked=is_marked,
     )
 

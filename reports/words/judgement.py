@@ -165,6 +165,7 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     paired, worse = gate.paired, gate.metric.worse
     if paired is None:
         return
+    singles = paired.singles
     if paired.num_repetitions < paired.fewest:
         yield (
             f"{paired.num_repetitions} runs cannot pass, since they may miss"
@@ -192,12 +193,12 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
         )
     # Where a case is slower as a whole, its processes stand out for that reason.
     is_slower = any(case.verdict is Verdict.REGRESS for case in gate.cases)
-    if paired.has_slow_processes and not is_slower:
-        least = formats.signed_percent(paired.stands_out - 1)
+    if singles.holds and not is_slower:
+        least = formats.signed_percent(math.expm1(singles.threshold))
         yield (
-            f"single processes are {worse}: in {paired.num_slower} runs those of this"
-            f" tree stand out by more than {least}, and in {paired.num_faster} those of"
-            f" the baseline (sign test, p = {paired.p_value:.2g})"
+            f"single processes are {worse}: in {singles.num_slower} runs those of this"
+            f" tree stand out by more than {least}, and in {singles.num_faster} those"
+            f" of the baseline (sign test, p = {singles.p_value:.2g})"
         )
     for case in gate.cases:
         for name, other in case.others.items():

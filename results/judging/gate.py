@@ -134,7 +134,7 @@ class Gate:
         verdicts = {case.verdict or Verdict.INCONCLUSIVE for case in self.judged}
         if self.differences or (self.load is not None and self.load.num_unknown):
             verdicts.add(Verdict.INCONCLUSIVE)
-        if self.paired is not None and self.paired.has_slow_processes:
+        if self.paired is not None and self.paired.singles.holds:
             verdicts.add(Verdict.REGRESS)
         return worst(verdicts)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from results.judging.gate_metrics import Metric, Rule
     from results.records.models import TrialResult
-    from results.statistics.group_sequential import Kind, Look
+    from results.statistics.group_sequential import Kind, Look, Singles
     from results.study.cases import Case, Entry, Key
 
     Pairs = Sequence[tuple[Case, Case]]
@@ -222,12 +222,7 @@ class Paired:
     widening: float  # Of the intervals, for repetitions that may depend on each other.
     # How often such a gate errs, simulated; None at another ``alpha``.
     rates: Rates | None
-    # Repetitions in which processes of the change are slow (``singles``).
-    num_slower: int
-    num_faster: int  # The same of the baseline.
-    stands_out: float  # Ratio of times from which a process does.
-    p_value: float  # Of so many slower ones or more, were both sides equal.
-    has_slow_processes: bool  # Whether the change has slow processes.
+    singles: Singles  # Which single processes stand out, at the look that ended it.
 
 
 def judge(
@@ -284,11 +279,7 @@ def judge(
         fewest=group_sequential.fewest_to_pass(rule.alpha),
         widening=float(seen[main, end].widening),
         rates=stated_rates(len(pairs), None if planned else number, rule.alpha),
-        num_slower=int(singles.num_slower),
-        num_faster=int(singles.num_faster),
-        stands_out=float(np.exp(singles.threshold)),
-        p_value=float(singles.p_value),
-        has_slow_processes=bool(singles.holds),
+        singles=singles,
     )
     return cases, paired
 

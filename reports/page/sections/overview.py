@@ -117,7 +117,6 @@ def _gate_rows(gate: GateView) -> list[tuple[GateCase, str, Markup | str]]:
             case.slowdown,
             (case.low, case.high),
             (-reach, reach),
-            reference=0.0,
             lines=[record.delta],
             is_marked=case.verdict == "regress",
         )
