@@ -15,7 +15,7 @@ from reports.charts import bars
 from reports.charts.rows import known
 from reports.page import build, page
 from reports.site import comparison
-from reports.site.card import make_card, slugs
+from reports.site.card import make_card, placed
 from reports.view import series_of, view_store
 from reports.words import formats
 from reports.words.names import committed
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from reports.site.card import Card
     from results.judging.gate_metrics import Metric
-    from results.records.models import Environment, Plan
+    from results.records.models import Environment
     from results.statistics.estimates import Estimate
     from results.store.study_store import Store
     from results.study.cases import Case, Study
@@ -63,24 +63,29 @@ class Pair(NamedTuple):
 def pages(
     stores: Sequence[Store],
     metric: Metric,
-    data: Mapping[pathlib.Path, str] | None = None,
+    records: Mapping[pathlib.Path, bytes | str] | None = None,
     *,
     source_url: str = "",
-) -> Iterator[tuple[str, str]]:
-    """Yields the path of every page below the site's folder, and its HTML."""
+) -> Iterator[tuple[str, bytes | str]]:
+    """Yields the path of every file below the site's folder, and its content.
+
+    ``records`` are those of studies by their folders: a zip, or its address.
+    """
     roots = [store.root.resolve() for store in stores]
     for index, store in enumerate(stores):
         if roots[index] in roots[:index]:
             raise errors.ResultsError(
                 f"study {str(store.root)!r} is given twice; name each study once"
             )
-    views = {slug: view_store(store) for slug, store in _placed(stores).items()}
+    views = {slug: view_store(store) for slug, store in placed(stores).items()}
     cards = []
     for slug, view in views.items():
         cards.append(make_card(view, slug))
         links = {"All studies": f"../../{INDEX}"}
-        if data and view.store.root in data:
-            links[RAW_DATA] = data[view.store.root]
+        if (record := (records or {}).get(view.store.root)) is not None:
+            links[RAW_DATA] = record if isinstance(record, str) else RECORDS
+        if isinstance(record, bytes):
+            yield f"studies/{slug}/{RECORDS}", record
         links |= source_links(view.study, source_url)
         yield f"studies/{slug}/{INDEX}", build.page_of(view, links)
     studies = {slug: view.study for slug, view in views.items()}
@@ -102,18 +107,7 @@ def write_site(
     source_url: str = "",
 ) -> pathlib.Path:
     """Writes the site and returns the path of its index."""
-    records = records or {}
-    data = {
-        root: RECORDS if isinstance(link, bytes) else link
-        for root, link in records.items()
-    }
-    written: dict[str, bytes | str] = dict(
-        pages(stores, metric, data, source_url=source_url)
-    )
-    for slug, store in _placed(stores).items():
-        content = records.get(store.root)
-        if isinstance(content, bytes):
-            written[f"studies/{slug}/{RECORDS}"] = content
+    written = dict(pages(stores, metric, records, source_url=source_url))
     output_file.write_all(folder, written, what="site")
     return folder / INDEX
 
@@ -130,20 +124,6 @@ def source_links(study: Study, url: str) -> dict[str, str]:
         )
         for commit in commits
     }
-
-
-def _placed(stores: Sequence[Store]) -> dict[str, Store]:
-    """Returns studies by the names of their folders, in the order of the site."""
-
-    def order(pair: tuple[Store, Plan]) -> tuple[str, str, str]:
-        # By what the records say: a name of a folder can be anything.
-        plan = pair[1]
-        ids = (trial.trial_id for trial in plan.trials)
-        return plan.created_at, plan.study, min(ids, default="")
-
-    plans = sorted(((store, store.read_plan()) for store in stores), key=order)
-    names = slugs([plan.study for _, plan in plans])
-    return dict(zip(names, (store for store, _ in plans), strict=True))
 
 
 def _neighbours(studies: Mapping[str, Study]) -> Iterator[tuple[str, str]]:

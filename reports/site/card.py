@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reports.view import View
     from reports.words.brief import Brief
     from results.figures.scaling import Comparison, Point
+    from results.records.models import Plan
     from results.store.study_store import Store
 
 
@@ -84,6 +85,20 @@ def slugs(names: Sequence[str]) -> list[str]:
     return unique
 
 
+def placed(stores: Sequence[Store]) -> dict[str, Store]:
+    """Returns studies by the names of their folders, in the order of the site."""
+
+    def order(pair: tuple[Store, Plan]) -> tuple[str, str, str]:
+        # By what the records say: a name of a folder can be anything.
+        plan = pair[1]
+        ids = (trial.trial_id for trial in plan.trials)
+        return plan.created_at, plan.study, min(ids, default="")
+
+    plans = sorted(((store, store.read_plan()) for store in stores), key=order)
+    names = slugs([plan.study for _, plan in plans])
+    return dict(zip(names, (store for store, _ in plans), strict=True))
+
+
 def make_card(view: View, slug: str) -> Card:
     study = view.study
     specs = [entry.spec for entry in study.planned]
@@ -144,9 +159,9 @@ def _against(points: Sequence[Point], compared: Sequence[Comparison]) -> str:
 
 
 def _cards(stores: Sequence[Store]) -> list[Card]:
-    views = sorted(map(view_store, stores), key=lambda view: view.study.plan.created_at)
-    names = slugs([view.study.plan.study for view in views])
-    return [make_card(*pair) for pair in zip(views, names, strict=True)]
+    return [
+        make_card(view_store(store), slug) for slug, store in placed(stores).items()
+    ]
 
 
 def index_text(stores: Sequence[Store]) -> str:
