@@ -87,36 +87,31 @@ def draw(
         assert figure is not None
         figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
         _shorten_texts(figure)
-        _lay_out(figure)
+        figure.tight_layout(pad=PADDING / FONT_SIZE)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    tips: list[str] = []
-
-    def take_tip(match: re.Match[str]) -> str:
-        tips.append(match.group(1))
-        return f'<g class="tip" data-number="{len(tips) - 1}"'
-
-    def put_tip(match: re.Match[str]) -> str:
-        tip = html.escape(html.unescape(tips[int(match.group(1))]))
-        return f'<g class="tip"{match.group(2)}><title>{tip}</title>'
-
-    text = re.sub(rf'<g id="{_TIP}([^"]*)"', take_tip, text)
-    text = _give_to_page(_name_ids(text, slug))
-    opening, _, body = text.partition(">")
-    box = re.search(r'viewBox="\S+ \S+ (\S+) [^"]*"', opening)
-    assert box is not None
+    # The text of a tip stays as it is, and its place has a character that no text has.
+    tips = iter(re.findall(rf'<g id="{_TIP}([^"]*)"', text))
+    text = re.sub(rf'<g id="{_TIP}[^"]*"', '<g class="tip"\0', text)
+    text = _give_to_page(_drop_ids(text))
+    (width, height), body = size, text.partition(">")[2]
     # Without namespaces and size: an inline element needs none, the page sets the size.
     head = (
-        f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
-        f'style="max-width:{float(box.group(1)) * 96 / 72 / 16:.4g}rem;'
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-labelledby="{slug}-title {slug}-desc" '
+        f'style="max-width:{width * 96 / 72 / 16:.4g}rem;'
         f'font-size:{FONT_SIZE}px">'
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
     body = re.sub(r"\n\s*", "\n", body)
-    body = re.sub(r'<g class="tip" data-number="(\d+)"([^>]*)>', put_tip, body)
+
+    def put_tip(match: re.Match[str]) -> str:
+        return f"{match[1]}><title>{html.escape(html.unescape(next(tips)))}</title>"
+
+    body = re.sub("\0([^>]*)>", put_tip, body)
     return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
 
 
@@ -133,42 +128,10 @@ def _shorten_texts(figure: Figure) -> None:
                 text.set_text(f"{content[: int(len(content) * widest / width)]}{CUT}")
 
 
-def _lay_out(figure: Figure) -> None:
-    """Gives the axes what their texts leave; layout engines measure these twice."""
-    (axes,) = figure.axes
-    axes.set_position((0.0, 0.0, 1.0, 1.0))
-    taken, whole = axes.get_tightbbox(), figure.bbox
-    assert taken is not None
-    left, bottom = PADDING - taken.x0, PADDING - taken.y0
-    right, top = PADDING + taken.x1 - whole.x1, PADDING + taken.y1 - whole.y1
-    width, height = whole.width, whole.height
-    axes.set_position(
-        (
-            left / width,
-            bottom / height,
-            (width - left - right) / width,
-            (height - bottom - top) / height,
-        )
-    )
-
-
-def _name_ids(text: str, slug: str) -> str:
-    """Keeps ids that are referenced, with a prefix, and drops the others."""
-    used = dict.fromkeys(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
-    names = {name: f"{slug}-i{number}" for number, name in enumerate(used)}
-
-    def rename(match: re.Match[str]) -> str:
-        name = match.group(1)
-        return f' id="{names[name]}"' if name in names else ""
-
-    def refer(match: re.Match[str]) -> str:
-        # What is no id here is text that looks like one.
-        before, name, after = match.groups()
-        return f"{before}{names.get(name, name)}{after}"
-
-    text = re.sub(r' id="([^"]+)"', rename, text)
-    text = re.sub(r'xlink:(href="#)([^"]+)(")', refer, text)
-    return re.sub(r"(url\(#)([^)]+)(\))", refer, text)
+def _drop_ids(text: str) -> str:
+    """Drops ids that nothing refers to; the others depend on the name of the figure."""
+    used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", text))
+    return re.sub(r' id="([^"]+)"', lambda id_: id_[0] * (id_[1] in used), text)
 
 
 def _give_to_page(text: str) -> str:
