@@ -74,12 +74,7 @@ class Training(training.ImageTraining):
         )
         num_alone = config.num_discriminator_steps - 1
         self.cycle = (self.both_step, *[self.discriminator_step] * num_alone)
-        # Not replicated: it is only used to show the averaged weights.
-        self.shown = model_lib.Generator(config, seed=self.seed)
-        self._show = tf.function(
-            lambda latents, labels: self.shown(latents, labels, training=False),
-            autograph=False,
-        )
+        self._show = tf.function(self._images_of, autograph=False)
 
     @staticmethod
     def prepare(data: str) -> None:
@@ -174,15 +169,21 @@ class Training(training.ImageTraining):
 
     def generate(self) -> scoring.Generate:
         """Returns what makes images now, by the averaged weights if there are any."""
-        for shown, variable in zip(
-            self.shown.variables, self.generator.variables, strict=True
-        ):
-            shown.assign(variable.numpy())
-        for shown, average in zip(
-            self.shown.trainable_variables, self.averages, strict=False
-        ):
-            shown.assign(average.numpy())
-        return lambda latents, labels: self._show(latents, labels).numpy()
+        trained = self.averages or self.generator.trainable_variables
+        weights = [
+            [tf.constant(variable.numpy()) for variable in variables]
+            for variables in (trained, self.generator.non_trainable_variables)
+        ]
+        return lambda latents, labels: self._show(weights, latents, labels).numpy()
+
+    def _images_of(
+        self, weights: Any, latents: tf.Tensor, labels: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns images by given weights in place of the generator's."""
+        images, _ = self.generator.stateless_call(
+            *weights, latents, labels, training=False
+        )
+        return images
 
     def match(self, num_replicas: int) -> None:
         self.noise = model_lib.Noise(self.config, num_replicas)
