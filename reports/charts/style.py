@@ -122,6 +122,8 @@ def page_style() -> Iterator[None]:
         # The page's font draws the text; the font without the glyph only measures it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not supp")
+        # Names that leave no room for axes are cut by the edge of the figure.
+        warnings.filterwarnings("ignore", message="Tight layout not applied")
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
