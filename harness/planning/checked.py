@@ -173,7 +173,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     has_own = request.device == "gpu" and "gpu" in {each.name for each in info.presets}
     preset_name = request.preset or ("gpu" if has_own else info.default_preset)
     preset = catalog.preset(info, preset_name)
-    _check_counts(request)
+    _check_batch(request)
     data = request.data or preset.data
     if request.program is None:
         data = catalog.check_data(info, data)
@@ -293,13 +293,7 @@ def _num_workers(case: PlannedCase, machine: Machine) -> int:
     return processes.count("worker") or 1
 
 
-def _check_counts(request: SweepRequest) -> None:
-    if not request.backends:
-        raise PlanError(
-            f"no backend was requested; known are {', '.join(catalog.BACKENDS)}"
-        )
-    if not request.modes:
-        raise PlanError("no scaling mode was requested; allowed are weak, strong")
+def _check_batch(request: SweepRequest) -> None:
     if request.global_batch_size is not None and (
         ScalingMode.STRONG not in request.modes
     ):
