@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.machine.disturbance import Disturbance
     from harness.run.trial_runner import RunSettings
     from results.records.models import PlannedTrial, StatusRecord, TrialSpec
     from results.store.study_store import Store, Trial
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
 # The harness writes what others did to the cores, between blocks; ``verify`` reads it.
 
 BLOCKS_NAME = "blocks.jsonl"
-_LOAD: Final = (
-    *("foreign_cpu_fraction", "foreign_resolution", "num_cores", "one_core_resolution"),
-    *("stolen_cpu_fraction", "stolen_resolution", "run_delay_sec", "num_throttled"),
-)
-
-
 _USED: Final = (
     *("user_sec", "system_sec", "minor_faults", "major_faults"),
     *("involuntary_switches", "num_retraces"),
@@ -66,16 +59,11 @@ def last_block(trial_dir: Path) -> tuple[int, bool] | None:
         return None
 
 
-def append(trial_dir: Path, block: Block, load: Disturbance) -> None:
-    line: dict[str, object] = {
-        "round_index": block.round_index,
-        "attempt": block.attempt,
-        **{name: getattr(load, name) for name in _LOAD},
-    }
-    if block.is_sustained:
-        line["is_sustained"] = True
-    if load.gpus:
-        line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
+def append(trial_dir: Path, block: Block, load: Mapping[str, Any]) -> None:
+    gpus = [use.model_dump(mode="json") for use in block.gpus]
+    own = {"round_index": block.round_index, "attempt": block.attempt, "gpus": gpus}
+    line = {**load, **own, "is_sustained": block.is_sustained}
+    line = {k: value for k, value in line.items() if value is not False and value != []}
     path = trial_dir / BLOCKS_NAME
     try:
         writing.check_fence(path)
@@ -316,19 +304,15 @@ class Repetition:
         load = dataclasses.replace(load, gpus=watch.uses())
         discard_reason = session.prepared.settings.discard_reason
         used = {name: sum(answer[name] for answer in answers) for name in _USED}
+        facts = measure.fields_of(load)
         block = Block(
             **asked,
             **span,
             **used,
-            **{
-                name: getattr(load, name)
-                for name in _LOAD
-                if name in Block.model_fields
-            },
-            gpus=load.gpus,
+            **{name: facts[name] for name in facts.keys() & Block.model_fields.keys()},
             discard_reason=discard_reason(load, used["num_retraces"]),
         )
-        append(session.prepared.trial_dir, block, load)
+        append(session.prepared.trial_dir, block, facts)
         session.blocks.append(block)
 
 
