@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -44,6 +45,7 @@ _READ_LATER = (
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
 )
 _KILL_SEC = 10.0
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _NUM_STREAMS = 3
 _LONGEST_REQUEST = 2**20
 
@@ -155,12 +157,16 @@ def _read_at_import(env):
     }
 
 
+def _request_death_signal():
+    """Ends this process with its parent; imports nothing that a program is without."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main():
     """Serves until its parent ends; in a forked process, runs what was requested."""
-    from harness.trial import process_tree
-
     parent, fileno = map(int, sys.argv[1:3])
-    process_tree.request_death_signal()
+    _request_death_signal()
     if os.getppid() != parent:
         return
     for name in sys.argv[3:]:
@@ -171,7 +177,7 @@ def main():
     own = os.getpid()
     request = _serve(socket.socket(fileno=fileno))
     if request is not None:
-        process_tree.request_death_signal()
+        _request_death_signal()
         if os.getppid() == own:
             _run(request)
 
