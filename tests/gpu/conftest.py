@@ -172,7 +172,10 @@ def train_as_one() -> Any:
 
     def compare(run: Any, program: str, kind: str, num_replicas: int) -> None:
         one, many = (
-            [float(line) for line in run(program, kind, str(count)).split()]
+            [
+                float(line)
+                for line in run(program, "two_on_one", kind, str(count)).split()
+            ]
             for count in (1, num_replicas)
         )
         assert 20 == len(one) == len(many)

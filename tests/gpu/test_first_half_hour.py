@@ -28,7 +28,7 @@ SINGLE_TOLERANCE = 0.03
 def test_two_replicas_on_one_gpu_train_as_one(
     run_program: Any, train_as_one: Any
 ) -> None:
-    train_as_one(run_program, "two_on_one.py", "gpu", 2)
+    train_as_one(run_program, "programs.py", "gpu", 2)
 
 
 def test_one_replica_starts_no_more_kernels_than_a_single_device(
@@ -37,7 +37,9 @@ def test_one_replica_starts_no_more_kernels_than_a_single_device(
     """The counts are printed: they are the first figures to look at."""
     found = {
         backend: json.loads(
-            run_program("count_kernels.py", backend, "gpu", "64").splitlines()[-1]
+            run_program(
+                "programs.py", "count_kernels", backend, "gpu", "64"
+            ).splitlines()[-1]
         )
         for backend in ("single", "in_graph")
     }

@@ -42,7 +42,7 @@ runpy.run_path("{{path}}", run_name="__main__")
 
 @pytest.mark.processes
 def test_two_replicas_on_one_cpu_train_as_one(rehearse: Any, train_as_one: Any) -> None:
-    train_as_one(rehearse, "two_on_one.py", "cpu", 2)
+    train_as_one(rehearse, "programs.py", "cpu", 2)
 
 
 @pytest.mark.full
@@ -51,7 +51,7 @@ def test_eight_replicas_on_virtual_devices_train_as_one(
     rehearse: Any, train_as_one: Any, tmp_path: Path
 ) -> None:
     """With copies and reductions as on eight GPUs; in the full run only."""
-    name = "two_on_one.py"
+    name = "programs.py"
     program = tmp_path / name
     text = AS_GPUS.format(path=FOLDER / name)
     program.write_text(text, encoding="utf-8")
@@ -63,13 +63,13 @@ def test_the_program_that_counts_kernels_finds_none_on_a_cpu(
     rehearse: Any, tmp_path: Path
 ) -> None:
     """It builds, steps, profiles and reads the trace; a CPU starts no kernels."""
-    name = "count_kernels.py"
+    name = "programs.py"
     if not covering.is_full():
         program = tmp_path / name
         program.write_text(SHORT.format(path=FOLDER / name), encoding="utf-8")
         name = str(program)
 
-    printed = rehearse(name, "in_graph", "smoke", "4")
+    printed = rehearse(name, "count_kernels", "in_graph", "smoke", "4")
 
     assert {"kernels": 0, "copies": 0} == json.loads(printed.splitlines()[-1])
 
