@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import urllib.parse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
@@ -12,7 +13,6 @@ from results.store import writing
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Mapping
 
     import pandas as pd
 

@@ -12,16 +12,14 @@ import importlib
 import re
 import sys
 import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from results.errors import ResultsError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    # Says what is wrong with an object, or nothing.
-    Complaint = Callable[[Any], str]
+# Says what is wrong with an object, or nothing.
+Complaint = Callable[[Any], str]
 
 T = TypeVar("T")
 

@@ -6,13 +6,12 @@ They are hidden from screen readers: the cells beside them have the numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from results.statistics.estimates import Estimate
 
     Ends = tuple[float | None, float | None]

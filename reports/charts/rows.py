@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,8 +22,6 @@ from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes

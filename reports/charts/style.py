@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
@@ -20,8 +21,6 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from reports.view import NUM_SERIES, series_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 

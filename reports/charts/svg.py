@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
@@ -16,21 +17,11 @@ import pandas as pd
 from markupsafe import Markup, escape
 from matplotlib.text import Text
 
-from reports.charts.style import (
-    CUT,
-    FONT_SIZE,
-    LONGEST_TICK,
-    PAGE,
-    POINTS_PER_INCH,
-    new_axes,
-    page_style,
-)
+from reports.charts import style
 from reports.words import formats
 from results.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -40,11 +31,13 @@ PADDING: Final = 2.9
 WIDEST_TEXT, WIDEST_BESIDE = 0.9, 0.35
 """Fraction of a figure's width that text beside the axes may take."""
 VARIABLES: Final = {
-    PAGE.ink: "currentColor",
-    PAGE.muted: "var(--muted)",
-    PAGE.grid: "var(--rule)",
-    PAGE.paper: "var(--paper)",
-    **{color: f"var(--series-{index})" for index, color in enumerate(PAGE.series)},
+    style.PAGE.ink: "currentColor",
+    style.PAGE.muted: "var(--muted)",
+    style.PAGE.grid: "var(--rule)",
+    style.PAGE.paper: "var(--paper)",
+    **{
+        color: f"var(--series-{index})" for index, color in enumerate(style.PAGE.series)
+    },
 }
 _TIP: Final = "tip "
 
@@ -80,14 +73,14 @@ def draw(
 ) -> Markup:
     """Draws a figure of a page, in the style of the report, as an ``<svg>`` element."""
     buffer = io.StringIO()
-    with page_style(), mpl.rc_context({"svg.hashsalt": slug}):
-        axes = new_axes(*size)
+    with style.page_style(), mpl.rc_context({"svg.hashsalt": slug}):
+        axes = style.new_axes(*size)
         draw_on(axes)
         figure = axes.get_figure(root=True)
         assert figure is not None
-        figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
+        figure.dpi = style.POINTS_PER_INCH  # as it is while an SVG is drawn
         _shorten_texts(figure)
-        figure.tight_layout(pad=PADDING / FONT_SIZE)
+        figure.tight_layout(pad=PADDING / style.FONT_SIZE)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -102,7 +95,7 @@ def draw(
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-labelledby="{slug}-title {slug}-desc" '
         f'style="max-width:{width * 96 / 72 / 16:.4g}rem;'
-        f'font-size:{FONT_SIZE}px">'
+        f'font-size:{style.FONT_SIZE}px">'
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
@@ -119,13 +112,15 @@ def _shorten_texts(figure: Figure) -> None:
     """Cuts labels that are wider than the figure; records can have long names."""
     for text in figure.findobj(Text):
         content = text.get_text()
-        if len(content) > LONGEST_TICK:
+        if len(content) > style.LONGEST_TICK:
             is_beside = getattr(text, "get_annotation_clip", lambda: None)() is False
             share = WIDEST_BESIDE if is_beside else WIDEST_TEXT
             widest = share * figure.bbox.width
             width = text.get_window_extent().width
             if width > widest:
-                text.set_text(f"{content[: int(len(content) * widest / width)]}{CUT}")
+                text.set_text(
+                    f"{content[: int(len(content) * widest / width)]}{style.CUT}"
+                )
 
 
 def _drop_ids(text: str) -> str:
@@ -148,4 +143,4 @@ def _give_to_page(text: str) -> str:
     text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
     # The figure as a whole has the size of most of its texts.
-    return text.replace(f"font-size: {FONT_SIZE}px; ", "")
+    return text.replace(f"font-size: {style.FONT_SIZE}px; ", "")

@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from results import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
 

@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import rich.box
@@ -30,7 +31,6 @@ from results.store.study_store import EQUIVALENCE_NAME, PLAN_NAME, TRIALS_NAME
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from reports.view import View

@@ -7,6 +7,7 @@ fails says so in its place.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
@@ -20,8 +21,6 @@ from results import plugins
 from results.figures import frame, scaling, trial_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from reports.view import View
     from results.figures.trial_metrics import TrialMetric
     from results.plugins import Plugin

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.resources
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
@@ -17,8 +18,6 @@ from reports.charts import style
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from reports.view import View
 
 RADIUS = 4.5

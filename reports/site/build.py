@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports import output_file
@@ -28,7 +29,6 @@ from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pandas as pd
     from markupsafe import Markup

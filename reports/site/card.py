@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports.charts import bars
@@ -13,8 +14,6 @@ from reports.words import brief as brief_lib
 from reports.words import evidence, formats, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from markupsafe import Markup
 
     from reports.view import View

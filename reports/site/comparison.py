@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import bars
@@ -19,8 +20,6 @@ from results.judging import gate_metrics
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from results.judging.gate_metrics import Metric, Ratio
     from results.study.case_pairs import StudyDifference
     from results.study.cases import Case, Study

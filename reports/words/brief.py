@@ -8,20 +8,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reports.words import caveats, evidence, formats, judgement, names
-from reports.words.caveats import Level
 from results.figures import scaling
 from results.records.models import Control, ScalingMode, TrialStatus
 from results.records.texts import without_options
 from results.statistics import estimates, group_sequential
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from reports.view import View
-    from reports.words.caveats import Caveat
     from results.figures.lost_time import LostTime
     from results.figures.scaling import Comparison, Point
     from results.records.models import Plan
@@ -53,7 +50,7 @@ class Row(NamedTuple):
 class Brief:
     """The verdict of the first screen."""
 
-    level: Level  # The worst of the caveats.
+    level: caveats.Level  # The worst of the caveats.
     # What was found; the first answers the title.
     sentences: tuple[str, ...]
     verdict: str = ""  # Of a gate: its first word.
@@ -92,7 +89,7 @@ def judge(view: View) -> Brief:
         )
     if not view.is_anything_measured:
         return Brief(
-            level=Level.BAD,
+            level=caveats.Level.BAD,
             sentences=(_nothing_measured(view),),
             following=after_failures(view),
         )
@@ -223,10 +220,10 @@ def _when(view: View) -> str:
     return f"Rates are this machine's from {begin} to {end} UTC."
 
 
-def _trust_words(all_caveats: Sequence[Caveat], level: Level) -> str:
-    if level is Level.OK:
+def _trust_words(all_caveats: Sequence[caveats.Caveat], level: caveats.Level) -> str:
+    if level is caveats.Level.OK:
         return "Reliable"
-    words = "Not reliable" if level is Level.BAD else "Caution"
+    words = "Not reliable" if level is caveats.Level.BAD else "Caution"
     names = ", ".join(
         caveat.name.lower() for caveat in all_caveats if caveat.level is level
     )
@@ -473,7 +470,7 @@ def _loss_sentence(view: View, points: Sequence[Point]) -> str:
 
 def _choose(
     view: View,
-    all_caveats: Sequence[Caveat],
+    all_caveats: Sequence[caveats.Caveat],
     points: Sequence[Point],
     compared: Sequence[Comparison],
 ) -> str:
@@ -483,8 +480,8 @@ def _choose(
     is_known = any(each.is_conclusive and each.has_interval for each in known)
     level_of = {each.name: each.level for each in all_caveats}
     quiet, drift = level_of.get("Quiet machine"), level_of.get("Drift")
-    is_loud = Level.BAD in (quiet, drift)
-    is_coarse = Level.CAUTION is quiet is level_of.get("Resolution")
+    is_loud = caveats.Level.BAD in (quiet, drift)
+    is_coarse = caveats.Level.CAUTION is quiet is level_of.get("Resolution")
     repeated = with_repetitions(plan, caveats.ENOUGH_REPETITIONS)
     # The figures that tell neither backends nor an efficiency apart.
     target = plan.measuring.efficiency_target

@@ -9,18 +9,16 @@ import collections
 import enum
 import math
 import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from reports.words import evidence, formats
 from reports.words.formats import grouped
 from results.figures import conditions, scaling
 from results.records.models import Evidence
-from results.study import equivalence
-from results.study.equivalence import Outcome
+from results.study.equivalence import NUM_STEPS, Agreements, Outcome, agreements_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from reports.view import View
     from results.study.cases import Entry
 
@@ -90,7 +88,7 @@ def _evidence(view: View) -> tuple[Level, str] | None:
 
 
 def _design(view: View) -> tuple[Level, str]:
-    agreements = equivalence.agreements_of(view.study)
+    agreements = agreements_of(view.study)
     for pair in agreements.broken[:1]:
         return Level.BAD, (
             f"{pair.second.label} does not do the same work as"
@@ -117,7 +115,7 @@ def _design(view: View) -> tuple[Level, str]:
     )
 
 
-def _steps(agreements: equivalence.Agreements) -> str:
+def _steps(agreements: Agreements) -> str:
     return "step" if agreements.num_steps == 1 else f"{agreements.num_steps} steps"
 
 
@@ -424,7 +422,7 @@ def matches(view: View) -> Iterator[str]:
         verb = "matches" if len(matched) == 1 else "match"
         yield (
             f"{', '.join(match.label for match in matched)} {verb} one replica on the "
-            f"first {equivalence.NUM_STEPS} steps: losses differ by at most "
+            f"first {NUM_STEPS} steps: losses differ by at most "
             f"{losses:.1g}, {changes}"
         )
     remarks = grouped((match.remark, match.label) for match in matched if match.remark)
@@ -441,7 +439,7 @@ def matches(view: View) -> Iterator[str]:
 
 def same_work(view: View) -> Iterator[str]:
     """Yields whether backends compute the same on their first steps."""
-    agreements = equivalence.agreements_of(view.study)
+    agreements = agreements_of(view.study)
     matched = view.study.plan.equivalence
     # What shows that backends do the same work, where losses do not.
     else_shown = "nor does anything else: there was no equivalence check"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import collections
 import enum
 import statistics
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reports.words import formats
 from results.records.models import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from results.study.cases import Case, Study
 
 

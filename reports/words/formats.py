@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
     from results.statistics.run_scores import TimeToTarget

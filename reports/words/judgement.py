@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
@@ -22,8 +23,6 @@ from results.statistics.group_sequential import Verdict
 from results.study.cases import MISSING, UNFINISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from reports.view import View
     from results.judging.gate import Gate
     from results.records.models import GateCase, GateRecord

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import math
 import statistics as plain_statistics
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,12 +19,10 @@ from results.plugins import PluginError
 from results.records.measuring import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
-from results.study import cases, equivalence
-from results.study.cases import Study, load_study
+from results.study import equivalence
+from results.study.cases import Entry, Study, load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from results.figures.lost_time import Explained
     from results.figures.scaling import Comparison, Point
     from results.figures.trial_metrics import TrialMetric
@@ -191,11 +190,11 @@ def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
                 yield plain | {"kind": "repetition", "value": value} | _trial(entry)
 
 
-def _trial(entry: cases.Entry) -> Row:
+def _trial(entry: Entry) -> Row:
     return {"trial_id": entry.trial_id, "repetition_index": entry.spec.repetition_index}
 
 
-def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]:
+def _repetitions(point: Point, quantity: str) -> list[tuple[Entry, float]]:
     """Returns single repetitions; ratios where both sides have the same ones."""
     rate, entries = scaling.throughput_of, point.case.ok_entries
     if quantity == "throughput":
@@ -368,7 +367,7 @@ CURVE_COLUMNS = (
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
 
 
-def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
+def _row(entry: Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
     spec, trial, env = entry.spec, entry.trial, entry.env
     row: dict[str, Any] = {name: getattr(spec, name, None) for name in TRIAL_COLUMNS}
     row |= {
@@ -423,7 +422,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     own = trial_metrics.installed(TRIAL_COLUMNS)
-    for entry in cases.load_study(store).entries:
+    for entry in load_study(store).entries:
         row = _row(entry, own)
         rows.extend({**row, "mode": mode.value} for mode in entry.modes)
         if not entry.modes:
@@ -444,8 +443,7 @@ def curves_frame(store: Store) -> pd.DataFrame:
     Raises ResultsError for a plan that cannot be read.
     """
     rows = [
-        {**row, "metric": row["quantity"]}
-        for row in _learning_rows(cases.load_study(store))
+        {**row, "metric": row["quantity"]} for row in _learning_rows(load_study(store))
     ]
     return pd.DataFrame(rows, columns=list(CURVE_COLUMNS))
 

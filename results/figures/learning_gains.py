@@ -7,6 +7,7 @@ three seeds of each. A run that failed is worse than any other.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results import errors
@@ -14,8 +15,6 @@ from results.statistics import run_scores
 from results.statistics.run_scores import Time, TimeToTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Study

@@ -31,6 +31,7 @@ import collections
 import dataclasses
 import math
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -40,8 +41,6 @@ from results.records.models import Control, ScalingMode
 from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from results.figures.scaling import Point
     from results.records.models import TrialResult
     from results.statistics.estimates import Estimate

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results.figures import trial_metrics
@@ -28,8 +29,6 @@ from results.study import cases as cases_lib
 from results.study import equivalence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from results.records.models import Block, ScalingMode
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study

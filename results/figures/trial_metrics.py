@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from results import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from results.study.cases import Entry
 
 KIND: Final = "metrics"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
@@ -28,8 +29,6 @@ from results.store import study_store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from results.figures.conditions import AaControl, BlockCounts, Load
     from results.judging.gate_metrics import Metric
     from results.judging.paired_gate import Paired, Pairs

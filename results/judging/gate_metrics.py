@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from results import errors
@@ -15,8 +16,6 @@ from results.statistics import estimates, group_sequential
 from results.statistics.group_sequential import FEWEST_REPETITIONS, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from results.records.models import MetricFacts
     from results.statistics.estimates import Estimate, Mean
     from results.statistics.group_sequential import Judgement

@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,15 +21,12 @@ import numpy as np
 
 from results import errors
 from results.figures import lost_time, scaling
-from results.judging import gate_metrics
-from results.judging.gate_metrics import JudgedCase, name_of
+from results.judging.gate_metrics import EFFICIENCY, THROUGHPUT, JudgedCase, name_of
 from results.statistics import estimates, group_sequential
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from results.judging.gate_metrics import Metric, Rule
     from results.records.models import TrialResult
     from results.statistics.group_sequential import Kind, Look, Singles
@@ -89,8 +87,8 @@ _FEWEST: Final = group_sequential.FEWEST_TO_JUDGE
 
 def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
     """Returns log slowdowns by kind, over repetitions and cases; NaN where none is."""
-    if metric is gate_metrics.EFFICIENCY:
-        logs = slowdown_logs(pairs, gate_metrics.THROUGHPUT)
+    if metric is EFFICIENCY:
+        logs = slowdown_logs(pairs, THROUGHPUT)
         columns = scaled(pairs)
         return {
             kind: np.stack(
@@ -99,7 +97,7 @@ def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
             for kind, table in logs.items()
             if kind is not group_sequential.TAIL  # no percentile of a ratio
         }
-    is_interleaved = metric is gate_metrics.THROUGHPUT and all(
+    is_interleaved = metric is THROUGHPUT and all(
         case.is_interleaved for case, _ in pairs
     )
     if not is_interleaved:
@@ -230,7 +228,7 @@ def judge(
 ) -> tuple[list[JudgedCase], Paired]:
     """Judges all cases of a gate; also returns how it looked at them."""
     logs = slowdown_logs(pairs, rule.metric)
-    if rule.metric is gate_metrics.EFFICIENCY:
+    if rule.metric is EFFICIENCY:
         pairs = [pairs[own] for own, _ in scaled(pairs)]
     main, first = next(iter(logs.items()))
     number = max(first.shape[0], 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from results import errors
@@ -17,7 +18,6 @@ from results.records.models import Order, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator
 
     from results.records.models import Plan, StatusRecord, TrialResult, TrialSpec
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -35,10 +36,6 @@ from results.records.record_base import (
     mapping,
     optional,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # The state of the machine that a trial ran on, as far as it moves performance.
 

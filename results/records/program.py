@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
@@ -20,10 +21,6 @@ from results.records.record_base import (
     optional,
 )
 from results.records.texts import printable, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 """What the code digest of a program is made of, by name."""

@@ -9,14 +9,12 @@ import json
 import pathlib
 import reprlib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from results import errors
 from results.records import models
 from results.records.models import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MAX_VERSION = 9_999  # a larger number was not written by this program
 

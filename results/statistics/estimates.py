@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from results import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 K = TypeVar("K")
 

@@ -26,6 +26,7 @@ import dataclasses
 import enum
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,8 +35,6 @@ from results import errors
 from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from results.statistics.estimates import Estimate, Mean
 
 

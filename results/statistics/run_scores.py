@@ -15,17 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from results import errors
-from results.statistics import estimates
-from results.statistics.estimates import CONFIDENCE, Estimate, Mean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from results.statistics.estimates import CONFIDENCE, Estimate, Mean, student_quantile
 
 FEWEST_RUNS = 3
 FEWEST_OF_QUARTERS = 10
@@ -90,7 +85,7 @@ def _newcombe_ends(value: float, m: int, n: int) -> tuple[float, float]:
     """Where the estimate is t standard errors away from the probability."""
     from scipy import optimize
 
-    quantile = estimates.student_quantile(m + n - 2)
+    quantile = student_quantile(m + n - 2)
 
     def distance(truth: float) -> float:
         others = (m + n) / 2 - 1

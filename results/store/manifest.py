@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results.store import untrusted, writing
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Mapping
 
 MANIFEST_NAME: Final = "SHA256SUMS"
 EVIDENCE: Final = re.compile(

@@ -12,8 +12,9 @@ import stat
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -22,9 +23,6 @@ from results.records.models import Plan, ScalingMode
 from results.records.record_base import Line, Name, Record, Text
 from results.store import study_store, untrusted
 from results.store.study_store import PLAN_NAME, TRIALS_NAME, VARIED_NAME, Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST_VALUES: Final = 100
 DATA: Final = "data"

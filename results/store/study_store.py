@@ -25,29 +25,19 @@ import os
 import pathlib
 import re
 import reprlib
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
 
 import pydantic
 
 from results import errors
-from results.records import identity, program, schema, texts
-from results.records.models import (
-    Environment,
-    Plan,
-    Record,
-    StatusRecord,
-    TrialResult,
-    TrialSpec,
-)
+from results.records import identity, models, program, schema, texts
 from results.store import manifest, public, untrusted, writing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    Before = Callable[[pathlib.Path, pathlib.Path], None]
+Before = Callable[[pathlib.Path, pathlib.Path], None]
 
 
-RecordT = TypeVar("RecordT", bound=Record)
+RecordT = TypeVar("RecordT", bound=models.Record)
 
 _MOST_OF_PLACE = 200
 _ANOTHER = "choose a path this user can write to"
@@ -86,12 +76,12 @@ def read_record(
         raise errors.CorruptRecordError(path, first_complaint(error)) from error
 
 
-def content_of(record: Record) -> bytes:
-    if isinstance(record, Plan):
+def content_of(record: models.Record) -> bytes:
+    if isinstance(record, models.Plan):
         command = tuple(map(texts.shortened, record.command))
         record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
-    if not isinstance(record, (Plan, TrialSpec)):
+    if not isinstance(record, (models.Plan, models.TrialSpec)):
         text = texts.shortened(text)
     return text.encode("utf-8")
 
@@ -120,10 +110,10 @@ class Trial:
     """The records of one trial."""
 
     trial_id: str  # The folder's name.
-    spec: TrialSpec  # The configuration.
-    env: Environment | None  # The machine, or None before the trial has started.
-    status: StatusRecord | None  # How it ended, or None while it has not.
-    result: TrialResult | None  # The observations, or None where there are none.
+    spec: models.TrialSpec  # The configuration.
+    env: models.Environment | None  # The machine, or None before the trial has started.
+    status: models.StatusRecord | None  # How it ended, or None while it has not.
+    result: models.TrialResult | None  # The observations, or None where there are none.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,17 +244,17 @@ class Store:
 
     # All that writes raises WriteStoreError where it cannot.
 
-    def write_plan(self, plan: Plan) -> None:
+    def write_plan(self, plan: models.Plan) -> None:
         """Writes the plan."""
         self.write_listed(PLAN_NAME, plan)
 
-    def write_listed(self, name: str, record: Record) -> None:
+    def write_listed(self, name: str, record: models.Record) -> None:
         """Writes a record of the whole study."""
         content = content_of(record)
         self._list(name, {name: manifest.digest(content)})
         _write(self.root / name, content)
 
-    def read_plan(self) -> Plan:
+    def read_plan(self) -> models.Plan:
         """Reads the plan; raises as ``read_trial``."""
         plan = self._read_plan_or_none()
         if plan is None:
@@ -274,19 +264,19 @@ class Store:
             )
         return plan
 
-    def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
+    def write_spec(self, trial_id: str, spec: models.TrialSpec) -> None:
         """Writes a trial's spec."""
         _write(self.trial_dir(trial_id) / "spec.json", content_of(spec))
 
-    def write_env(self, trial_id: str, env: Environment) -> None:
+    def write_env(self, trial_id: str, env: models.Environment) -> None:
         """Writes a trial's machine record."""
         _write(self.trial_dir(trial_id) / "env.json", content_of(env))
 
-    def write_result(self, trial_id: str, result: TrialResult) -> None:
+    def write_result(self, trial_id: str, result: models.TrialResult) -> None:
         """Writes a trial's observations."""
         _write(self.trial_dir(trial_id) / "result.json", content_of(result))
 
-    def write_status(self, trial_id: str, status: StatusRecord) -> None:
+    def write_status(self, trial_id: str, status: models.StatusRecord) -> None:
         """Writes a trial's status, which completes it."""
         folder, content = self.trial_dir(trial_id), content_of(status)
         with writing.reporting(folder, "free space or choose another directory"):
@@ -356,8 +346,11 @@ class Store:
                 )
             return record
 
-        spec, env = read("spec", TrialSpec), read("env", Environment)
-        status, result = read("status", StatusRecord), read("result", TrialResult)
+        spec, env = read("spec", models.TrialSpec), read("env", models.Environment)
+        status, result = (
+            read("status", models.StatusRecord),
+            read("result", models.TrialResult),
+        )
         if spec is None and status is None:
             raise errors.MissingRecordError(
                 f"no trial {trial_id!r} in {str(self.root)!r}; ids are the names "
@@ -400,9 +393,9 @@ class Store:
             reason = texts.shared(error.reason) if self.is_public else error.reason
             problems.append(errors.CorruptRecordError(error.path, reason))
 
-    def _read_plan_or_none(self) -> Plan | None:
+    def _read_plan_or_none(self) -> models.Plan | None:
         path = self.root / PLAN_NAME
-        plan = read_record(path, "plan", Plan, is_public=self.is_public)
+        plan = read_record(path, "plan", models.Plan, is_public=self.is_public)
         if plan is not None:
             identity.check_plan(path, plan)
         return plan

@@ -18,14 +18,11 @@ import sys
 import tempfile
 import threading
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from results import errors
 from results.store import untrusted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 # A suspended owner of a study is succeeded like a dead one. When it goes on, it must
 # not write over what its successor has measured, so each write asks once more who owns

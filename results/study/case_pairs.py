@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
@@ -12,8 +13,6 @@ from results.records.texts import label_of
 from results.study.cases import Entry, Study, entry_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from results.records.models import Environment, PlannedTrial
     from results.study.cases import Case
 

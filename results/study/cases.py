@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records import identity
-from results.records.models import (
-    Control,
-    Order,
-    PlannedTrial,
-    ScalingMode,
-    TrialStatus,
-)
-from results.study import equivalence
-from results.study.equivalence import Outcome
+from results.records import identity, models
+from results.study.equivalence import Outcome, is_judged, planned_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from results.records.models import (
-        Block,
-        Environment,
-        MetricFacts,
-        Plan,
-        Program,
-        StatusRecord,
-        TrialResult,
-        TrialSpec,
-    )
     from results.store.study_store import Store, Trial
     from results.study.equivalence import Match
 
@@ -41,10 +22,10 @@ CORRUPT = "corrupt"
 """States of a planned trial that has no status record; the others are statuses."""
 UNMATCHED = "unmatched"
 _ENDED_EARLY = {
-    TrialStatus.FAILED.value,
-    TrialStatus.TIMEOUT.value,
-    TrialStatus.OUT_OF_MEMORY.value,
-    TrialStatus.FAILED_CHECKS.value,
+    models.TrialStatus.FAILED.value,
+    models.TrialStatus.TIMEOUT.value,
+    models.TrialStatus.OUT_OF_MEMORY.value,
+    models.TrialStatus.FAILED_CHECKS.value,
 }
 """State of a trial that ended well, and whose replicas do not match one replica."""
 
@@ -59,8 +40,8 @@ class Entry:
     trial_id: str  # Content hash of ``spec``.
     case_id: str  # Content hash of ``spec`` without repetition and seed.
     # Scaling modes that the case serves; empty if the trial is not planned.
-    modes: tuple[ScalingMode, ...]
-    spec: TrialSpec  # What the trial runs.
+    modes: tuple[models.ScalingMode, ...]
+    spec: models.TrialSpec  # What the trial runs.
     trial: Trial | None  # Its records, or None.
     # A ``TrialStatus`` value, or one of the states above.
     state: str
@@ -70,14 +51,14 @@ class Entry:
 
     @property
     def is_ok(self) -> bool:
-        return self.state == TrialStatus.OK.value
+        return self.state == models.TrialStatus.OK.value
 
     @property
     def label(self) -> str:
         """Its state in words."""
         if self.state == UNMATCHED:
             return "not equivalent"
-        known = {status.value: status.label for status in TrialStatus}
+        known = {status.value: status.label for status in models.TrialStatus}
         return known.get(self.state, self.state).replace("_", " ")
 
     @property
@@ -91,21 +72,21 @@ class Entry:
         return self.spec.repetition_index, self.spec.seed
 
     @property
-    def env(self) -> Environment | None:
+    def env(self) -> models.Environment | None:
         return None if self.trial is None else self.trial.env
 
     @property
-    def status(self) -> StatusRecord | None:
+    def status(self) -> models.StatusRecord | None:
         return None if self.trial is None else self.trial.status
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[models.Block, ...]:
         """All that were taken, whatever became of the trial."""
         result = None if self.trial is None else self.trial.result
         return () if result is None else result.blocks
 
     @property
-    def result(self) -> TrialResult:
+    def result(self) -> models.TrialResult:
         assert self.is_measured
         assert self.trial is not None
         assert self.trial.result is not None
@@ -117,13 +98,13 @@ class Case:
     """All repetitions of one configuration."""
 
     case_id: str  # Content hash.
-    modes: tuple[ScalingMode, ...]  # Scaling modes that the case serves.
+    modes: tuple[models.ScalingMode, ...]  # Scaling modes that the case serves.
     entries: tuple[Entry, ...]  # One per repetition, planned order.
     # Whether the width of an interval decided when to stop; it is then widened.
     is_stopped_on_width: bool = False
 
     @property
-    def spec(self) -> TrialSpec:
+    def spec(self) -> models.TrialSpec:
         """The spec of the first repetition; the others differ in index and seed."""
         return self.entries[0].spec
 
@@ -137,7 +118,7 @@ class Case:
         return tuple(entry for entry in self.entries if entry.is_ok)
 
     @functools.cached_property
-    def environments(self) -> list[Environment]:
+    def environments(self) -> list[models.Environment]:
         """The machines that the repetitions ran on whose numbers are used."""
         return [entry.env for entry in self.ok_entries if entry.env is not None]
 
@@ -168,7 +149,7 @@ class Case:
 
     @property
     def is_interleaved(self) -> bool:
-        return self.spec.order is Order.INTERLEAVED
+        return self.spec.order is models.Order.INTERLEAVED
 
     @functools.cached_property
     def is_oversubscribed(self) -> bool:
@@ -195,7 +176,7 @@ class Case:
 class Study:
     """All data of a report."""
 
-    plan: Plan
+    plan: models.Plan
     # All planned trials in planned order, then those not planned, by id.
     entries: tuple[Entry, ...]
     problems: tuple[errors.CorruptRecordError, ...]  # Records that cannot be read.
@@ -203,12 +184,12 @@ class Study:
     matches: tuple[Match, ...] = ()
 
     @property
-    def metrics(self) -> dict[str, MetricFacts]:
+    def metrics(self) -> dict[str, models.MetricFacts]:
         """What its metrics mean, by name."""
         return {facts.name: facts for facts in self.plan.metrics}
 
     @property
-    def program(self) -> Program | None:
+    def program(self) -> models.Program | None:
         """The program of the user's that was measured, if it is a study of one."""
         if not self.plan.program_code:  # those of peers are the project's own
             return None
@@ -220,7 +201,7 @@ class Study:
         return tuple(entry for entry in self.entries if entry.modes)
 
     @functools.cached_property
-    def environments(self) -> list[Environment]:
+    def environments(self) -> list[models.Environment]:
         """The machines that planned trials were started on."""
         return [entry.env for entry in self.planned if entry.env is not None]
 
@@ -239,14 +220,16 @@ class Study:
         return (
             entry
             for entry in self.planned
-            if not entry.spec.budget and entry.spec.control is Control.NONE
+            if not entry.spec.budget and entry.spec.control is models.Control.NONE
         )
 
     @functools.cached_property
     def controls(self) -> tuple[Case, ...]:
         """The planned cases that only explain others, in planned order."""
         return self._group(
-            entry for entry in self.planned if entry.spec.control is not Control.NONE
+            entry
+            for entry in self.planned
+            if entry.spec.control is not models.Control.NONE
         )
 
     @functools.cached_property
@@ -275,12 +258,12 @@ class Study:
             dict.fromkeys(
                 entry.spec.backend
                 for entry in self.planned
-                if entry.spec.control is Control.NONE
+                if entry.spec.control is models.Control.NONE
             )
         )
 
     @functools.cached_property
-    def modes(self) -> tuple[ScalingMode, ...]:
+    def modes(self) -> tuple[models.ScalingMode, ...]:
         """The planned scaling modes, in planned order."""
         return tuple(
             dict.fromkeys(mode for entry in self.planned for mode in entry.modes)
@@ -296,11 +279,11 @@ class Study:
 
 
 def entry_of(
-    source: PlannedTrial | Trial, trial: Trial | None, corrupt: Mapping[str, str]
+    source: models.PlannedTrial | Trial, trial: Trial | None, corrupt: Mapping[str, str]
 ) -> Entry:
     """Returns a trial, as planned or as found, with its state."""
     trial_id, spec = source.trial_id, source.spec
-    state, reason = TrialStatus.OK.value, ""
+    state, reason = models.TrialStatus.OK.value, ""
     if trial_id in corrupt:
         state, reason = CORRUPT, corrupt[trial_id]
     elif trial is None:
@@ -308,9 +291,9 @@ def entry_of(
     elif trial.status is None:
         state = UNFINISHED
         reason = "started, but has no status: interrupted, or still running"
-    elif trial.status.status is not TrialStatus.OK:
+    elif trial.status.status is not models.TrialStatus.OK:
         state, reason = trial.status.status.value, trial.status.reason
-    planned = source if isinstance(source, PlannedTrial) else None
+    planned = source if isinstance(source, models.PlannedTrial) else None
     return Entry(
         trial_id=trial_id,
         case_id=planned.case_id if planned else identity.case_id(spec),
@@ -342,7 +325,8 @@ def load_study(store: Store) -> Study:
         result = None if trial is None else trial.result
         # A gate judges: what was measured beside load is none of its evidence.
         is_shown = (
-            plan.measuring.gate is None and entry.state == TrialStatus.DISCARDED.value
+            plan.measuring.gate is None
+            and entry.state == models.TrialStatus.DISCARDED.value
         )
         if is_shown and result is not None and result.rates_beside_load:
             entry = dataclasses.replace(entry, is_disturbed=True)
@@ -351,9 +335,7 @@ def load_study(store: Store) -> Study:
         entry = entry_of(trial, trial, corrupt)
         reason = entry.reason or "not in the plan"
         entries.append(dataclasses.replace(entry, reason=reason))
-    matches = equivalence.planned_matches(
-        plan, {trial.trial_id: trial for trial in matched.trials}
-    )
+    matches = planned_matches(plan, {trial.trial_id: trial for trial in matched.trials})
     differs = {
         (match.backend, match.num_replicas): match.reason
         for match in matches
@@ -361,7 +343,7 @@ def load_study(store: Store) -> Study:
     }
     for index, entry in enumerate(entries):
         reason = differs.get((entry.spec.backend, entry.spec.num_replicas), "")
-        if reason and entry.is_measured and equivalence.is_judged(entry.spec):
+        if reason and entry.is_measured and is_judged(entry.spec):
             entries[index] = dataclasses.replace(
                 entry, state=UNMATCHED, reason=reason, is_disturbed=False
             )
@@ -378,11 +360,11 @@ def equivalence_entries(store: Store) -> list[Entry]:
     return [entry_of(trial, trial, {}) for trial in store.read().trials]
 
 
-def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
+def check_mode(case: Case, baseline: Case, mode: models.ScalingMode) -> None:
     """Checks that a case keeps what its scaling mode keeps fixed."""
     name = {
-        ScalingMode.WEAK: "per_replica_batch_size",
-        ScalingMode.STRONG: "global_batch_size",
+        models.ScalingMode.WEAK: "per_replica_batch_size",
+        models.ScalingMode.STRONG: "global_batch_size",
     }[mode]
     here, there = getattr(case.spec, name), getattr(baseline.spec, name)
     if here != there:
@@ -393,9 +375,9 @@ def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
         )
 
 
-def by_mode_and_size(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
+def by_mode_and_size(study: Study) -> dict[tuple[str, models.ScalingMode, int], Case]:
     """Returns every case by backend, scaling mode and number of replicas."""
-    index: dict[tuple[str, ScalingMode, int], Case] = {}
+    index: dict[tuple[str, models.ScalingMode, int], Case] = {}
     for case in study.cases:
         for mode in case.modes:
             key = (case.spec.backend, mode, case.spec.num_replicas)

@@ -16,14 +16,13 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from results.records.models import Control, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from results.records.models import Plan, PlannedTrial, TrialResult, TrialSpec
     from results.records.record_base import Change
     from results.store.study_store import Trial

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -22,19 +23,16 @@ from results.store.manifest import MANIFEST_NAME, NOTHING
 from results.store.study_store import EQUIVALENCE_NAME, PLAN_NAME, TRIALS_NAME
 from results.study import equivalence
 from results.study.cases import CORRUPT, equivalence_entries, load_study
-from results.study.equivalence import Outcome
 from results.verify import trials
 from results.verify.trials import QUALITY
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from results.statistics.estimates import Estimate
     from results.store.manifest import Listed
     from results.store.study_store import Store
     from results.study.cases import Case, Entry, Key, Study
-    from results.study.equivalence import Match
     from results.verify.trials import Fields, Raws
 
     Logs = Mapping[Key, Mapping[int, float]]  # By repetition and round.
@@ -82,7 +80,7 @@ def compare_headlines(study: Study, raws: Raws, matched: Raws, check: Check) -> 
         both = ratio_of(aa_control.control, aa_control.case)
         compare_one(CONTROL, aa_control.case.label, aa_control.ratio, both)
     for match in study.matches:
-        if match.outcome is not Outcome.NOT_CHECKED:
+        if match.outcome is not equivalence.Outcome.NOT_CHECKED:
             losses = functools.partial(_loss_difference, study, match, matched)
             _compare(check, LOSSES, match.label, match.loss_difference, losses)
 
@@ -238,7 +236,7 @@ def _half(squared_error: float, degrees: float) -> float:
     return float(stats.t.isf(0.025, degrees)) * math.sqrt(squared_error)
 
 
-def _loss_difference(study: Study, match: Match, raws: Raws) -> float:
+def _loss_difference(study: Study, match: equivalence.Match, raws: Raws) -> float:
     planned = () if study.plan.equivalence is None else study.plan.equivalence.trials
     losses = []
     for trial_id, spec in ((each.trial_id, each.spec) for each in planned):

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from results.errors import ResultsError
@@ -21,7 +22,6 @@ from results.study.cases import UNMATCHED
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from results.store.study_store import Store
     from results.study.cases import Entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.page import page
@@ -11,8 +12,6 @@ from results.figures import scaling
 from results.records.measuring import joules_per_example
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from markupsafe import Markup
 
     from reports.view import View

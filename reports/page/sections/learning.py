@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports import output_file
@@ -18,8 +19,6 @@ from results.statistics import run_scores
 from results.store import public, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import pandas as pd
     from markupsafe import Markup
 

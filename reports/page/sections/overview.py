@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from reports import output_file
@@ -13,8 +14,6 @@ from results.figures import conditions, scaling
 from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from markupsafe import Markup
 
     from reports.view import View
