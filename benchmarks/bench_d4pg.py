@@ -10,7 +10,8 @@ repeat. An actor's rate includes writing its records to the streams.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,6 @@ from workloads.d4pg.control import FRAME_SIZE, Environment, EnvironmentSpec
 from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights, StepStreams
 from workloads.d4pg.study import D4PGConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME = "cartpole:swingup"
 EPISODE = 1001  # records: 1000 environment steps and the final observation

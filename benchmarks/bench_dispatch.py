@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from benchmarks import runner
 from benchmarks.runner import Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_BLOCKS, NUM_CALLS, NUM_WARMUP_CALLS = 20, 200, 50
 CPUS = ["CPU:0", "CPU:1"]

@@ -24,14 +24,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import runner
 from benchmarks.runner import Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEP_NS = 5_000_000
 NUM_STEPS, STEPS_PER_BLOCK, NUM_WARMUP_STEPS = 600, 60, 3

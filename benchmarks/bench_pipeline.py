@@ -12,13 +12,11 @@ gives, and nothing of GPUs.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from benchmarks import runner
 from benchmarks.runner import Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH, ROWS, NUM_LAYERS, NUM_STAGES = 512, 512, 4, 2
 NUM_BLOCKS, NUM_WARMUPS = 5, 2

@@ -23,13 +23,11 @@ import functools
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from benchmarks import runner
 from benchmarks.runner import CORES, Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 NUM_BLOCKS, NUM_STEPS = 10, 5
 NUM_WARMUP_STEPS = 15

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from benchmarks import runner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LEVELS = ("none", "state", "gradients", "parameters")
 SIDE, NUM_LAYERS, NUM_STEPS_PER_CALL, NUM_BLOCKS = 912, 12, 3, 4

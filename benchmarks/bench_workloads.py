@@ -29,7 +29,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +38,6 @@ from benchmarks import runner
 from benchmarks.runner import Figure
 from harness.run import trial_tree
 from results.records.models import Allocator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BLOCKS_OF_FIT, STEPS_OF_FIT = 12, 4
 NUM_WARMUP_STEPS = 3

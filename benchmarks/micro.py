@@ -17,8 +17,9 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import pydantic
 from pydantic import AliasChoices, AliasPath, Field
@@ -34,9 +35,6 @@ from results.judging.gate_metrics import JudgedCase, Metric
 from results.records.record_base import Line, Seconds
 from results.statistics import estimates, group_sequential
 from results.store.study_store import first_complaint
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FOLDER: Final = runner.ROOT / "tests" / "benchmarks" / "micro"
 PREFIX: Final = "bench_"
