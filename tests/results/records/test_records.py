@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import damaging
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from study_files import edit_record
 
+import reports
 import results
 from results import Budget, BudgetUnit, Order, Store, TrialSpec
 from results.records import identity, schema
@@ -34,6 +36,15 @@ SPEC = TrialSpec(
     repetition_index=0,
     seed=7,
 )
+
+
+def test_public_names_are_those_of_the_stubs_and_every_error_is_one():
+    """They are loaded on first use, so a wrong line of a stub is seen here only."""
+    for package in (reports, results):
+        assert [] == [n for n in package.__all__ if getattr(package, n, None) is None]
+    defined = (Path(results.__file__).parent / "errors.py").read_text()
+
+    assert set(re.findall(r"^class (\w+)", defined, re.MULTILINE)) <= {*results.__all__}
 
 
 def test_ids_are_what_they_were():
