@@ -8,10 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from workloads.d4pg import study as d4pg
 from workloads.keras_fit import study as keras_fit
@@ -18,9 +19,6 @@ from workloads.resnet50 import study as resnet50
 from workloads.sngan import study as sngan
 from workloads.spec import SYNTHETIC, PresetInfo, WorkloadInfo
 from workloads.transformer import study as transformer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["SYNTHETIC", "WORKLOADS", "PresetInfo", "WorkloadInfo"]
 

@@ -7,6 +7,7 @@ its own.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,8 +17,6 @@ import replicator
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from workloads.spec import QualityMetric
 
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from workloads.data import sources
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from replicator.checkpoint.manager import CheckpointManager
     from workloads.common.training import Training
     from workloads.data.sources import Examples

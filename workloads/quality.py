@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,6 @@ import numpy as np
 from workloads.spec import QualityMetric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from workloads.spec import Metric
 
 CONFIDENCE = 0.95

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from workloads.data.images import Images
 from workloads.spec import JIT_COMPUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import numpy as np
 
     from workloads.data.images import Augmentation

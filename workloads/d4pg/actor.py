@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,6 @@ from .control import BrokenEpisodeError, Environment
 from .streams import NO_WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .streams import SharedWeights, StepStreams
     from .study import D4PGConfig
 

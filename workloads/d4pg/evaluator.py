@@ -19,6 +19,7 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from .actor import Policy
 from .control import MAX_CONTROL_STEPS, BrokenEpisodeError, Environment, EnvironmentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from workloads.spec import Metric, QualityMetric
 
     from .study import D4PGConfig

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,8 +22,6 @@ from workloads.common.training import compiled, copy_of, products_of
 from . import actor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .control import EnvironmentSpec
     from .study import D4PGConfig
 

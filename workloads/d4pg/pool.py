@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +33,6 @@ from workloads import ONE_THREAD, child_environment
 from .streams import FIELDS, NO_WEIGHTS, SharedWeights, StepStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .actor import ActorSettings
     from .capacity import Share
     from .control import EnvironmentSpec

@@ -8,6 +8,7 @@ import contextlib
 import math
 import time
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -22,8 +23,6 @@ from workloads.spec import SYNTHETIC
 from .study import OF_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from workloads.spec import QualityMetric
 
     from .train import Training

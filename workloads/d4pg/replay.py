@@ -20,6 +20,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,6 @@ from . import capacity
 from .streams import FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .streams import StepStreams
     from .study import D4PGConfig
 

@@ -18,13 +18,12 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from .capacity import Share
     from .control import EnvironmentSpec
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from workloads import spec
 from workloads.spec import limited
 
 from . import capacity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NETWORKS = ("mlp", "layer_norm_mlp")
 OBSERVATIONS = ("state", "pixels")

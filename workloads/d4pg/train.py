@@ -9,6 +9,7 @@ training to the harness.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import command, training
@@ -19,8 +20,6 @@ from .evaluator import EvaluatorClient
 from .learner import Learner, training_flops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import tensorflow as tf
 
     import replicator

@@ -10,16 +10,14 @@ import io
 import pathlib
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import replicator
 from workloads.data import names, text_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 TRAIN_SPLIT = names.TRAIN_SPLIT
 _WHOLE = slice(None)

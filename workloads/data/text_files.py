@@ -11,11 +11,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+from collections.abc import Iterable
+from typing import Any
 
 PACKAGE = "tensorflow"
 NAME = "tensorflow_source"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import queue
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,8 +18,6 @@ from workloads.program import StepProgram
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from workloads.data.sources import Examples
     from workloads.keras_fit.own_model import OwnModelConfig
 

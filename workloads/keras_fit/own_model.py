@@ -14,20 +14,12 @@ functions do.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from workloads import spec
-from workloads.keras_fit.study import (
-    AS_WRITTEN,
-    COMPUTE_DTYPES,
-    EQUIVALENCE,
-    LOOPS,
-    check_jit_of_fit,
-)
+from workloads.keras_fit import study
 from workloads.spec import limited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +29,18 @@ class OwnModelConfig(spec.TrainingConfig):
     model: str = ""  # ``MODULE:FUNCTION``, a function that returns the compiled model.
     # ``run``: a loop over ``repl.run`` with the model's own optimizer, wrapped, on
     # every backend; ``fit``: that of Keras, on backends that have it.
-    loop: str = limited("run", choices=(*reversed(LOOPS),))
+    loop: str = limited("run", choices=(*reversed(study.LOOPS),))
     # Of layers that name none; ``as_written`` leaves the policy alone.
-    compute_dtype: str = limited(AS_WRITTEN, choices=(AS_WRITTEN, *COMPUTE_DTYPES))
+    compute_dtype: str = limited(
+        study.AS_WRITTEN, choices=(study.AS_WRITTEN, *study.COMPUTE_DTYPES)
+    )
     # ``cross_replica`` sets ``synchronized`` of Keras' layers.
     batch_norm: str = limited("local", choices=spec.STATISTICS)
 
     def __post_init__(self) -> None:
         # Of a class with slots, super() finds another class.
         spec.TrainingConfig.__post_init__(self)
-        check_jit_of_fit(self.jit)
+        study.check_jit_of_fit(self.jit)
 
 
 def keras_workload(
@@ -99,7 +93,7 @@ def keras_workload(
         default_preset="own",
         builtin_data=(made,),
         other_data="no other",
-        equivalence=EQUIVALENCE,
+        equivalence=study.EQUIVALENCE,
         draws_random_numbers=True,
     )
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import runpy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,9 +21,6 @@ import replicator
 from workloads.common import command, training
 
 from . import study
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class KerasTraining(training.Training):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import pathlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from workloads import quality
 from workloads.quality import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from workloads.spec import QualityMetric
 
 _IMAGES_RANK = 4

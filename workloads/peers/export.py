@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,9 +24,6 @@ from workloads.controls import MatchingReplicator
 from workloads.data import images, sources
 from workloads.peers.catalog import REFERENCE
 from workloads.peers.inputs import NUM_STEPS, Export
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _MODELS = {"resnet50": ("model",), "sngan": ("generator", "discriminator")}
 """Attributes of a program that are models, by workload."""

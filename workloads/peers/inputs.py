@@ -24,15 +24,13 @@ import math
 import queue
 import tempfile
 import threading
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from workloads.peers import EXPORT_SETTINGS as SETTINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images [examples, size, size, 3] float32, and labels [examples] int32."""

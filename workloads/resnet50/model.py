@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -22,8 +23,6 @@ from workloads.common import training as training_lib
 from workloads.spec import JIT_OFF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from .study import ResNet50Config
 
 NUM_BLOCKS = (3, 4, 6, 3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,8 +21,6 @@ from workloads.controls import own_rows
 from .study import FIRST_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from .study import SNGANConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,6 @@ from workloads.metrics.evaluator import Evaluator, open_inception, to_uint8
 from .study import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from workloads.data.images import Images
     from workloads.metrics.evaluator import FeatureExtractor
     from workloads.spec import QualityMetric

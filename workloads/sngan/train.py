@@ -8,6 +8,7 @@ The steps are code for a single device. ``study.py`` attaches them to the harnes
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -22,8 +23,6 @@ from . import model as model_lib
 from . import scoring, study
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
     import replicator

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -27,8 +28,6 @@ from . import model as model_lib
 from . import study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from workloads.spec import Metric, QualityMetric
 
 _BETAS = 0.9, 0.98

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,6 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from workloads.peers import EXPORT_VARIABLE, inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Weights = dict[str, jax.Array]
 REPLICAS = "replicas"

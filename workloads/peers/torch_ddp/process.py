@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scaling_client  # of the harness, which puts its folder into the path
 import torch
@@ -12,9 +13,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads.peers import EXPORT_VARIABLE, inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Process:
