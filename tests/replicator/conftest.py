@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import keras
@@ -14,10 +15,6 @@ from tensorflow.python.eager import context as eager_context
 
 import replicator
 from replicator.core import devices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 NUM_VIRTUAL_DEVICES = 4
 

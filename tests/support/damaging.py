@@ -23,10 +23,10 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 TOKENS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,6 @@ from replicator.core import devices
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator
 
 # Virtual devices must exist before TensorFlow runs its first op, so at collection; as
 # many as the replicator's own tests want in the same process.

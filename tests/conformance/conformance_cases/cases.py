@@ -13,7 +13,8 @@ import dataclasses
 import faulthandler
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,10 +22,6 @@ import tensorflow as tf
 
 import replicator
 from replicator.catalog import CAPABILITIES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 DEFAULT_RTOL = 1e-5
 DEFAULT_ATOL = 1e-6

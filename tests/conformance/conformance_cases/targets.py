@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 from unittest import mock
 
 import tensorflow as tf
@@ -14,10 +15,6 @@ import replicator
 from replicator._tf import compat as _tf_compat
 from replicator.backends import tpu
 from replicator.catalog import BACKENDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 NUM_VIRTUAL_DEVICES = 4
 

@@ -7,13 +7,11 @@ Layers that look at one replica's part alone (Keras' own batch norm) get the par
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 from fuzzing import trainings
 
-if TYPE_CHECKING:
-    Parts = list[np.ndarray]  # one per replica
+Parts = list[np.ndarray]  # one per replica
 
 EPSILON, MOMENTUM = 1e-3, 0.99  # of Keras' batch norm
 RATE = 0.125  # which float32 has exactly, as Keras keeps it

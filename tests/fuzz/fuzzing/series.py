@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,9 +27,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
 import replicator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 
 def check(program, repl=None):

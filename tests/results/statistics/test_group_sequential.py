@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import noise_models
 import numpy as np
@@ -29,9 +30,6 @@ from results.statistics.group_sequential import (
     Design,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LIMIT = math.log(1.05)
 E = 1e-9
