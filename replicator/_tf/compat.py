@@ -195,18 +195,18 @@ def called_graph(op: Any) -> Any:
     return None if function is None else function.graph
 
 
-def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """Traces a Python function once, without AutoGraph (test_state)."""
+def trace_to_graph(
+    function: Callable[..., Any],
+    specs: Sequence[Any],
+    writes_summaries: Callable[[], Any],
+) -> Any:
+    """Traces a Python function once, without AutoGraph (test_state, test_summaries)."""
     # ``tf.function`` traces a second time when the first trace made variables, and then
-    # converts the graph to a function that is never called.
-    return func_graph_from_py_func("replica", function, tuple(specs), {})
-
-
-def summaries_if(condition: Callable[[], Any]) -> Scope:
-    """Lets ``tf.summary`` write only where a condition holds, too (test_summaries)."""
-    # This adds to what ``tf.summary.record_if`` says, which is the user's.
+    # converts the graph to a function that is never called. The condition adds to what
+    # ``tf.summary.record_if`` says, which is the user's.
     state = summary_ops_v2._summary_state  # noqa: SLF001
-    return altered(state, is_recording_distribution_strategy=condition)
+    with altered(state, is_recording_distribution_strategy=writes_summaries):
+        return func_graph_from_py_func("replica", function, tuple(specs), {})
 
 
 def dismantle(graph: Any, graph_def: Any) -> None:
@@ -231,17 +231,12 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
     return kind(list(devices))
 
 
-def add_function(function_def: Any) -> None:
-    """Registers a function with the eager runtime (test_conformance)."""
-    eager_context.context().add_function_def(function_def)
-
-
 def keep_functions(owner: object, functions: Sequence[Any]) -> None:
     """Registers functions as long as an object lives (test_leaks)."""
     # TensorFlow itself keeps them, and the kernels made for them, as long as the
     # process.
     for function in functions:
-        add_function(function)
+        eager_context.context().add_function_def(function)
     names = [function.signature.name for function in functions]
     weakref.finalize(owner, _remove_functions, names).atexit = False
 
@@ -322,17 +317,14 @@ def paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not _has_frozen():  # unfreezing would undo the user's freezing
+            full_collections = gc.get_stats()[2]["collections"]
+            if not _FROZEN["is"] or _FROZEN["after"] != full_collections:
+                has_frozen = gc.get_freeze_count() > 0
+                _FROZEN.update({"is": has_frozen, "after": full_collections})
+            if not _FROZEN["is"]:  # unfreezing would undo the user's freezing
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
-
-
-def _has_frozen() -> bool:
-    full_collections = gc.get_stats()[2]["collections"]
-    if not _FROZEN["is"] or _FROZEN["after"] != full_collections:
-        _FROZEN.update({"is": gc.get_freeze_count() > 0, "after": full_collections})
-    return bool(_FROZEN["is"])
 
 
 _OF_THREAD = threading.local()

@@ -52,10 +52,17 @@ def optimize_graph(
 ) -> Any:
     """Runs TensorFlow's graph optimizer once over a graph (test_grappler)."""
     # What the user set by ``tf.config.optimizer`` holds (test_optimize).
-    config = _config()
+    config = config_pb2.ConfigProto()
+    config.graph_options.CopyFrom(eager_context.context().config.graph_options)
     rewrite = config.graph_options.rewrite_options
     if rewrite.disable_meta_optimizer:
         return graph_def
+    if not rewrite.min_graph_nodes:
+        rewrite.min_graph_nodes = -1  # even the smallest graph
+    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    # It removes arguments of branches after the control edges that they stood for, and
+    # so the order of effects (test_ordering); of ResNet-50 it removes nothing.
+    rewrite.disable_tfg_optimizer = True
     if not has_device_rules:
         rewrite.remapping = rewrite.layout_optimizer = _OFF
     meta_graph = meta_graph_pb2.MetaGraphDef()
@@ -69,10 +76,6 @@ def optimize_graph(
     )
 
 
-def is_optimizer_on() -> bool:
-    return not _config().graph_options.rewrite_options.disable_meta_optimizer
-
-
 def optimizer_settings() -> Hashable:
     """What the user set by ``tf.config.optimizer``, for comparison only."""
     # Read in every call of ``run``, so it makes no protocol buffers
@@ -82,20 +85,6 @@ def optimizer_settings() -> Hashable:
         context._optimizer_jit,  # noqa: SLF001
         *context._optimizer_experimental_options.items(),  # noqa: SLF001
     )
-
-
-def _config() -> Any:
-    """The user's settings, and what the engine needs."""
-    config = config_pb2.ConfigProto()
-    config.graph_options.CopyFrom(eager_context.context().config.graph_options)
-    rewrite = config.graph_options.rewrite_options
-    if not rewrite.min_graph_nodes:
-        rewrite.min_graph_nodes = -1  # even the smallest graph
-    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    # It removes arguments of branches after the control edges that they stood for, and
-    # so the order of effects (test_ordering); of ResNet-50 it removes nothing.
-    rewrite.disable_tfg_optimizer = True
-    return config
 
 
 def _properties(name: str, kind: str) -> Any:
@@ -247,22 +236,23 @@ def graph_optimizer_off() -> Iterator[None]:
         context.function_call_options = before
 
 
+# By what decides on it: every step's dispatch uses one.
+_CALLS: dict[Hashable, Any] = {}
+
+
 def _unoptimized_call(is_soft: bool) -> Any:
     """How a function runs whose graph was optimized before."""
-    return _make_call(is_soft, optimizer_settings())
-
-
-@functools.cache
-def _make_call(is_soft: bool, settings: Hashable) -> Any:
-    """Made once per setting: every step's dispatch uses it."""
-    del settings  # they decide the level below
+    key = is_soft, optimizer_settings()
+    if key in _CALLS:
+        return _CALLS[key]
     options = eager_context.context().config.graph_options.optimizer_options
     config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     # Clusters are compiled when a function starts, not when its graph is optimized.
     level = int(options.global_jit_level)
     config.graph_options.optimizer_options.global_jit_level = level
-    return eager_context.FunctionCallOptions(config_proto=config)
+    _CALLS[key] = eager_context.FunctionCallOptions(config_proto=config)
+    return _CALLS[key]
 
 
 def count_functions() -> int:

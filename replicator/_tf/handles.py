@@ -203,28 +203,20 @@ _VARIABLE = resource_variable_ops.BaseResourceVariable
 _RESULT = resource_variable_ops._UnreadVariable  # noqa: SLF001
 
 
-def is_variable(handle: Any) -> bool:
-    """Whether a captured resource is that of a variable (test_captures)."""
-    data = getattr(handle, "_handle_data", None)
-    return data is not None and bool(data.is_set) and len(data.shape_and_type) == 1
-
-
-def is_result(variable: Any) -> bool:
-    """Whether it is what an assignment in a graph returned (test_captures)."""
-    return isinstance(variable, _RESULT)
-
-
-def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
-    """Finds the variables of handles that no graph has recorded (test_captures)."""
+def variables_of(graph: Any, resources: Iterable[Any]) -> Mapping[int, Any]:
+    """The variables that a graph captures, by the id of the handle (test_captures)."""
+    variables = {id(of(v)): v for v in graph.variables if not isinstance(v, _RESULT)}
     # An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
     # tells the graph the handle of its variable, and not the variable.
-    wanted = {id(handle) for handle in handles}
-    if not wanted:
-        return {}
+    wanted = set()
+    for resource in resources:
+        data: Any = getattr(resource, "_handle_data", None)
+        is_set = data is not None and bool(data.is_set)
+        if id(resource) not in variables and is_set and len(data.shape_and_type) == 1:
+            wanted.add(id(resource))
     # A table that creation fills would have to replace TensorFlow's constructor, and
     # still not know what was made before.
-    variables: dict[int, Any] = {}
-    for thing in gc.get_objects():
+    for thing in gc.get_objects() if wanted else ():
         kind = type(thing)
         if issubclass(kind, _VARIABLE) and not issubclass(kind, _RESULT):
             handle = getattr(thing, "_handle", None)

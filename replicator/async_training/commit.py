@@ -22,7 +22,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.collectives import transport
 from replicator.core import context
 from replicator.engine.dataflow import READ_OPS
-from replicator.engine.emitter import Emitter
+from replicator.engine.emitter import Emitter, NodeOps
 from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.errors import DeviceError, OptimizerOptionError
 from replicator.optimizer import stages
@@ -479,8 +479,9 @@ def emit(
         for index, (placeholder, _, _) in enumerate(pull.reads)
     ]
     shapes = [shape for _, _, shape in pull.reads]
-    packed = emitter.on(f"{name}/packed", pull.dtype, server_device).pack(reads, shapes)
-    values = emitter.on(name, pull.dtype, worker_device).unpack(packed, shapes)
+    on_server = NodeOps(emitter, f"{name}/packed", pull.dtype, server_device)
+    on_worker = NodeOps(emitter, name, pull.dtype, worker_device)
+    values = on_worker.unpack(on_server.pack(reads, shapes), shapes)
     replaced = {
         read: value
         for (_, names, _), value in zip(pull.reads, values, strict=True)

@@ -207,11 +207,10 @@ class ServerProgram(Assembly):
             plans=self.plans,
             shares=(),
         )
-        super().__init__(f"server_program_{next(_COUNTER)}", analysis, topology)
         self._step = step
         self._servers = table.placement.devices
         self._pulled: dict[str, Ref] = {}
-        self.register()
+        super().__init__(f"server_program_{next(_COUNTER)}", analysis, topology)
 
     def prepare(self, source_spec: Any, *, is_loop: bool) -> Callable[..., Any]:
         """Builds a function that runs steps; call it in cross-replica context."""

@@ -62,7 +62,7 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         self.num_replicas = self.num_replicas_in_sync = num_replicas
         # Whether it is of a measuring control: as if all replicas held the own values.
         self._is_local = is_local
-        differentiable.register()
+        _tf_distribute.vectorize_markers(differentiable.vectorized)
 
     @property
     def replica_id(self) -> tf.Tensor:

@@ -13,7 +13,6 @@ what the gradients of the replica are multiplied by in the end, w_r, is taken ou
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,13 +154,7 @@ def communicate(
 # all iterations, by one of it alone. It has a gradient as well.
 
 
-@functools.cache
-def register() -> None:
-    """Enables collectives in vectorized loops; backends call it before a trace."""
-    _tf_distribute.vectorize_markers(_convert)
-
-
-def _convert(
+def vectorized(
     marker: str, converted: Callable[[str], tuple[tf.Tensor, bool]]
 ) -> tuple[tf.Tensor, bool] | None:
     """Emits the collective of all iterations; see ``vectorize_markers``."""

@@ -83,7 +83,7 @@ def per_replica_nest(structure: Any, flat: Sequence[Any], num_replicas: int) -> 
     """Turns the flat outputs of R replicas into one nest of ``PerReplica``."""
     size = len(flat) // num_replicas
     index = -1
-    owner = validation.current_maker()
+    owner = validation.held("maker")
 
     def group(leaf: Any) -> PerReplica[Any]:
         nonlocal index
@@ -135,16 +135,16 @@ def tensors_of(outputs: Any) -> list[tf.Tensor]:
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
-    def convert(leaf: Any) -> tf.Tensor:
+    def convert(leaf: Any) -> tf.Tensor | None:
         try:
-            return tf.convert_to_tensor(leaf)
+            return None if leaf is None else tf.convert_to_tensor(leaf)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"{name_of(step_fn)} returned a {type(leaf).__name__!r}; a step "
                 "returns a nest of tensors (loss, metrics) or None"
             ) from error
 
-    return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)
+    return tf.nest.map_structure(convert, outputs)
 
 
 # TensorFlow counts traces per code object and warns if five calls in a row trace. Each

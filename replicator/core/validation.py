@@ -147,12 +147,6 @@ class ReplicatorId:
         return f"{self.name}, num_replicas={self.num_replicas}"
 
 
-def current_maker() -> ReplicatorId | None:
-    """The replicator whose step runs or is traced in this thread, or None."""
-    maker: ReplicatorId | None = held("maker")
-    return maker
-
-
 def check_owner(
     thing: Any,
     user: ReplicatorId | None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -255,13 +256,11 @@ def analyze(
     *,
     is_in_group: bool = False,
 ) -> Analysis:
-    def trace_step() -> TracedStep:
-        counts = topology.num_replicas, topology.num_logical_devices
-        return context.in_first_trace(lambda: trace(step_fn, specs, *counts))
-
-    traced = trace_step()
+    counts = topology.num_replicas, topology.num_logical_devices
+    trace_step = functools.partial(trace, step_fn, specs, *counts)
+    traced = context.in_first_trace(trace_step)
     if table.ownership.settle():  # the trace has variables where they were
-        traced = trace_step()
+        traced = context.in_first_trace(trace_step)
     body = to_body(traced, name, topology)
     # A kind says whether replicas get the same: taken for granted, copies of variables
     # would differ while every check says that they are in sync.
@@ -295,7 +294,10 @@ def analyze(
     owners = find_owners(variables, ownership)
     marked = {n: v for n, v in traced.owned.items() if n in invariance.nodes}
     kept = find_owners(marked, ownership)
-    live = _find_live(traced, body, invariance, owners, kept, topology)
+    # Who emits what, where variables have owners; otherwise all emit all.
+    live = None
+    if owners and not (topology.is_shared and topology.num_programs == 1):
+        live = _find_live(traced, body, invariance, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
         slots = [n for n in owners if ownership.is_slot(variables[n])]
         plan.check_shares(
@@ -319,7 +321,7 @@ def analyze(
             _depths(traced, body) if topology.orders_transfers else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
-            plan.operand_devices(traced, topology),
+            (plan.operand_devices(traced) if topology.num_logical_devices > 1 else {}),
             {} if live is None else by_marker(body, kept),
         ),
         shares=(
@@ -332,7 +334,8 @@ def analyze(
 
 def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     """Places and optimizes the graph of a traced step."""
-    plan.place(traced, topology)
+    if topology.num_logical_devices > 1:
+        plan.place(traced, topology)
     notes: list[str] = []
     optimized = optimize.optimize(traced, topology, notes)
     optimize.own_functions(optimized, name)
@@ -361,7 +364,23 @@ def check_invariance(
     for name, error in traced.required.items():  # which says more
         if name not in invariance.nodes:
             raise UnsynchronisedUpdateError(error)
-    dataflow.check_trainable(invariance, traced.variables, traced.lines)
+    variables, lines = traced.variables, traced.lines
+    drifting = [h for h in invariance.local_because if variables[h].trainable]
+    if drifting:
+        name = variables[drifting[0]].name
+        more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
+        raise UnsynchronisedUpdateError(
+            f"trainable variable {name!r}{more} would be updated with a value that "
+            f"differs between replicas{at_lines(lines[drifting[0]])}, so the copies "
+            "would diverge; wrap the optimizer with repl.wrap_optimizer(), or "
+            "all_reduce the gradients; if it is state by which replicas train (a "
+            "probability, a codebook), average the value that you assign, as in "
+            "v.assign(replicator.all_mean(value)); if it is not a weight (a metric, a "
+            "counter, a statistic), create it with trainable=False (tf.Variable is "
+            "trainable by default): then each replica keeps its own copy; if replicas "
+            "shall train separate copies, create it with "
+            "synchronization=tf.VariableSynchronization.ON_READ"
+        )
     check_divergence(traced, body, local)
 
 
@@ -372,10 +391,7 @@ def _find_live(
     owners: Mapping[str, Owner],
     kept: Mapping[str, Owner],
     topology: Topology,
-) -> Liveness | None:
-    """Who emits what, where variables have owners; None where all emit all."""
-    if not owners or (topology.is_shared and topology.num_programs == 1):
-        return None
+) -> Liveness:
     tensors = [name.partition(":")[0] for name in traced.output_names]
     operands = [name for c in traced.collectives for name in c.read]
     # A read has no effect: who does not use its value does not need it.

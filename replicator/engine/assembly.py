@@ -22,6 +22,7 @@ from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine import plan
 from replicator.engine.body import Ref
+from replicator.engine.emitter import Emitter, NodeOps
 from replicator.engine.linker import Linker
 from replicator.engine.replicate import Replicas
 from replicator.errors import CaptureError
@@ -29,7 +30,6 @@ from replicator.errors import CaptureError
 if TYPE_CHECKING:
     from replicator.core.devices import Group, Topology
     from replicator.engine.analyze import Analysis
-    from replicator.engine.emitter import Emitter
 
 
 # A caller waits for the control outputs of a function. TensorFlow puts the nodes of the
@@ -106,7 +106,7 @@ class PackedOutputs:
             if len(group) > 1:
                 replica, spec = self._flat[group[0]]
                 name = f"{prefix}/outputs_{index}"
-                ops = emit.on(name, spec.dtype, self._devices[replica])
+                ops = NodeOps(emit, name, spec.dtype, self._devices[replica])
                 refs = [ops.pack(refs, self._shapes(group))]
             returned += refs
         return returned
@@ -150,8 +150,11 @@ class Assembly:
         self._places: dict[tuple[int, str], str] = {}
         self._received: dict[tuple[str, str], Any] = {}
         self._replica_ids: dict[int, Ref] = {}
-        # Which outputs it returns as one.
-        self.outputs = PackedOutputs(self._traced.output_specs, topology)
+        # What the function returns: every output, unless some are joined.
+        self._specs, self._packed = self.output_specs, None
+        if topology.spans_processes:
+            self._packed = PackedOutputs(self._traced.output_specs, topology)
+            self._specs = self._packed.specs
         self._batch = [
             (f"batch_{replica}_{index}", dtype)
             for replica in self._replicas
@@ -175,11 +178,8 @@ class Assembly:
             handle_dtype=lambda handle: self._traced.variables[handle].dtype,
             received=None if group is None else self._received,
         )
-
-    def register(self) -> None:
         self._link()
-        functions = [*self.copies.library, self._function_def()]
-        _tf_compat.keep_functions(self, functions)
+        _tf_compat.keep_functions(self, [*self.copies.library, self._function_def()])
 
     @functools.cached_property
     def _kept(self) -> str:
@@ -199,7 +199,7 @@ class Assembly:
         *,
         kept_on: str | None = None,
     ) -> list[tf.Tensor]:
-        specs = self.outputs.specs
+        specs = self._specs
         inputs = tf.nest.flatten(batch, expand_composites=True)
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.
         waits = inputs if self._topology.has_own_gpus else []
@@ -211,7 +211,7 @@ class Assembly:
             )
         for output, spec in zip(returned, specs, strict=True):
             output.set_shape(spec.shape)
-        return self.outputs.unpack(returned)
+        return self._packed.unpack(returned) if self._packed else returned
 
     @property
     def has_collectives(self) -> bool:
@@ -228,11 +228,14 @@ class Assembly:
     def _link(self) -> None:
         body, plans = self._analysis.body, self._analysis.plans
         shares = self._analysis.shares
-        places = plan.schedule_shares(body, self._traced.collectives, shares)
-        levels = plan.levels(body, shares)
+        buckets: dict[int, list[list[plan.UpdatedVariable]]] = {}
+        if shares:
+            levels = plan.levels(body, shares)
+            places = plan.schedule_shares(body, self._traced.collectives, shares)
+            buckets = {index: plan.group(due, levels) for index, due in places.items()}
         # Later collectives may use results of earlier ones, so they link in order.
         for index in range(len(plans) + 1):
-            for bucket in plan.group(places.get(index, ()), levels):
+            for bucket in buckets.get(index, ()):
                 self._share(bucket)
             if index < len(plans):
                 self._linker.link(plans[index], self._traced_ref)
@@ -254,15 +257,13 @@ class Assembly:
         function.signature.is_stateful = True
         # First of all: copying nodes and naming outputs finds what else is captured.
         copied = self.copies.nodes()
-        outputs = self.outputs.pack(
-            [
-                self._traced_ref(replica, name)
-                for replica in self._replicas
-                for name in self._traced.output_names
-            ],
-            self._name,
-            self._emit,
-        )
+        outputs = [
+            self._traced_ref(replica, name)
+            for replica in self._replicas
+            for name in self._traced.output_names
+        ]
+        if self._packed:
+            outputs = self._packed.pack(outputs, self._name, self._emit)
         captured = [
             (f"capture_{index}", outer.dtype)
             for index, outer in enumerate(self.captured)
@@ -270,7 +271,7 @@ class Assembly:
         for name, dtype in [*captured, *self._batch]:
             function.signature.input_arg.add(name=name, type=dtype.as_datatype_enum)
         for index, ref in enumerate(outputs):
-            name, dtype = f"output_{index}", self.outputs.specs[index].dtype
+            name, dtype = f"output_{index}", self._specs[index].dtype
             function.signature.output_arg.add(name=name, type=dtype.as_datatype_enum)
             function.ret[name] = str(ref)
         controls = {

@@ -81,23 +81,22 @@ class TensorNames:
         self._functions = {
             f.signature.name: f.signature for f in graph_def.library.function
         }
-        self._ports: dict[str, tuple[str, ...]] = {}
+        # By node, its outputs, such as ``y:0`` and ``batch_mean:0``.
+        self._ports: dict[str, list[str]] = {}
 
     def ref(self, name: str) -> Ref:
         """Translates ``node:1``, ``node`` or ``^node``."""
         if name.startswith("^"):
             return Ref(node=name[1:])
-        node, _, index = name.partition(":")
-        return Ref(node=node, port=self.ports(node)[int(index or 0)])
-
-    def ports(self, node_name: str) -> tuple[str, ...]:
-        """Output ports of a node, such as ``("y:0", "batch_mean:0")``."""
+        node_name, _, position = name.partition(":")
         if node_name in self._ports:
-            return self._ports[node_name]
-        node, ports = self._nodes[node_name], []
+            ports = self._ports[node_name]
+            return Ref(node=node_name, port=ports[int(position or 0)])
+        node = self._nodes[node_name]
         definition = self._functions.get(node.op) or _tf_compat.op_def(node.op)
         if definition is None:
             raise ValueError(f"op {node.op!r} of node {node.name!r} is not registered")
+        ports = self._ports[node_name] = []
         for arg in definition.output_arg:
             count = 1
             if arg.number_attr:
@@ -105,8 +104,7 @@ class TensorNames:
             elif arg.type_list_attr:
                 count = len(node.attr[arg.type_list_attr].list.type)
             ports += [f"{arg.name}:{index}" for index in range(count)]
-        self._ports[node_name] = tuple(ports)
-        return self._ports[node_name]
+        return Ref(node=node_name, port=ports[int(position or 0)])
 
 
 def from_graph_def(graph_def: Any) -> Body:
@@ -116,13 +114,10 @@ def from_graph_def(graph_def: Any) -> Body:
     names = TensorNames(graph_def)
     protos = {node.name: node for node in graph_def.node}
 
-    def producers(name: str) -> Iterator[str]:
-        return map(producer, protos[name].input)
-
     # Variables, batches, the replica id and, cut there, results of collectives: all
     # that differs from replica to replica comes in here, and copies only rename.
     placeholders = frozenset(n.name for n in graph_def.node if n.op == "Placeholder")
-    order = postorder(protos, producers)
+    order = postorder(protos, lambda name: map(producer, protos[name].input))
     return Body(
         nodes=tuple(
             _node(protos[n], names.ref) for n in order if n not in placeholders
@@ -224,7 +219,22 @@ def make_node(
     node.input.extend(str(ref) for ref in inputs)
     node.input.extend(f"^{control}" for control in controls)
     for key, value in (attrs or {}).items():
-        _set_attr(node.attr[key], value)
+        attr = node.attr[key]
+        if isinstance(value, tf.DType):
+            attr.type = value.as_datatype_enum
+        elif isinstance(value, bool):
+            attr.b = value
+        elif isinstance(value, int):
+            attr.i = value
+        elif isinstance(value, str):
+            attr.s = value.encode()
+        elif isinstance(value, np.ndarray):
+            attr.tensor.CopyFrom(tf.make_tensor_proto(value))
+        elif isinstance(value, list):
+            attr.list.SetInParent()  # an empty list too
+            attr.list.i.extend(value)
+        else:
+            raise TypeError(f"no attribute type for {type(value).__name__!r}")
     return node
 
 
@@ -233,24 +243,6 @@ def make_const(name: str, value: Any, device: str) -> Any:
     array = np.asarray(value, np.int32) if isinstance(value, int) else np.asarray(value)
     attrs = {"dtype": tf.as_dtype(array.dtype), "value": array}
     return make_node(name, "Const", [], device, attrs)
-
-
-def _set_attr(attr: Any, value: Any) -> None:
-    if isinstance(value, tf.DType):
-        attr.type = value.as_datatype_enum
-    elif isinstance(value, bool):
-        attr.b = value
-    elif isinstance(value, int):
-        attr.i = value
-    elif isinstance(value, str):
-        attr.s = value.encode()
-    elif isinstance(value, np.ndarray):
-        attr.tensor.CopyFrom(tf.make_tensor_proto(value))
-    elif isinstance(value, list):
-        attr.list.SetInParent()  # an empty list too
-        attr.list.i.extend(value)
-    else:
-        raise TypeError(f"no attribute type for {type(value).__name__!r}")
 
 
 def postorder(

@@ -308,10 +308,12 @@ class Chain:
         size = sum(int(share.shape.num_elements()) for share in shares)
         packed = None
         if values:
-            packed = self.emit.on(f"{name}/packed", dtype, device).pack(values, shapes)
+            ops = emitter.NodeOps(self.emit, f"{name}/packed", dtype, device)
+            packed = ops.pack(values, shapes)
         given = Operand(packed, dtype, tf.TensorShape([size]), device)
         received = self.broadcast(name, given, source)
-        return self.emit.on(f"{name}/unpacked", dtype, device).unpack(received, shapes)
+        ops = emitter.NodeOps(self.emit, f"{name}/unpacked", dtype, device)
+        return ops.unpack(received, shapes)
 
     def _inline(self, *arguments: Any, **options: Any) -> Ref:
         (result,), _ = self.emit.inline(*arguments, **options)

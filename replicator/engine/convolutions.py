@@ -152,9 +152,11 @@ def mark(graph: Any, graph_def: Any) -> None:
             node.attr[_SIZES].list.i.extend(tf.nest.flatten(sizes))
 
 
-def multiply(graph_def: Any, keep: Iterable[str]) -> None:
-    """Puts products of matrices in the place of marked convolutions, in place."""
+def multiply(graph_def: Any, keep: Iterable[str]) -> Any:
+    """Puts products of matrices in the place of marked convolutions of a graph."""
     marked = [node for node in graph_def.node if _SIZES in node.attr]
+    if not marked:
+        return graph_def
     # What several multiply, the patches of an image for example, is made once.
     additions = Additions(graph_def, "replicator_convolution")
     for node in marked:
@@ -166,9 +168,9 @@ def multiply(graph_def: Any, keep: Iterable[str]) -> None:
     roots = map(producer, keep)
     used = {*reachable(roots, lambda name: map(producer, inputs[name]))}
     kept = [n for n in graph_def.node if n.name in used or n.op == "Placeholder"]
-    if marked:
-        del graph_def.node[:]
-        graph_def.node.extend(kept)
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    return graph_def
 
 
 def _to_product(node: Any, additions: Additions) -> None:
@@ -297,13 +299,14 @@ def find(graph: Any) -> tuple[Resampled, ...]:
     return tuple(filter(None, candidates))
 
 
-def fuse(graph_def: Any, rewrites: Iterable[Resampled]) -> None:
-    """Computes nodes from the smaller image, in place."""
+def fuse(graph_def: Any, rewrites: Iterable[Resampled]) -> Any:
+    """Computes nodes of a graph from the smaller image."""
     nodes = {node.name: node for node in graph_def.node}
     additions = Additions(graph_def, "replicator_resampled")
     for name, rewrite in rewrites:
         additions.beside = nodes[name]
         rewrite(additions)
+    return graph_def
 
 
 # Two of the larger image, the smaller one and the user's kernel are given, by name;

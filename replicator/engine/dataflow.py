@@ -11,9 +11,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
-from replicator.core.step import at_lines
 from replicator.engine.body import called_names, nodes_of, producer, ref_of
-from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
     from replicator.engine.body import Body, Node, Ref
@@ -379,30 +377,6 @@ def find_invariance(
         local=frozenset(reasons),
         local_because={handle: name for handle, name in reasons.items() if name},
     )
-
-
-def check_trainable(
-    invariance: Invariance,
-    variables: Mapping[str, Any],
-    lines: Mapping[str, Sequence[str]],
-) -> None:
-    """Rejects steps that would make trainable variables diverge between replicas."""
-    drifting = [h for h in invariance.local_because if variables[h].trainable]
-    if drifting:
-        name = variables[drifting[0]].name
-        more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
-        raise UnsynchronisedUpdateError(
-            f"trainable variable {name!r}{more} would be updated with a value that "
-            f"differs between replicas{at_lines(lines[drifting[0]])}, so the copies "
-            "would diverge; wrap the optimizer with repl.wrap_optimizer(), or "
-            "all_reduce the gradients; if it is state by which replicas train (a "
-            "probability, a codebook), average the value that you assign, as in "
-            "v.assign(replicator.all_mean(value)); if it is not a weight (a metric, a "
-            "counter, a statistic), create it with trainable=False (tf.Variable is "
-            "trainable by default): then each replica keeps its own copy; if replicas "
-            "shall train separate copies, create it with "
-            "synchronization=tf.VariableSynchronization.ON_READ"
-        )
 
 
 _PASSED_ON = frozenset({"Identity", "StopGradient"})

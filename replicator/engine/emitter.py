@@ -61,10 +61,6 @@ class Emitter:
         self.nodes.append(make_const(name, value, device))
         return Ref(node=name, port="output:0")
 
-    def on(self, name: str, dtype: tf.DType, device: str) -> NodeOps:
-        """Emits nodes of one type on one device, whose names begin alike."""
-        return NodeOps(self, name, dtype, device)
-
     def inline(
         self,
         name: str,
@@ -116,7 +112,7 @@ def _traced(
 
 
 class NodeOps(Ops):
-    """The same as nodes, on one device, and what else a transfer needs."""
+    """The same as nodes of one type on one device, and what else a transfer needs."""
 
     def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
         self._emit = emit

@@ -9,6 +9,7 @@ a memory in a narrower type.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ class BucketLinks:
 
     def _on(self, replica: int, part: str, dtype: tf.DType | None = None) -> NodeOps:
         name = f"{self._name}/{part}"
-        return self._emit.on(name, dtype or self._dtype, self._devices[replica])
+        return NodeOps(self._emit, name, dtype or self._dtype, self._devices[replica])
 
     def local(self, kind: CollectiveKind) -> list[tuple[Tensor, ...]]:
         """Results as if all replicas held the operand of each, or of the only one."""
@@ -102,28 +103,32 @@ class BucketLinks:
         sent = self._plan.collective.kind.sent_dtype(dtype)
         wire = sent if self._is_transferred else dtype
         within = [self._within_memories(op, position) for position in positions]
+        partials, shape = within[0], self._shape
+        shapes: list[list[int]] = []
         if len(positions) == 1:
-            (partials,) = within
             self._check_shape(partials[0], self._devices[self._memories[0]])
-            results = self._between_memories(op, wire, partials, self._shape)
-            return [self._distribute(results)]
-        # Several tensors are sent as one: one row of ``within`` per tensor, one vector
-        # per memory.
-        shapes = [self._plan.collective.shapes[p].as_list() for p in positions]
-        size = sum(tf.TensorShape(shape).num_elements() for shape in shapes)
-        packed = [
-            self._on(memory, f"bucket_{memory}").pack(values, shapes)
-            for memory, values in zip(
-                self._memories, zip(*within, strict=True), strict=True
-            )
-        ]
-        sums = self._between_memories(op, wire, packed, tf.TensorShape([size]))
-        # Each memory unpacks its own copy, so that one transfer moves the bucket.
-        unpacked = [
-            self._on(memory, f"unpack_{memory}").unpack(vector, shapes)
-            for memory, vector in zip(self._memories, sums, strict=True)
-        ]
-        return [self._distribute(parts) for parts in zip(*unpacked, strict=True)]
+        else:
+            # Several tensors are sent as one: one row of ``within`` per tensor, one
+            # vector per memory.
+            shapes = [self._plan.collective.shapes[p].as_list() for p in positions]
+            shape = tf.TensorShape([sum(map(math.prod, shapes))])
+            partials = [
+                self._on(memory, f"bucket_{memory}").pack(values, shapes)
+                for memory, values in zip(
+                    self._memories, zip(*within, strict=True), strict=True
+                )
+            ]
+        sums = self._between_memories(op, wire, partials, shape)
+        # By memory, which widens and unpacks its own copy: one transfer moves a bucket.
+        received: dict[int, Sequence[Tensor]] = {}
+        for memory, ref in zip(self._memories, sums, strict=True):
+            total = self._on(memory, f"receive_{memory}").cast(ref, wire)
+            received[memory] = [total]
+            if shapes:
+                ops = self._on(memory, f"unpack_{memory}")
+                received[memory] = ops.unpack(total, shapes)
+        by_replica = [received[memory] for memory in self._topology.memories]
+        return list(zip(*by_replica, strict=True))
 
     def stacked(self) -> tuple[Tensor, ...]:
         owner, count = self._bucket.owner, len(self.operands)
@@ -226,8 +231,7 @@ class BucketLinks:
                 leaders[memory] for memory in self._memories
             ).items()
         }
-        refs = [sources[leaders[memory]] for memory in self._memories]
-        return self._receive(refs, wire)
+        return [sources[leaders[memory]] for memory in self._memories]
 
     def _reduce_all(
         self, op: str, wire: tf.DType, operands: Sequence[Tensor]
@@ -252,24 +256,13 @@ class BucketLinks:
                 self._on(r, f"mean_{r}", wire).scale(ref, 1.0 / self.num_replicas)
                 for r, ref in enumerate(sums)
             ]
-        return self._receive(sums, wire)
-
-    def _receive(self, refs: Sequence[Tensor], wire: tf.DType) -> list[Tensor]:
-        """Widens what arrived, on the device of each memory."""
-        return [
-            self._on(memory, f"receive_{memory}").cast(ref, wire)
-            for memory, ref in zip(self._memories, refs, strict=True)
-        ]
+        return sums
 
     def _check_shape(self, ref: Tensor, device: str) -> None:
         """Compares shapes over workers where the trace does not know them."""
         if self._workers is not None and not self._shape.is_fully_defined():
             given = Operand(ref, self._dtype, self._shape, device)
             self._workers.check_shape(f"{self._name}/check", given)
-
-    def _distribute(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        of_memory = dict(zip(self._memories, by_memory, strict=True))
-        return tuple(of_memory[memory] for memory in self._topology.memories)
 
 
 class Linker:

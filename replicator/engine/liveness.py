@@ -342,7 +342,10 @@ def check_recomputed(graph: Any, variables: Mapping[str, Any]) -> None:
         if declared_kind(variable) is Kind.RANDOM
     }
     for operation in graph.get_operations():
-        if not _draws(operation, states):
+        is_drawing = operation.type == "RngReadAndSkip" or _is_random(operation.type)
+        if operation.type.startswith("Assign"):
+            is_drawing = operation.inputs[0].op.name in states
+        if not is_drawing:
             continue
         frames = list(operation.traceback or ())
         if any(frame.name == _FUNCTION for frame in frames):
@@ -354,14 +357,6 @@ def check_recomputed(graph: Any, variables: Mapping[str, Any]) -> None:
                 "that function and pass the numbers to it, or draw inside by a "
                 "function of tf.random.stateless_ whose seed is passed to it"
             )
-
-
-def _draws(operation: Any, states: Collection[str]) -> bool:
-    if operation.type == "RngReadAndSkip":
-        return True
-    if operation.type.startswith("Assign"):
-        return operation.inputs[0].op.name in states
-    return _is_random(operation.type)
 
 
 @functools.cache

@@ -62,14 +62,6 @@ class ReplicaDevices:
                 return str(other.to_string())
         return self._topology.devices[replica][0]
 
-    def device_type(self, requested: str) -> str | None:
-        """The type of a device, or None where replicas have devices of several."""
-        types = {
-            devices.device_type(self.device(requested, replica))
-            for replica in range(self._topology.num_local_replicas)
-        }
-        return types.pop() if len(types) == 1 else None
-
 
 # What the optimizer calls the host of a GPU when it moves small computations there.
 _HOST = "/device:CPU:0"
@@ -92,6 +84,7 @@ class Stamps:
 
     def __init__(self, graph_def: Any, topology: devices.Topology) -> None:
         self._devices = ReplicaDevices(topology)
+        self._replicas = range(topology.num_local_replicas)
         self._stamps: dict[tuple[str, bool], _Stamp | None] = {}
         self._counts: collections.Counter[str] = collections.Counter()
         self._library = {f.signature.name: f for f in graph_def.library.function}
@@ -108,10 +101,8 @@ class Stamps:
             stamp is not None and stamp.kind == "CPU" for stamp in self._stamps.values()
         )
         self._by_name = {s.name: s for s in self._stamps.values() if s is not None}
-
-    def kinds(self) -> dict[str, str]:
-        """The device types of all stamps, by the stamp's name."""
-        return {name: stamp.kind for name, stamp in self._by_name.items()}
+        # The device types of all stamps, by the stamp's name.
+        self.kinds = {name: stamp.kind for name, stamp in self._by_name.items()}
 
     def add(self, graph_def: Any) -> None:
         """Gives nodes their stamps, in place; those that have none stay as they are."""
@@ -142,9 +133,11 @@ class Stamps:
         """The stamp of a request, or None where replicas differ in type."""
         key = request, is_own
         if key not in self._stamps:
-            kind = self._devices.device_type(request)
+            of_replicas = (self._devices.device(request, r) for r in self._replicas)
+            kinds = set(map(devices.device_type, of_replicas))
             self._stamps[key] = None
-            if kind is not None:
+            if len(kinds) == 1:
+                kind = kinds.pop()
                 name = f"{_PREFIX}{kind}:{self._counts[kind]}"
                 own = request if is_own else ""
                 self._stamps[key] = _Stamp(name, kind, request, own)
@@ -246,7 +239,9 @@ def optimize(
     _mark_lowering(graph_def, is_lowered=False)
     body.keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
-    has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_optimizer_on()
+    options = tf.config.optimizer.get_experimental_options()
+    is_optimizer_on = not options.get("disable_meta_optimizer")
+    has_cpu_rules = stamps.is_on_cpus and is_optimizer_on
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
     if has_cpu_rules and traced.resampled:
@@ -257,7 +252,7 @@ def optimize(
     optimized = _tf_dispatch.optimize_graph(
         graph_def,
         keep,
-        devices=stamps.kinds(),
+        devices=stamps.kinds,
         has_device_rules=stamps.is_on_cpus or stamps.is_complete,
     )
     stamps.remove(optimized)
@@ -272,17 +267,12 @@ def optimize(
 
 
 def _rewritten(
-    name: str, notes: list[str], graph_def: Any, rewrite: Callable[[Any], None]
+    name: str, notes: list[str], graph_def: Any, rewrite: Callable[[Any], Any]
 ) -> Any:
-    """A graph that a rewriter changed in place, or as it was where that failed."""
-    before = GraphDef()
-    before.CopyFrom(graph_def)
-
-    def change() -> Any:
-        rewrite(graph_def)
-        return graph_def
-
-    return attempt(name, notes, change, before)
+    """A copy of a graph that a rewriter changed, or the graph where that failed."""
+    changed = GraphDef()
+    changed.CopyFrom(graph_def)
+    return attempt(name, notes, lambda: rewrite(changed), graph_def)
 
 
 def cut(traced: TracedStep) -> Any:

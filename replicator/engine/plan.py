@@ -130,14 +130,11 @@ def make_plan(
             transport.num_bytes(shape, call.kind.sent_dtype(dtype))
             for shape, dtype in zip(call.shapes, call.dtypes, strict=True)
         ]
-        join = fill if call.kind.is_fused else _alone
-        filled = join(
-            [(call.dtypes[p], targets[p]) for p in order], [sizes[p] for p in order]
-        )
-        groups = [
-            tuple(order[logical_device] for logical_device in bucket)
-            for bucket in filled
-        ]
+        groups: list[tuple[int, ...]] = [(position,) for position in order]
+        if fill is not None and call.kind.is_fused:
+            keys = [(call.dtypes[p], targets[p]) for p in order]
+            filled = fill(keys, [sizes[p] for p in order])
+            groups = [tuple(order[index] for index in bucket) for bucket in filled]
         totals = {group: sum(sizes[p] for p in group) for group in groups}
         buckets = {}
         # Each bucket, largest first, goes to its preferred or the least loaded owner.
@@ -232,10 +229,10 @@ def _compression(collective: Collective, topology: devices.Topology) -> str:
     return f", {', '.join(narrow)} between memories"
 
 
-def _filling(topology: devices.Topology) -> Fill:
-    """How tensors of one call are joined where the replicas are."""
+def _filling(topology: devices.Topology) -> Fill | None:
+    """How tensors of one call are joined where the replicas are, if they are."""
     if not topology.communicates:
-        return _alone
+        return None
     if topology.has_own_gpus:
         return functools.partial(
             transport.fill,
@@ -251,10 +248,6 @@ def _filling(topology: devices.Topology) -> Fill:
     return functools.partial(transport.fill, limit=limit, alone_from=alone_from)
 
 
-def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    return [(position,) for position in range(len(keys))]
-
-
 # Users place some ops and variables; the placement of all others follows: a gradient
 # runs on the device of its forward op, an op that accesses a variable on that of the
 # variable, any other on that of its inputs. This is decided on the traced graph, in
@@ -263,8 +256,6 @@ def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, .
 
 def place(traced: TracedStep, topology: devices.Topology) -> None:
     """Gives the nodes of a traced graph their logical devices, in place."""
-    if topology.num_logical_devices == 1:
-        return
     nodes = traced.graph_def.node
     _bypass_tuples(nodes)
     # Before the optimizer runs, which renames gradients, and merges only nodes of one
@@ -331,10 +322,8 @@ def _scopes(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def operand_devices(traced: TracedStep, topology: devices.Topology) -> dict[str, int]:
+def operand_devices(traced: TracedStep) -> dict[str, int]:
     """The logical device of each operand of a collective, unless it is the first."""
-    if topology.num_logical_devices == 1:
-        return {}
     operands = {name for call in traced.collectives for name in call.operands}
     return {
         node.name: index

@@ -142,7 +142,6 @@ class Program:
             group,
             without_communication=without_communication,
         )
-        self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}

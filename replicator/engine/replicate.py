@@ -9,6 +9,7 @@ any replica that uses the copy.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ class Replicas:
         # A replica has its own devices, its own random streams, its own calls of
         # Python, and its own copies of the functions that use any of them.
         self._devices = ReplicaDevices(topology)
-        self._tokens = [_tf_handles.OwnTokens() for _ in self._replicas]
+        self._tokens: Mapping[int, _tf_handles.OwnTokens] = collections.defaultdict(
+            _tf_handles.OwnTokens
+        )
         self._functions = {function.signature.name for function in body.library}
         # What uses logical devices, and what is bound to one replica: it draws from a
         # stateful random stream, or calls Python, which keeps what the gradient of the

@@ -86,16 +86,7 @@ def find_captures(
         outer[placeholder.op.name] = tensor
         lines[placeholder.op.name] = placeholder.op
     resources = {name: x for name, x in outer.items() if x.dtype == tf.resource}
-    by_handle = {
-        id(_tf_handles.of(variable)): variable
-        for variable in graph.variables
-        if not _tf_handles.is_result(variable)
-    }
-    by_handle |= _tf_handles.variables_of(
-        handle
-        for handle in resources.values()
-        if id(handle) not in by_handle and _tf_handles.is_variable(handle)
-    )
+    by_handle = _tf_handles.variables_of(graph, resources.values())
     variables = {
         name: by_handle[id(handle)]
         for name, handle in resources.items()
@@ -356,7 +347,7 @@ def trace(
     shared: Iterable[Any] = (),
 ) -> TracedStep:
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
-    differentiable.register()
+    _tf_distribute.vectorize_markers(differentiable.vectorized)
 
     # Only what is the user's: to convert the rest takes longer than to run it.
     called = _tf_distribute.converted_inside(step_fn)
@@ -374,11 +365,10 @@ def trace(
 
     with (
         foreign_explained(),
-        _tf_compat.summaries_if(writes_summaries),
         _tf_keras_parts.ignore_empty_batches(),
         context.StepGenerator().installed(),
     ):
-        graph = _tf_compat.trace_to_graph(step, specs)
+        graph = _tf_compat.trace_to_graph(step, specs, writes_summaries)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)

@@ -56,8 +56,9 @@ class AveragingOptimizer(OptimizerProxy):
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         context.check_in_replica("apply_gradients")
-        wrapper.check_user(self, validation.current_maker(), is_portable=True)
-        given = wrapper.with_gradient(wrapper.pairs_of(grads_and_vars))
+        wrapper.check_user(self, context.held("maker"), is_portable=True)
+        pairs = wrapper.pairs_of(grads_and_vars)
+        given = [pair for pair in pairs if pair[0] is not None]
         grads, variables = map(list, zip(*given, strict=True))
         stages.check_not_clipped(grads)
         averaged = reductions.all_reduce(
@@ -66,10 +67,10 @@ class AveragingOptimizer(OptimizerProxy):
         limit = self.options.global_clipnorm
         if limit is not None:
             averaged = stages.clip_by_global_norm(averaged, limit)
-        pairs = zip(averaged, variables, strict=True)
         with context.gradients_divided(None):  # summed no more
             if hasattr(self.wrapped, "apply_gradients"):
-                return self.wrapped.apply_gradients(pairs, **self._applies)
+                averages = zip(averaged, variables, strict=True)
+                return self.wrapped.apply_gradients(averages, **self._applies)
             return self.wrapped.apply(averaged, variables)  # of Sonnet
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any]) -> Any:
@@ -136,9 +137,8 @@ class StrategyOptimizer(wrapper.ReplicatedOptimizer):
         elif "clipvalue" in clips:
             limit = clips["clipvalue"]
             grads = [tf.clip_by_value(grad, -limit, limit) for grad in grads]
-        scaled = [
-            stages.scaled_gradient(grad, 1.0 / wrapper.num_replicas()) for grad in grads
-        ]
+        count = context.require("apply_gradients").num_replicas_in_sync
+        scaled = [stages.scaled_gradient(grad, 1.0 / count) for grad in grads]
         try:
             for name in clips:
                 setattr(optimizer, name, None)

@@ -498,7 +498,29 @@ class FusedUpdate:
         for grad, variable in zip(grads, variables, strict=True):
             if grad.dtype not in of_type:
                 of_type[grad.dtype] = self._numbers(prepared, grad.dtype)
-            self._update_one(grad, variable, of_type[grad.dtype])
+            numbers = of_type[grad.dtype]
+            given = {"var": _tf_compat.handle(variable)}
+            if self._kernel == _SGD and isinstance(grad, tf.IndexedSlices):
+                tf.raw_ops.ResourceScatterSub(
+                    resource=given["var"],
+                    indices=grad.indices,
+                    updates=grad.values * numbers["alpha"],
+                )
+                continue
+            slots: dict[str, Any] = {}
+            if self._kernel == _MOMENTUM:
+                slots = {"accum": self._optimizer.momentums}
+            elif self._kernel == _ADAM:
+                moments = _tf_compat.adam_slots(self._optimizer)
+                slots = dict(zip("mv", moments, strict=True))
+            for name, of_variables in slots.items():
+                slot = of_variables[_tf_compat.slot_index(self._optimizer, variable)]
+                given[name] = _tf_compat.handle(slot)
+            # The momentum of rows without a gradient decays too: the update is dense.
+            given["delta" if self._kernel == _SGD else "grad"] = tf.convert_to_tensor(
+                grad
+            )
+            getattr(tf.raw_ops, self._kernel)(**given, **numbers, use_locking=True)
 
     def _numbers(self, prepared: Scalars, dtype: tf.DType) -> dict[str, Any]:
         """The arguments of the kernel that are alike for all variables of a type."""
@@ -523,27 +545,6 @@ class FusedUpdate:
             "epsilon": tf.constant(optimizer.epsilon, dtype),
         }
 
-    def _update_one(self, grad: Any, variable: Any, numbers: dict[str, Any]) -> None:
-        optimizer, given = self._optimizer, {"var": _tf_compat.handle(variable)}
-        if self._kernel == _SGD and isinstance(grad, tf.IndexedSlices):
-            tf.raw_ops.ResourceScatterSub(
-                resource=given["var"],
-                indices=grad.indices,
-                updates=grad.values * numbers["alpha"],
-            )
-            return
-        slots: dict[str, Any] = {}
-        if self._kernel == _MOMENTUM:
-            slots = {"accum": optimizer.momentums}
-        elif self._kernel == _ADAM:
-            slots = dict(zip("mv", _tf_compat.adam_slots(optimizer), strict=True))
-        for name, of_variables in slots.items():
-            slot = of_variables[_tf_compat.slot_index(optimizer, variable)]
-            given[name] = _tf_compat.handle(slot)
-        # The momentum of rows without a gradient decays too, so the update is dense.
-        given["delta" if self._kernel == _SGD else "grad"] = tf.convert_to_tensor(grad)
-        getattr(tf.raw_ops, self._kernel)(**given, **numbers, use_locking=True)
-
     def count(self, counter: Any = None) -> None:
         """Counts one update; atomic, unlike the method of a Keras variable."""
         counter = self._optimizer.iterations if counter is None else counter
@@ -565,8 +566,6 @@ def find_fused(
         getattr(optimizer, option, None) is not None for option in _PLAIN_OPTIONS
     ):
         return None
-    if not all(map(_takes_kernel, grads, variables)):
-        return None
     # Subclasses may change the update rule, so only the exact classes qualify.
     is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
@@ -580,19 +579,16 @@ def find_fused(
     for grad, variable in zip(grads, variables, strict=True):
         is_rows = kernel == _SGD and isinstance(grad, tf.IndexedSlices)
         used, dtype = _SGD_OF_ROWS if is_rows else kernel, tf.as_dtype(variable.dtype)
+        if not (
+            isinstance(grad, (tf.Tensor, tf.IndexedSlices))
+            and grad.dtype == dtype
+            and dtype.is_floating
+            and getattr(variable, "constraint", None) is None
+            and not getattr(variable, "overwrite_with_gradient", False)
+        ):
+            return None
         where = devices.device_type(_tf_compat.unwrap(variable).device)
         if not _tf_dispatch.has_kernel(used, where, dtype):
             return None
     is_linear = all(grad.dtype != tf.float16 for grad in grads)
     return FusedUpdate(optimizer, kernel, is_linear=is_linear)
-
-
-def _takes_kernel(grad: Any, variable: Any) -> bool:
-    dtype = tf.as_dtype(variable.dtype)
-    return (
-        isinstance(grad, (tf.Tensor, tf.IndexedSlices))
-        and grad.dtype == dtype
-        and dtype.is_floating
-        and getattr(variable, "constraint", None) is None
-        and not getattr(variable, "overwrite_with_gradient", False)
-    )

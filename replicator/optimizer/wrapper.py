@@ -47,21 +47,17 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):  # noqa: PLR2004
             raise TypeError(f"{said}, but got {format_value(pair)} instead of a pair")
-    return [
+    pairs = [
         (grad if grad is None else _gradient_of(grad, variable), variable)
         for grad, variable in pairs
     ]
-
-
-def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    given = [pair for pair in pairs if pair[0] is not None]
-    if not given:
+    if all(grad is None for grad, _ in pairs):
         raise ValueError(
             "apply_gradients() got no gradient: all of them are None, so no "
             "variable would be trained; check that the loss depends on the "
             "variables"
         )
-    return given
+    return pairs
 
 
 def check_user(
@@ -284,7 +280,7 @@ class ReplicatedOptimizer(OptimizerProxy):
             the optimizer was not built with a variable.
         """
         context.check_in_replica("apply_gradients")
-        self.check_owner(validation.current_maker())
+        self.check_owner(context.held("maker"))
         if self.loss_scale is not None and not self._is_loss_scaled:
             raise OptimizerOptionError(
                 f"loss_scale={self.options.loss_scale!r} divides the gradients, but "
@@ -293,7 +289,7 @@ class ReplicatedOptimizer(OptimizerProxy):
             )
         self._is_loss_scaled = False
         pairs = pairs_of(grads_and_vars)
-        given = with_gradient(pairs)
+        given = [pair for pair in pairs if pair[0] is not None]
         if not self._is_built:  # for all: any may get its first gradient later
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]
@@ -476,7 +472,8 @@ class ReplicatedOptimizer(OptimizerProxy):
             return
         self.uses_fused_update = True
         summed = self._all_reduce(grads, "sum", variables)
-        self._apply_fused(fused_update, summed, variables, num_replicas())
+        count = context.require("apply_gradients").num_replicas_in_sync
+        self._apply_fused(fused_update, summed, variables, count)
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         averaged = list(map(stages.sum_duplicates, averaged))
@@ -510,11 +507,6 @@ class ReplicatedOptimizer(OptimizerProxy):
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         self.wrapped.apply(averaged, variables)
-
-
-def num_replicas() -> int:
-    """Replicas whose gradients are averaged: those of who runs the step."""
-    return context.require("apply_gradients").num_replicas_in_sync
 
 
 class LocalOptimizer(ReplicatedOptimizer):

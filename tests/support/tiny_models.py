@@ -384,5 +384,5 @@ def take_cpus_for_gpus(replace=setattr):
     )
     replace(devices.Topology, "has_own_gpus", are_own)
     # On GPUs, convolutions stay what they are.
-    replace(convolutions, "multiply", lambda *_: None)
-    replace(convolutions, "fuse", lambda *_: None)
+    replace(convolutions, "multiply", lambda graph_def, _: graph_def)
+    replace(convolutions, "fuse", lambda graph_def, _: graph_def)

@@ -45,11 +45,14 @@ def test_variables_and_slots_are_on_the_part_that_made_them():
 
 def _linked_functions(call):
     """Functions that a call registers for replicas; the runtime knows their devices."""
-    added, original = [], _tf_compat.add_function
+    added, original = [], _tf_compat.keep_functions
+
+    def keep(owner, functions):
+        added.extend(functions)
+        original(owner, functions)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            _tf_compat, "add_function", lambda f: (added.append(f), original(f))
-        )
+        patch.setattr(_tf_compat, "keep_functions", keep)
         call()
     names = {node.device for function in added for node in function.node_def}
     assert {HOST} == {name[:-1] for name in names if name}

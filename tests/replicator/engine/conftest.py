@@ -54,7 +54,7 @@ def execute():
             )
             function.ret[f"out_{index}"] = str(ref)
         function.node_def.extend(nodes)
-        _tf_compat.add_function(function)
+        _tf_compat.keep_functions(run, [function])
         dtypes = [dtype for _, dtype in outputs]
 
         @tf.function(autograph=False)
