@@ -177,7 +177,7 @@ def is_control_flow_graph(graph: Any) -> bool:
 def current_function() -> Any:
     """The current graph, or the one whose branch or loop body it is."""
     graph = current_graph()
-    while is_control_flow_graph(graph):
+    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
         graph = graph.outer_graph
     return graph
 

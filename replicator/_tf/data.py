@@ -84,14 +84,6 @@ def device_iterators(
     return list(distributed._device_iterators)  # noqa: SLF001
 
 
-def make_counter(device: str) -> Any:
-    """A counter for graphs on a CPU, whatever scope this is in (test_inputs)."""
-    # ``tf.Variable`` would be one of the strategy whose scope it is.
-    with tf.init_scope(), tf.device(device):
-        zero = tf.zeros([], tf.int64)
-        return compat.make_variable(initial_value=zero, trainable=False)
-
-
 def serialize_iterator(iterator: Any) -> list[bytes]:
     """The state of a ``tf.data`` iterator (test_input_position)."""
     fail = tf.data.experimental.ExternalStatePolicy.FAIL

@@ -98,8 +98,12 @@ class WorkerSteps:
         captures = self.traced.captures.items()
         held = {name for name, outer in captures if id(outer) in locks}
         # What varies between replicas in sync.
-        self.invariance = analyze.find_invariance(
-            self.traced, body, table, results | held | {self.sequence_numbers_name}
+        self.invariance = dataflow.find_invariance(
+            body,
+            self.traced.captures,
+            self.traced.variables,
+            table,
+            results | held | {self.sequence_numbers_name},
         )
         if topology.num_replicas > 1:
             # Not what is made local next, for the other workers: each updates by its

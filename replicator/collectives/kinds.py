@@ -287,7 +287,7 @@ class AllReduce(Reduce):
         # TensorFlow's collective ops take tensors of known and some size.
         are_static = all(s.is_fully_defined() and s.num_elements() for s in call.shapes)
         if not topology.has_own_gpus or not are_static:
-            return super().algorithm(call, topology)
+            return self.algorithms[0]  # the same between workers
         flat = "ring" if topology.has_virtual_gpus else "nccl"
         allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
         sent = {self.sent_dtype(dtype) for dtype in call.dtypes}

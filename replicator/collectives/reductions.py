@@ -68,6 +68,8 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     leaves = differentiable.tensors_of(value, "all_reduce")
     for leaf in leaves:
         differentiable.check_reducible(leaf, op, "all_reduce")
+    if not any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
+        return tf.nest.pack_sequence_as(value, _all_reduce_dense(context, leaves, kind))
     parts = [_lookups_of(context, leaf, kind) for leaf in leaves]
     alike = [
         differentiable.values_of(x)

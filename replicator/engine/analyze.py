@@ -13,8 +13,6 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import tensorflow as tf
-
 from replicator._tf.compat import reachable
 from replicator.collectives import transport
 from replicator.collectives.kinds import Collective, Transfer
@@ -265,7 +263,9 @@ def analyze(
     # A kind says whether replicas get the same: taken for granted, copies of variables
     # would differ while every check says that they are in sync.
     results = {m for c in traced.collectives if c.kind.is_invariant for m in c.markers}
-    invariance = find_invariance(traced, body, table, results)
+    invariance = dataflow.find_invariance(
+        body, traced.captures, traced.variables, table, results
+    )
     if topology.num_replicas > 1:
         check_invariance(traced, body, invariance, invariance.local)
     variables, ownership = traced.variables, table.ownership
@@ -343,20 +343,6 @@ def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     return dataclasses.replace(body, notes=tuple(notes))
 
 
-def find_invariance(
-    traced: TracedStep, body: Body, table: Any, same: Collection[str]
-) -> Invariance:
-    """What is the same on every replica, as ``same`` and captured tensors are."""
-    tensors = {name for name, x in traced.captures.items() if x.dtype != tf.resource}
-    kinds = {name: table.kind(variable) for name, variable in traced.variables.items()}
-    return dataflow.find_invariance(
-        body,
-        invariant_inputs=tensors.union(same),
-        handles=set(kinds),
-        local={name for name, kind in kinds.items() if kind is not Kind.MIRRORED},
-    )
-
-
 def check_invariance(
     traced: TracedStep, body: Body, invariance: Invariance, local: Collection[str]
 ) -> None:
@@ -381,7 +367,8 @@ def check_invariance(
             "shall train separate copies, create it with "
             "synchronization=tf.VariableSynchronization.ON_READ"
         )
-    check_divergence(traced, body, local)
+    if local:
+        check_divergence(traced, body, local)
 
 
 def _find_live(

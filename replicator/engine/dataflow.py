@@ -12,6 +12,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
 from replicator.engine.body import called_names, nodes_of, producer, ref_of
+from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
     from replicator.engine.body import Body, Node, Ref
@@ -179,12 +180,12 @@ _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _RUNNING = frozenset({"batch_mean:0", "batch_variance:0"})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Masks:
     """The masks of the tensors of one graph, from ``walk``."""
 
-    def __init__(self, sources: Mapping[str, int]) -> None:
-        # Of most nodes, all outputs have one mask; of others, there is one by port.
-        self.found: dict[str, int | dict[str, int]] = dict(sources)
+    # Of most nodes, all outputs have one mask; of others, there is one by port.
+    found: dict[str, int | dict[str, int]]
 
     def of(self, ref: Ref) -> int:
         mask = self.found.get(ref.node, 0)
@@ -203,7 +204,7 @@ def walk(
     is_ordered: bool = True,
 ) -> Masks:
     """Finds the masks of all tensors, node by node; in any order, until none grows."""
-    masks = Masks(sources)
+    masks = Masks({**sources})
     has_grown = True
     while has_grown:
         has_grown = False
@@ -336,15 +337,18 @@ class Invariance:
 
 def find_invariance(
     body: Body,
-    *,
-    invariant_inputs: Collection[str],
-    handles: Collection[str],
-    local: Collection[str],
+    captures: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    table: Any,
+    same: Collection[str],
 ) -> Invariance:
     """Finds the least set of replica-local variables and all invariant nodes."""
+    # Replicas have the same in ``same``, and in what the step captures.
+    tensors = {name for name, x in captures.items() if x.dtype != tf.resource}
+    kinds = {name: table.kind(variable) for name, variable in variables.items()}
+    bits = {handle: _bit(index) for index, handle in enumerate(kinds)}
+    varying = body.placeholders.difference(tensors, same)
     effects = EffectTable(body.library)
-    bits = {handle: _bit(index) for index, handle in enumerate(handles)}
-    varying = body.placeholders.difference(invariant_inputs)
 
     def transfer(node: Node, masks: list[int]) -> int | dict[str, int]:
         # Gradients of collectives pass results and operands through one ``IdentityN``,
@@ -357,8 +361,8 @@ def find_invariance(
         return _union(masks) if effects.of(node).is_pure else VARIES
 
     masks = walk(body.nodes, dict.fromkeys(varying, VARIES) | bits, transfer)
-    writes = written_variables(body, handles)
-    reasons = dict.fromkeys(local, "")
+    writes = written_variables(body, kinds)
+    reasons = {name: "" for name, kind in kinds.items() if kind is not Kind.MIRRORED}
     # The least fixed point from below: all variables count as mirrored until a write
     # that varies is found, which may make other writes vary. Starting from above (all
     # local) would never find one mirrored that is updated from itself.
@@ -371,9 +375,9 @@ def find_invariance(
                     reasons.setdefault(handle, name)
         if len(reasons) == count:
             break
-    same = (n.name for n in body.nodes if not masks.node_mask(n.name) & differs)
+    alike = (n.name for n in body.nodes if not masks.node_mask(n.name) & differs)
     return Invariance(
-        nodes=frozenset(same),
+        nodes=frozenset(alike),
         local=frozenset(reasons),
         local_because={handle: name for handle, name in reasons.items() if name},
     )

@@ -6,6 +6,7 @@ make than the rest of the link.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,9 +40,9 @@ def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
     return device if _tf_dispatch.has_kernel(op, "GPU", dtype) else cpu_of(device)
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Emitter:
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
+    nodes: list[Any] = dataclasses.field(default_factory=list)
 
     def add(
         self,
@@ -111,15 +112,15 @@ def _traced(
         return traced_once(fragment).get_concrete_function(*specs).function_def
 
 
+@dataclasses.dataclass(eq=False)
 class NodeOps(Ops):
     """The same as nodes of one type on one device, and what else a transfer needs."""
 
-    def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
-        self._emit = emit
-        self._name = name
-        self._dtype = dtype
-        self._device = device
-        self._count = 0
+    _emit: Emitter
+    _name: str
+    _dtype: tf.DType
+    _device: str
+    _count: int = 0
 
     def stack(self, values: Sequence[Tensor]) -> Tensor:
         return self._add("Pack", values, N=len(values))

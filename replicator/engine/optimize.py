@@ -91,7 +91,10 @@ class Stamps:
         primary = self._stamp("")
         if primary is not None and primary.kind != "CPU":
             self._stamp(_HOST)  # the first CPU, as the optimizer expects
-        self._of_functions = self._find_functions(graph_def)
+        # By function, the stamps of all nodes that call it.
+        self._of_functions: dict[str, set[_Stamp | None]] = {}
+        if self._library:
+            self._find_functions(graph_def)
         used = [stamp for _, stamp in self._stamped(graph_def)]  # makes them all
         # Whether every node can get one. None is given where replicas of several device
         # types run one node, and to functions that are called on several devices.
@@ -147,9 +150,7 @@ class Stamps:
     def _in_function(self, request: str, default: _Stamp | None) -> _Stamp | None:
         return self._stamp(request, is_own=True) if request else default
 
-    def _find_functions(self, graph_def: Any) -> dict[str, set[_Stamp | None]]:
-        """By function, the stamps of all nodes that call it."""
-
+    def _find_functions(self, graph_def: Any) -> None:
         def called(node: Any, stamp: _Stamp | None) -> list[tuple[str, _Stamp | None]]:
             return [(f, stamp) for f in self._library.keys() & body.called_names(node)]
 
@@ -157,11 +158,9 @@ class Stamps:
             for node in self._library[call[0]].node_def:
                 yield from called(node, self._in_function(node.device, call[1]))
 
-        stamps: dict[str, set[_Stamp | None]] = {}
         outer = (called(node, self._stamp(node.device)) for node in graph_def.node)
         for name, stamp in reachable(itertools.chain.from_iterable(outer), inner):
-            stamps.setdefault(name, set()).add(stamp)
-        return stamps
+            self._of_functions.setdefault(name, set()).add(stamp)
 
 
 # The optimizer sees each task as one call, so that a stage is optimized once for all of
@@ -224,7 +223,8 @@ def optimize(
     traced: TracedStep, topology: devices.Topology, notes: list[str] | None = None
 ) -> Any:
     """Cuts a traced graph at its collectives and optimizes it for its devices."""
-    check_python(traced.python_lines, topology)
+    if traced.python_lines:
+        check_python(traced.python_lines, topology)
     graph_def = cut(traced)
     keep = [
         *traced.output_names,
@@ -236,8 +236,13 @@ def optimize(
     if not keep:
         return graph_def
     notes = [] if notes is None else notes
-    _mark_lowering(graph_def, is_lowered=False)
-    body.keep_waits_of_calls(graph_def)
+    # Whether there are loops, branches or calls, of functions that may be known to the
+    # runtime only.
+    has_calls = any(map(body.called_functions, graph_def.node))
+    has_calls |= bool(graph_def.library.function)
+    if has_calls:
+        _mark_lowering(graph_def, is_lowered=False)
+        body.keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
     options = tf.config.optimizer.get_experimental_options()
     is_optimizer_on = not options.get("disable_meta_optimizer")
@@ -260,9 +265,10 @@ def optimize(
         optimized = _rewritten(
             PRODUCTS, notes, optimized, lambda it: convolutions.multiply(it, keep)
         )
-    _mark_lowering(optimized, is_lowered=True)
-    keep_in_order(optimized)
-    body.keep_effects_in_order(optimized)
+    if has_calls:
+        _mark_lowering(optimized, is_lowered=True)
+        keep_in_order(optimized)
+        body.keep_effects_in_order(optimized)
     return optimized
 
 

@@ -100,7 +100,8 @@ def make_plan(
     logical_devices: Mapping[str, int] | None = None,
     owned: Mapping[str, Owner] | None = None,
 ) -> tuple[CollectivePlan, ...]:
-    fill = _filling(topology)
+    # Where nothing is sent, tensors go alone.
+    fill = _filling(topology) if topology.communicates else None
     loads: dict[int, list[int]] = {}
     plans = []
     for call in collectives:
@@ -229,10 +230,8 @@ def _compression(collective: Collective, topology: devices.Topology) -> str:
     return f", {', '.join(narrow)} between memories"
 
 
-def _filling(topology: devices.Topology) -> Fill | None:
-    """How tensors of one call are joined where the replicas are, if they are."""
-    if not topology.communicates:
-        return None
+def _filling(topology: devices.Topology) -> Fill:
+    """How tensors of one call are joined where the replicas are."""
     if topology.has_own_gpus:
         return functools.partial(
             transport.fill,

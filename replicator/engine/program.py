@@ -192,6 +192,8 @@ class Program:
         is_alone = self._group is not None and not (is_end and may_end)
         if is_alone not in self._repairs:
             coherence = self._make_coherence() if is_alone else self._coherence
+            if coherence is None:
+                return
 
             def repair(_: None) -> list[tf.Tensor]:
                 coherence.repair()
@@ -200,9 +202,13 @@ class Program:
             self._repairs[is_alone] = Dispatch(repair, is_optimized=False)
         self._repairs[is_alone](None)
 
-    def _make_coherence(self, group: Group | None = None) -> Coherence:
+    def _make_coherence(self, group: Group | None = None) -> Coherence | None:
+        """None where no variable has copies, which could differ."""
+        entries = list(self.analysis.entries.values())
+        if all(entry.last_synced is None for entry in entries):
+            return None
         return Coherence(
-            list(self.analysis.entries.values()),
+            entries,
             self._topology,
             self._table.resets,
             group,
@@ -214,15 +220,19 @@ class Program:
         if _tf_distribute.is_compiled_graph():
             self._check_compilable()
         turn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self._assembly.has_collectives or self._coherence.values.are_sent:
+        coherence = self._coherence
+        is_sent = coherence is not None and coherence.values.are_sent
+        if self._assembly.has_collectives or is_sent:
             turn = take_turn(self._topology.cpu)
         with turn:
             switch = self._table.switch(list(self.analysis.entries.values()))
-            self._coherence.refresh(switch)
+            if coherence is not None:
+                coherence.refresh(switch)
             flat = self._assembly.call(
                 self._assembly.captured, batches, kept_on=self._kept_on()
             )
-            self._coherence.publish(switch)
+            if coherence is not None:
+                coherence.publish(switch)
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 
@@ -251,7 +261,7 @@ class Program:
     def _make_function(
         self, num_steps: int, agree: Agree | None, source: Any
     ) -> Dispatch:
-        assembly = self._assembly
+        assembly, coherence = self._assembly, self._coherence
         num_replicas = self._topology.num_local_replicas
         is_values = source is not None and not isinstance(source, Source)
 
@@ -261,9 +271,11 @@ class Program:
                 with tf.control_dependencies(before):
                     return assembly.call(assembly.captured, batch)
 
-            self._coherence.refresh()
+            if coherence is not None:
+                coherence.refresh()
             outputs = repeat(one_step, num_steps, assembly.output_specs)
-            self._coherence.publish()
+            if coherence is not None:
+                coherence.publish()
             return outputs
 
         # Values can be smaller in another call: those of the last step of an epoch.

@@ -114,7 +114,7 @@ def check_python(lines: Sequence[str], topology: devices.Topology) -> None:
     here = devices.process(tf.zeros([]).device)
     places = itertools.chain.from_iterable(topology.devices)
     elsewhere = [device for device in places if devices.process(device) != here]
-    if lines and elsewhere:
+    if elsewhere:
         raise CaptureError(
             f"the step calls Python{at_lines(lines[:1])} (tf.py_function or "
             "tf.numpy_function), which runs in this process only, but a replica "

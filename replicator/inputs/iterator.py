@@ -218,7 +218,15 @@ class InputIterator:
             devices = list(map(devices_lib.cpu_of, self._devices or ()))
             if len(devices) != len(self.iterators):
                 devices = ["CPU:0"] * len(self.iterators)
-            self._counters = list(map(_tf_data.make_counter, devices))
+            self._counters = []
+            for device in devices:
+                # ``tf.Variable`` would be one of the strategy whose scope this is in.
+                with tf.init_scope(), tf.device(device):
+                    zero = tf.zeros([], tf.int64)
+                    counter = _tf_compat.make_variable(
+                        initial_value=zero, trainable=False
+                    )
+                self._counters.append(counter)
             # A function on another worker could otherwise count before they are 0.
             _tf_compat.wait_for_remote_ops()
             handles = tuple(counter.handle for counter in self._counters)

@@ -476,10 +476,10 @@ class FusedUpdate:
         self, num_summed: int, *, counter: Any = None, rate: Any = None
     ) -> Scalars:
         """What the update of every variable needs."""
-        schedule = _tf_compat.schedule_of(self._optimizer)
-        if rate is None and counter is not None and schedule is not None:
-            rate = schedule(tf.convert_to_tensor(counter))
-        elif rate is None:
+        if rate is None and counter is not None:
+            schedule = _tf_compat.schedule_of(self._optimizer)
+            rate = schedule and schedule(tf.convert_to_tensor(counter))
+        if rate is None:
             rate = self._optimizer.learning_rate
         if self._kernel == _ADAM:
             counter = self._optimizer.iterations.value if counter is None else counter

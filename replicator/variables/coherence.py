@@ -327,8 +327,6 @@ class Coherence:
 
     def publish(self, switch: Any = None) -> None:
         """Emits the update of the user's variables and records their state."""
-        if not self.entries:
-            return
         known = {}
         with _tf_handles.own():
             for entry, value in zip(self._published, self.values.read(), strict=True):
