@@ -184,7 +184,7 @@ class Dispatch:
             options = (
                 eager_context.context().function_call_options
                 if self._is_optimized
-                else _unoptimized_call(is_soft)
+                else _unoptimized_call(is_soft, optimizer_settings())
             )
             self._attrs[is_soft] = tuple(
                 itertools.chain.from_iterable(options.as_attrs().items())
@@ -212,11 +212,12 @@ def call_function(
 ) -> list[tf.Tensor]:
     """Emits a call of a registered function in the graph (test_conformance)."""
     is_soft = tf.config.get_soft_device_placement()
+    options = _unoptimized_call(is_soft, optimizer_settings())
     outputs = tf.raw_ops.StatefulPartitionedCall(
         args=list(args),
         Tout=list(output_dtypes),
         f=name,
-        config_proto=_unoptimized_call(is_soft).config_proto_serialized,
+        config_proto=options.config_proto_serialized,
     )
     return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
@@ -229,30 +230,24 @@ def graph_optimizer_off() -> Iterator[None]:
     context = eager_context.context()
     before = context.function_call_options
     is_soft = tf.config.get_soft_device_placement()
-    context.function_call_options = _unoptimized_call(is_soft)
+    context.function_call_options = _unoptimized_call(is_soft, optimizer_settings())
     try:
         yield
     finally:
         context.function_call_options = before
 
 
-# By what decides on it: every step's dispatch uses one.
-_CALLS: dict[Hashable, Any] = {}
-
-
-def _unoptimized_call(is_soft: bool) -> Any:
-    """How a function runs whose graph was optimized before."""
-    key = is_soft, optimizer_settings()
-    if key in _CALLS:
-        return _CALLS[key]
+@functools.cache
+def _unoptimized_call(is_soft: bool, settings: Hashable) -> Any:
+    """How a function runs whose graph was optimized before; asked by every dispatch."""
+    del settings  # they decide the level below
     options = eager_context.context().config.graph_options.optimizer_options
     config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     # Clusters are compiled when a function starts, not when its graph is optimized.
     level = int(options.global_jit_level)
     config.graph_options.optimizer_options.global_jit_level = level
-    _CALLS[key] = eager_context.FunctionCallOptions(config_proto=config)
-    return _CALLS[key]
+    return eager_context.FunctionCallOptions(config_proto=config)
 
 
 def count_functions() -> int:

@@ -226,13 +226,10 @@ class Program:
             turn = take_turn(self._topology.cpu)
         with turn:
             switch = self._table.switch(list(self.analysis.entries.values()))
-            if coherence is not None:
-                coherence.refresh(switch)
-            flat = self._assembly.call(
-                self._assembly.captured, batches, kept_on=self._kept_on()
-            )
-            if coherence is not None:
-                coherence.publish(switch)
+            with coherence.kept(switch) if coherence else contextlib.nullcontext():
+                flat = self._assembly.call(
+                    self._assembly.captured, batches, kept_on=self._kept_on()
+                )
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 
@@ -271,12 +268,8 @@ class Program:
                 with tf.control_dependencies(before):
                     return assembly.call(assembly.captured, batch)
 
-            if coherence is not None:
-                coherence.refresh()
-            outputs = repeat(one_step, num_steps, assembly.output_specs)
-            if coherence is not None:
-                coherence.publish()
-            return outputs
+            with coherence.kept() if coherence else contextlib.nullcontext():
+                return repeat(one_step, num_steps, assembly.output_specs)
 
         # Values can be smaller in another call: those of the last step of an epoch.
         specs = [*self._specs] * num_replicas if is_values else None

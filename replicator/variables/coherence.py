@@ -9,7 +9,8 @@ that a user could forget. After a run that failed, ``repair`` does what is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -318,6 +319,13 @@ class Coherence:
         if checked:
             with _tf_handles.own():
                 self._only_if(switch, check)
+
+    @contextlib.contextmanager
+    def kept(self, switch: Any = None) -> Iterator[None]:
+        """Keeps variables coherent around the ops of a step, emitted in the block."""
+        self.refresh(switch)
+        yield
+        self.publish(switch)
 
     def reset(self) -> None:
         """Resets copies that differ from what the user has written, unchecked."""
