@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from harness import SOURCE_ROOT
 from harness.machine import environment, gpus
 from replicator.core import cgroups
@@ -180,8 +178,7 @@ def read_quota_cores(root: Path = Path("/")) -> float | None:
     return min(granted, default=None)
 
 
-def read_free_memory(root: Path = Path("/")) -> int:
-    return min([int(psutil.virtual_memory().available), *cgroups.memory_left(root)])
+read_free_memory = cgroups.free_memory
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:

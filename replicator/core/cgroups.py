@@ -42,9 +42,11 @@ def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
     return limits
 
 
-def memory_left(root: Path = Path("/")) -> list[int]:
-    """Returns the bytes that are left of each limit, files that can be dropped too."""
-    left = []
+def free_memory(root: Path = Path("/")) -> int:
+    """Returns the bytes that this process can still use; files can be dropped."""
+    import psutil  # the planner needs no memory
+
+    left = [int(psutil.virtual_memory().available)]
     for folder, version in folders("memory", root):
         limit, usage, droppable = _MEMORY[version]
         try:
@@ -55,4 +57,4 @@ def memory_left(root: Path = Path("/")) -> list[int]:
         if most.strip() != "max":
             dropped = dict(line.split() for line in lines).get(droppable, "0")
             left.append(max(int(most) - int(used) + int(dropped), 0))
-    return left
+    return min(left)

@@ -134,13 +134,11 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     import shutil  # the planner needs none of these
     import tempfile
 
-    import psutil
-
     from replicator.core import cgroups
 
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
-    return min([int(psutil.virtual_memory().available), *cgroups.memory_left(root)])
+    return cgroups.free_memory(root)
 
 
 def check_memory(
