@@ -23,13 +23,13 @@ import psutil
 
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import program
-from harness.command.worker import free_port
 from harness.errors import PlanError
 from harness.machine.allocation import ONE_PROCESS
 from harness.run import trial_tree
 from harness.run.trial_tree import ProcessTree, Session, SessionEndedError
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import rank_path
+from replicator.cluster.local_cluster import free_ports
 from results.records import protocol as client_protocol
 from results.records.protocol import ProtocolError, TrialFile
 from results.store import untrusted
@@ -94,7 +94,7 @@ class Checked:
             "replicas_per_worker": 1,
             "cores": len(os.sched_getaffinity(0)),
             "gpus": 0,
-            "port": free_port(),
+            "port": free_ports(1)[0],
             "output_dir": output_dir,
         }
         words = program.fill(command, values)

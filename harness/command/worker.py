@@ -15,7 +15,6 @@ import itertools
 import math
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from harness.command.running import CommandError, Run
 from harness.machine import allocation, gpus
 from harness.trial import process_tree
 from harness.trial.rank_file import RankLog, end_like, one_line, rank_path, signal_name
+from replicator.cluster.local_cluster import free_ports
 from results.records import models
 from results.records.program import FEWEST_OF_WINDOW, MAX_ADVANCES
 from results.records.record_base import MAX_STEPS
@@ -329,18 +329,12 @@ def values_of(spec: models.TrialSpec, placement: models.Placement) -> dict[str, 
         "replicas_per_worker": share,
         "cores": len(placement.cpusets[0]),
         "gpus": spec.num_replicas if spec.device == "gpu" else 0,
-        "port": free_port(),
+        "port": free_ports(1)[0],
         "seed": spec.seed,
         "output_dir": output_dir,
     }
     assert values.keys() == program.MEANINGS.keys()
     return values | spec.options
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def variables_of(own: Mapping[str, str]) -> dict[str, str]:

@@ -92,6 +92,8 @@ def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
 
 def _num_threads() -> int:
     chosen: int = tf.config.threading.get_inter_op_parallelism_threads()
+    named = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # which TensorFlow reads
+    chosen = chosen or (int(named) if named.isdecimal() else 0)
     return chosen or len(os.sched_getaffinity(0))
 
 

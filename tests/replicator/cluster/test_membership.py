@@ -302,3 +302,16 @@ def test_replicas_may_share_a_cpu_but_parts_and_gpus_are_not_shared(devices):
         match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide",
     ):
         membership.replica_devices(WORKERS, 4)
+
+
+@pytest.mark.parametrize(("named", "num_threads"), [("1", 1), ("", 8), ("many", 8)])
+def test_threads_that_the_environment_names_count(monkeypatch, named, num_threads):
+    """TensorFlow takes them where a program sets none."""
+    monkeypatch.setattr(
+        tf.config.threading, "get_inter_op_parallelism_threads", lambda: 0
+    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", named)
+    assert membership.describe_threads() == (
+        f"this process has {num_threads} inter-op threads and 8 cores"
+    )
