@@ -77,7 +77,8 @@ def write(path, table):
 
 NUM_REPETITIONS = 5
 NUM_CASES = 6
-FEW_RUNS = (3, 5, 8)
+NUMBERS_OF_RUNS = (3, 5, 8, 12)
+UNLIKE_RUNS = ((3, 5), (5, 3), (5, 5), (4, 10))
 QUALITY_SEEDS = (5, 8)
 NUMBERS_OF_TRIALS = (3, 5, 10)
 BOUNDS = {"least": 0.93, "most": 0.98}
@@ -89,6 +90,7 @@ LOSS = "Most of what X loses: CAUSE"
 BUSY = "busy machine: intervals are wider (189 of 472 blocks discarded)"
 BESIDE = "measured beside load: no evidence"
 RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
+APART = "1.30x [1.25, 1.35], Welch's t: a ratio of cases without common runs"
 # Row by pattern, of whole sentences; None where nothing is claimed.
 _FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
 _ANSWER = (
@@ -149,6 +151,8 @@ def quick_rows(num, seed):
     """Rows that take seconds."""
     yield from _of_interleaved(num, seed)
     yield _causes()
+    yield from _rates(num, seed)
+    yield _apart(num, seed)
     yield from _learned(num, seed)
     yield from _quality_gates(num, seed)
     yield _input_bound(num, seed)
@@ -248,6 +252,55 @@ def _causes():
     )
 
 
+def _rates(num, seed):
+    generator = np.random.default_rng(seed)
+    hours = generator.normal(0, 0.02, num)
+    logs = hours[:, None] + generator.normal(0, 0.03, (num, NUM_REPETITIONS))
+    found = [estimates.over_repetitions(of.tolist()) for of in logs]
+    own = [not of.excludes(it) for of, it in zip(found, np.exp(hours), strict=True)]
+    other = [not of.excludes(1.0) for of in found]
+    row = Row(
+        name=RATE,
+        claimed="holds the rate of its own hour in 95 %",
+        simulated="the rate of its own hour; 2 % between hours, 3 % between runs",
+        shares=(float(np.mean(own)),),
+        **BOUNDS,
+        n=num,
+    )
+    yield row
+    yield dataclasses.replace(
+        row,
+        claimed="nothing: the page says from when to when it holds",
+        simulated="the rate of another hour; 2 % between hours, 3 % between runs",
+        shares=(float(np.mean(other)),),
+        is_claimed=False,
+    )
+
+
+def _apart(num, seed):
+    """Of equal spreads, and where one case has three times that of the other."""
+    shares = []
+    for numbers in UNLIKE_RUNS:
+        for spread in (0.02, 0.06):
+            generator = np.random.default_rng([seed, *numbers])
+            held = 0
+            for _ in range(num):
+                first = np.exp(generator.normal(0, 0.02, numbers[0]))
+                second = np.exp(generator.normal(0, spread, numbers[1]))
+                runs = dict(enumerate(second, start=numbers[0]))
+                held += not estimates.ratio(dict(enumerate(first)), runs).excludes(1.0)
+            shares.append(held / num)
+    return Row(
+        name=APART,
+        claimed="holds the truth in 95 %",
+        simulated="equal programs; 2 % between runs, or 6 % in one of the cases;"
+        " 3 to 10 runs",
+        shares=tuple(shares),
+        **BOUNDS,
+        n=num,
+    )
+
+
 def returns(generator, *size):
     """Results of runs of which one in five fails."""
     fails = generator.random(size) < 0.2
@@ -265,7 +318,7 @@ def _learned(num, seed):
     }
     of_runs = {
         n: [run_scores.score(of.tolist()) for of in returns(generator, num, n)]
-        for n in FEW_RUNS
+        for n in NUMBERS_OF_RUNS
     }
     for name, truth in truths.items():
         is_claimed = name != "the mean"
@@ -278,7 +331,7 @@ def _learned(num, seed):
             claimed=f"holds {name} of all runs in 95 %"
             if is_claimed
             else f"nothing: {name} is named nowhere",
-            simulated="one run in five fails; 3, 5 and 8 runs",
+            simulated="one run in five fails; 3, 5, 8 and 12 runs",
             shares=(min(shares), max(shares)),
             **BOUNDS,
             n=num,
