@@ -97,7 +97,7 @@ $(COMMUNITIES)/.installed $(CALLBACKS)/.installed: $(STAMP)
 	@touch $@
 
 fuzz: setup  # Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.
-	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
+	$(BIN)/python tests/support/run_series.py programs $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
 check: lint types docs test  ## All checks of a change: format, lint, imports, types, site, tests.
 
@@ -130,7 +130,7 @@ faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100
 	ELASTIC_FAULTS=25 $(BIN)/python -m pytest tests/replicator/elastic/test_elastic.py
 
 failures: setup  # Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
-	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
+	$(BIN)/python tests/support/run_series.py failures $(FAILURES) $(FAILURES_SEED)
 
 series: setup  # Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import write_document
-from conformance_cases import cases, clusters
+from conformance_cases import cases, targets
 from conformance_cases.cases import CASES
 from conformance_cases.targets import HEIRS, TARGETS, covering_targets
 
@@ -49,7 +49,7 @@ def cluster_outcomes(request, tmp_path_factory):
                 and item.callspec.params["target_name"] == target.name
             ]
             folder = tmp_path_factory.mktemp(target.name)
-            found[target.name] = clusters.run(target, names, folder)
+            found[target.name] = targets.run(target, names, folder)
         return found[target.name][case_name]
 
     return outcome

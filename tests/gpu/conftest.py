@@ -142,9 +142,9 @@ def options_of_sweeps() -> dict[str, tuple[str, ...]]:
 
 @pytest.fixture
 def run_program() -> Any:
-    def run(name: str, *arguments: str) -> str:
+    def run(path: str, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / name), *arguments],
+            [sys.executable, path, *arguments],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -188,13 +188,13 @@ def train_as_one() -> Any:
 
 @pytest.fixture
 def rehearse(run_program: Any, tmp_path: Path) -> Any:
-    def run(name: str, *arguments: str) -> str:
+    def run(path: str, *arguments: str) -> str:
         if covering.is_full():
-            return run_program(name, *arguments)
+            return run_program(path, *arguments)
         log = tmp_path / "output"
         log.unlink(missing_ok=True)
         code, text = fork_server.server(**case_cluster.ENV).run(
-            [str(Path(__file__).parent / name), *arguments],
+            [path, *arguments],
             env={**os.environ, **case_cluster.ENV},
             log=log,
             timeout_sec=PROGRAM_TIMEOUT_SEC,

@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+import programs
 import pytest
 
 from results import Phase, TrialStatus
@@ -28,7 +29,7 @@ SINGLE_TOLERANCE = 0.03
 def test_two_replicas_on_one_gpu_train_as_one(
     run_program: Any, train_as_one: Any
 ) -> None:
-    train_as_one(run_program, "programs.py", "gpu", 2)
+    train_as_one(run_program, programs.__file__, "gpu", 2)
 
 
 def test_one_replica_starts_no_more_kernels_than_a_single_device(
@@ -38,7 +39,7 @@ def test_one_replica_starts_no_more_kernels_than_a_single_device(
     found = {
         backend: json.loads(
             run_program(
-                "programs.py", "count_kernels", backend, "gpu", "64"
+                programs.__file__, "count_kernels", backend, "gpu", "64"
             ).splitlines()[-1]
         )
         for backend in ("single", "in_graph")

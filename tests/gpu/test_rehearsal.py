@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import covering
+import programs
 import pytest
 import small_programs
 from fake_machine import FakeNvml, make_gpus
@@ -19,7 +20,6 @@ from fake_machine import FakeNvml, make_gpus
 from harness.cli import exit_codes
 from harness.cli import main as cli
 
-FOLDER = Path(__file__).parent
 # Runs another program while networks are short.
 SHORT = f"""
 import runpy, sys
@@ -42,7 +42,7 @@ runpy.run_path("{{path}}", run_name="__main__")
 
 @pytest.mark.processes
 def test_two_replicas_on_one_cpu_train_as_one(rehearse: Any, train_as_one: Any) -> None:
-    train_as_one(rehearse, "programs.py", "cpu", 2)
+    train_as_one(rehearse, programs.__file__, "cpu", 2)
 
 
 @pytest.mark.full
@@ -51,9 +51,8 @@ def test_eight_replicas_on_virtual_devices_train_as_one(
     rehearse: Any, train_as_one: Any, tmp_path: Path
 ) -> None:
     """With copies and reductions as on eight GPUs; in the full run only."""
-    name = "programs.py"
-    program = tmp_path / name
-    text = AS_GPUS.format(path=FOLDER / name)
+    program = tmp_path / "program.py"
+    text = AS_GPUS.format(path=programs.__file__)
     program.write_text(text, encoding="utf-8")
     train_as_one(rehearse, str(program), "cpu", 8)
 
@@ -63,13 +62,13 @@ def test_the_program_that_counts_kernels_finds_none_on_a_cpu(
     rehearse: Any, tmp_path: Path
 ) -> None:
     """It builds, steps, profiles and reads the trace; a CPU starts no kernels."""
-    name = "programs.py"
+    path = programs.__file__
     if not covering.is_full():
-        program = tmp_path / name
-        program.write_text(SHORT.format(path=FOLDER / name), encoding="utf-8")
-        name = str(program)
+        program = tmp_path / "program.py"
+        program.write_text(SHORT.format(path=path), encoding="utf-8")
+        path = str(program)
 
-    printed = rehearse(name, "count_kernels", "in_graph", "smoke", "4")
+    printed = rehearse(path, "count_kernels", "in_graph", "smoke", "4")
 
     assert {"kernels": 0, "copies": 0} == json.loads(printed.splitlines()[-1])
 
@@ -87,7 +86,7 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
     sweeps = [[*chosen] for chosen in options_of_sweeps.values()]
     jits = [f"--option=jit={jit}" for jit in ("off", "compute")]
     sweeps += [[*options_of_sweeps["compiled"], jit] for jit in jits]
-    makefile = (FOLDER.parents[1] / "Makefile").read_text(encoding="utf-8")
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
     for chosen in [*sweeps, flags.split()]:  # the last one is make sweep-gpu
         code = cli.main(["sweep", "--dry-run", "--device=gpu", *chosen])

@@ -2,15 +2,23 @@
 
 A program that runs a few steps is traced and optimized for most of its time. These have
 every kind of layer, of whose repetitions most are left out.
+
+    python tests/support/small_programs.py FOLDER
+
+writes the graphs that they run on two GPUs, of which none is needed: a file per step
+and data type, what the optimizer of graphs made of it. In a process of its own, since
+the rules of oneDNN are chosen when TensorFlow starts.
 """
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import covering
 import pytest
 import small_fit
 
@@ -122,3 +130,102 @@ def child(code, *words, descriptor=None):
     finally:
         process.kill()
         process.wait()
+
+
+# Graphs for two GPUs.
+FLOAT32 = "float32"
+# By workload, the step functions of its program and the options that make them small.
+STEPS = {
+    "resnet50": {"step_fn": {}},
+    "sngan": {"both_step": {}},
+    "d4pg": {
+        name: {"observations": "pixels"}
+        for name in ("copy_targets", "step_fn_of_pixels")
+    },
+    "keras_fit": {},  # its steps are Keras'
+    "transformer": {"step_fn": {"dropout": 0.1}},
+}
+if covering.is_full():
+    # Parts of those above: of both, and without convolutions.
+    STEPS["sngan"]["discriminator_step"] = {}
+    STEPS["d4pg"]["step_fn"] = {}
+
+
+# Workloads that take ``conv_layout``; one of them tells what it does.
+WITH_LAYOUT = ("resnet50", "sngan") if covering.is_full() else ("resnet50",)
+
+
+def compute_dtypes(workload):
+    """The data types of a workload; without the full run, the one that is farthest.
+
+    Graphs of float32 are those of the layout.
+    """
+    study = importlib.import_module(f"workloads.{workload}.study")
+    found = getattr(study, "COMPUTE_DTYPES", (FLOAT32,))
+    return found if covering.is_full() else found[-1:]
+
+
+def gpu_graphs():
+    """Workload, step function, data type and, where it is one, layout of each graph."""
+    return [
+        (workload, step, dtype)
+        for workload in catalog.WORKLOADS
+        for step in STEPS[workload]
+        for dtype in compute_dtypes(workload)
+    ] + [
+        (workload, step, FLOAT32, *layout)
+        for workload in WITH_LAYOUT
+        for step in STEPS[workload]
+        for layout in (("nhwc",), ())
+        if layout or not covering.is_full()
+    ]
+
+
+class _TracedError(Exception):
+    """Ends a run after the trace, before anything is executed."""
+
+
+def write_gpu_graphs(folder):
+    import replicator
+    from replicator.core.devices import make_topology
+    from replicator.engine import optimize
+
+    gpus = make_topology(
+        [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]
+    )
+    found, for_devices = [], optimize.optimize
+
+    def optimize_for_gpus(traced, *_):
+        found.append(for_devices(traced, gpus))
+        raise _TracedError
+
+    optimize.optimize = optimize_for_gpus
+    built = {}
+
+    def build_once(workload, **options):
+        """Builds a program for all of its steps."""
+        key = (workload, *options.items())
+        if key not in built:
+            repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
+            program = build(workload, repl, per_replica_batch_size=2, seed=0, **options)
+            built[key] = repl, program
+        return built[key]
+
+    for workload, step, dtype, *layout in gpu_graphs():
+        options = dict(STEPS[workload][step])
+        if layout:
+            options["conv_layout"] = layout[0]
+        if dtype != FLOAT32:
+            options["compute_dtype"] = dtype
+        repl, program = build_once(workload, **options)
+        name = step.removesuffix("_of_pixels")
+        inputs = [] if name == "copy_targets" else [program._inputs]
+        try:
+            repl.run(getattr(program.training, name), *inputs)
+        except _TracedError:
+            path = folder / ".".join([workload, step, dtype, *layout])
+            path.write_bytes(found.pop().SerializeToString())
+
+
+if __name__ == "__main__":
+    write_gpu_graphs(Path(sys.argv[1]))

@@ -11,8 +11,8 @@ import pathlib
 import subprocess
 import sys
 
-import gpu_graphs
 import pytest
+import small_programs
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
@@ -21,8 +21,8 @@ from replicator._tf import compat as _tf_compat
 pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "tests/support/gpu_graphs.py"
-CASES = gpu_graphs.cases()
+SCRIPT = ROOT / "tests/support/small_programs.py"
+CASES = small_programs.gpu_graphs()
 # What decides on the host which part of a graph runs next.
 CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
 
@@ -155,7 +155,7 @@ def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(graphs, case):
     [
         case
         for case in CASES
-        if case[0] in gpu_graphs.WITH_LAYOUT and case[2] != "mixed_float16"
+        if case[0] in small_programs.WITH_LAYOUT and case[2] != "mixed_float16"
     ],
     ids=".".join,
 )

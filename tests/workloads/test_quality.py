@@ -21,7 +21,7 @@ from workloads import catalog, quality
 from workloads.quality import Moments, inception_score, kid
 
 FOLDER = pathlib.Path(__file__).with_name("metrics")
-goldens = load(FOLDER / "write_goldens.py")
+goldens = load(FOLDER.parent / "write_goldens.py")
 GOLDENS = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
 WILSON = "Wilson score interval"
 METRIC = catalog.WORKLOADS["resnet50"].metrics[0]

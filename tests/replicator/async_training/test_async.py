@@ -11,10 +11,11 @@ from pathlib import Path
 import case_cluster
 import keras
 import numpy as np
+import programs
 import pytest
 import tensorflow as tf
 import tiny_models
-from cluster_member import check, check_messages
+from case_cluster import check, check_messages
 
 import replicator
 from replicator import InputReplicationMode
@@ -288,7 +289,6 @@ pytestmark = pytest.mark.processes
 
 
 FOLDER = Path(__file__).parent
-PROGRAMS = FOLDER.parent / "programs.py"
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +322,7 @@ def test_two_servers(two_servers, case):
 def test_steps_end_on_one_core(tmp_path, threads, exit_code, printed):
     """Requests that wait for each other need more threads than TensorFlow makes."""
     with case_cluster.ForkedCluster(
-        [sys.executable, str(PROGRAMS), "one_core_member", threads],
+        [sys.executable, programs.__file__, "one_core_member", threads],
         env=case_cluster.ENV,
         num_workers=2,
         num_ps=1,

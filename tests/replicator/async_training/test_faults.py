@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import case_cluster
-import cluster_member
 import keras
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def train(repl, folder):
     )
     restored = manager.restore()
     call = restored.step if restored else 0
-    cluster_member.send(restored=call)
+    case_cluster.send(restored=call)
     while True:
         for _ in range(NUM_DISPATCHES):
             repl.schedule(step, inputs, num_steps=NUM_STEPS)
@@ -92,13 +91,13 @@ def train(repl, folder):
         except tf.errors.UnavailableError:
             continue  # TensorFlow's own words; the next call says which server is lost
         num_counted = repl.staleness().num_updates
-        cluster_member.send(
+        case_cluster.send(
             call=call, redone=repl.num_redone, num_counted=num_counted, **values
         )
         if call % SAVE_EVERY == 0:
-            cluster_member.send(saving=call)
+            case_cluster.send(saving=call)
             manager.save(call)
-            cluster_member.send(saved=call)
+            case_cluster.send(saved=call)
 
 
 def set_up(folder):
@@ -111,7 +110,7 @@ def end(folder):
         repl = replicator.create("async", recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, folder)
     except replicator.ReplicatorError as error:
-        cluster_member.send(error=type(error).__name__, message=str(error))
+        case_cluster.send(error=type(error).__name__, message=str(error))
         raise
 
 
@@ -138,13 +137,13 @@ class Job:
         self._num_lines_before = 0
 
     def reported(self, name):
-        sent = cluster_member.received(
+        sent = case_cluster.received(
             self.cluster, CHIEF, num_lines_before=self._num_lines_before
         )
-        return cluster_member.last(sent, name)
+        return case_cluster.last(sent, name)
 
     def last(self):
-        sent = cluster_member.received(self.cluster, CHIEF)
+        sent = case_cluster.received(self.cluster, CHIEF)
         return [message for message in sent if "call" in message][-1]
 
     def wait_until(self, condition, timeout_sec=START_SEC):

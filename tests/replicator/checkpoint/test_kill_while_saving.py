@@ -1,7 +1,6 @@
 """A process killed at any moment of a save leaves a whole checkpoint in charge."""
 
 import os
-import pathlib
 import random
 import signal
 import time
@@ -9,9 +8,9 @@ import time
 import case_cluster
 import covering
 import fork_server
+import programs
 import pytest
 
-PROGRAMS = pathlib.Path(__file__).parents[1] / "programs.py"
 NUM_KILLS = 8 if covering.is_full() else 3
 PROGRESS_SEC = 120.0
 KILL_SEC = 30.0
@@ -23,7 +22,7 @@ def start(tmp_path):
 
     def start():
         process = fork_server.server(**case_cluster.ENV).start(
-            [str(PROGRAMS), "save_without_end", str(tmp_path)],
+            [programs.__file__, "save_without_end", str(tmp_path)],
             env={**os.environ, **case_cluster.ENV},
             log=tmp_path / "stderr",
         )

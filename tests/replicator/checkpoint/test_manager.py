@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check_message, check_messages
+from case_cluster import check_message, check_messages
 from tiny_models import Training
 
 import replicator

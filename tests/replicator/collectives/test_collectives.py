@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check_messages
+from case_cluster import check_messages
 from graphs import make_call
 
 import replicator

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import uneven_epoch
-from cluster_member import check_messages
+import tiny_models
+from case_cluster import check_messages
 
 import replicator
 from replicator import InputContext
@@ -181,14 +181,14 @@ def test_training_on_replicas_is_that_of_one_table(in_graph, per_replica, optimi
 def test_an_epoch_with_a_partial_last_step_is_that_of_one_device(repl_once):
     """Every example counts equally; on our own replicas, the fuzzer draws epochs."""
     single, num_examples = replicator.create("single"), 13
-    expected = uneven_epoch.train(
+    expected = tiny_models.train_uneven_epoch(
         single, num_examples, make_norm=keras.layers.BatchNormalization
     )
     norm = functools.partial(
         replicator.CrossReplicaBatchNormalization, variance_form="two_pass"
     )
 
-    found = uneven_epoch.train(repl_once, num_examples, make_norm=norm)
+    found = tiny_models.train_uneven_epoch(repl_once, num_examples, make_norm=norm)
 
     np.testing.assert_allclose(expected["losses"], found["losses"], rtol=1e-5)
     for want, value in zip(expected["weights"], found["weights"], strict=True):

@@ -8,7 +8,7 @@ import fork_server
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check_message, check_messages
+from case_cluster import check_message, check_messages
 
 import replicator
 from replicator import CollectiveControlFlowError, PerReplica, create

@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-import elastic_trainer as trainer
 import keras
 import numpy as np
 import pandas as pd
+import programs as trainer
 import pytest
 import tensorflow as tf
 from damaging import until
@@ -30,7 +30,7 @@ FAULTS = ["kill", "kill", "kill the chief", "hang", "go", "come"]
 
 pytestmark = pytest.mark.processes
 
-TRAINER = trainer.__file__
+TRAINER = [sys.executable, trainer.__file__, "train_elastically"]
 SUPERVISOR = [sys.executable, "-m", "replicator.elastic"]
 
 
@@ -58,7 +58,7 @@ class Job:
         new.replace(self._hosts)
 
     def start(self, num_steps, backend="multi_worker"):
-        program = [sys.executable, TRAINER, self.folder, str(num_steps), backend]
+        program = [*TRAINER, self.folder, str(num_steps), backend]
         with self._output.open("ab") as output:
             self.process = subprocess.Popen(
                 [*SUPERVISOR, *self._options, "--", *program],

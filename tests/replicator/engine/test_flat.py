@@ -2,16 +2,15 @@
 
 import json
 import os
-from pathlib import Path
 
 import case_cluster
 import covering
 import fork_server
+import programs
 import pytest
 
 pytestmark = pytest.mark.processes
 
-PROGRAMS = Path(__file__).parents[1] / "programs.py"
 NUM_STEPS = 1000 if covering.is_full() else 200
 # A failure ends all replicas within this time; it takes milliseconds.
 FAILURE_SEC = 30.0
@@ -21,7 +20,7 @@ PROGRAM_SEC = 400.0
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     code, text = fork_server.server(**case_cluster.ENV).run(
-        [str(PROGRAMS), "flat", str(NUM_STEPS)],
+        [programs.__file__, "flat", str(NUM_STEPS)],
         env={**os.environ, **case_cluster.ENV},
         log=tmp_path_factory.mktemp("flat") / "log",
         timeout_sec=PROGRAM_SEC,

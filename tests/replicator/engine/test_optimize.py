@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import programs
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -170,7 +171,7 @@ def test_loops_and_branches_are_one_node_each_until_they_run():
 def test_a_step_is_fused_for_the_cpu_of_a_host_only_where_it_runs_there():
     """In the graph and in the loop: GPUs refuse the fused batch norm in training."""
     # With the rules of oneDNN, which a CPU with AVX512-VNNI or AMX turns on by itself.
-    script = pathlib.Path(__file__).parents[1] / "programs.py"
+    script = pathlib.Path(programs.__file__)
     paths = [str(script.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     rules = {"TF_ENABLE_ONEDNN_OPTS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from cluster_member import check_message
+from case_cluster import check_message
 
 import replicator
 from replicator import InputReplicationMode

@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import pathlib
-import runpy
 
 import case_cluster
 import fork_server
+import programs
 import pytest
 import tensorflow as tf
-from cluster_member import check_message, check_messages
+from case_cluster import check_message, check_messages
 
 import replicator
 from replicator import InputReplicationMode
@@ -483,13 +482,12 @@ def test_counters_are_0_before_a_function_can_count(monkeypatch):
     assert waited
 
 
-PROGRAMS = pathlib.Path(__file__).parents[1] / "programs.py"
 PROGRAM_SEC = 300.0
 
 
 @pytest.fixture
 def train():
-    yield runpy.run_path(str(PROGRAMS))["determined_losses"]
+    yield programs.determined_losses
     replicator.set_determinism(None)
 
 
@@ -497,7 +495,7 @@ def train():
 def test_runs_with_one_seed_are_equal_bit_by_bit(train, tmp_path):
     first, again, other = train(3), train(3), train(4)
     code, text = fork_server.server(**case_cluster.ENV).run(
-        [str(PROGRAMS), "determined_training", "3"],
+        [programs.__file__, "determined_training", "3"],
         env={**os.environ, **case_cluster.ENV},
         log=tmp_path / "log",
         timeout_sec=PROGRAM_SEC,

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check_message
+from case_cluster import check_message
 from tiny_models import Training, copies, dense
 
 import replicator

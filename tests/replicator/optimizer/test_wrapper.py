@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check_message
+from case_cluster import check_message
 
 import replicator
 from tests.replicator.conftest import make

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_member import check, check_message
+from case_cluster import check, check_message
 
 import replicator
 

@@ -3,11 +3,11 @@
 ``make statistics`` simulates thousands of sweeps, gates and studies.
 """
 
-import designs
 import gate_claims
 import numpy as np
 import page_claims
 import pytest
+import run_simulations
 from gate_claims import CASES, DEPENDENT, MOST, TOO_SLOW, TRUTHS, shares
 
 from results.judging import paired_gate
@@ -91,10 +91,10 @@ def test_the_rates_that_ship_are_those_of_the_simulation():
 @pytest.mark.parametrize(
     ("of_design", "options", "most_sec"),
     [
-        (designs.fixed, {"num_repetitions": 5}, 541),
+        (run_simulations.fixed, {"num_repetitions": 5}, 541),
         # With a target that takes about ten repetitions.
-        (designs.sequential, {"target": 0.03}, 2000),
-        (designs.one_repetition, {"is_truth_of_processes": True}, 541),
+        (run_simulations.sequential, {"target": 0.03}, 2000),
+        (run_simulations.one_repetition, {"is_truth_of_processes": True}, 541),
     ],
     ids=["default", "stopped on width", "these processes only"],
 )

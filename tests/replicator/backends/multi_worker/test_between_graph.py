@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import uneven_epoch
-from cluster_member import check, check_close, check_message, check_messages, gathered
+import tiny_models
+from case_cluster import check, check_close, check_message, check_messages, gathered
 from tiny_models import Training, share
 
 import replicator
@@ -599,7 +599,7 @@ CASES = {
         a_commit_on_each_host_has_the_state_of_all_workers,
         what_cannot_be_shared_out_is_refused,
     )
-} | {EPOCH: uneven_epoch.run}
+} | {EPOCH: tiny_models.run_uneven_epoch}
 
 
 def set_up(_folder):
@@ -624,4 +624,4 @@ def test_two_workers(two_workers, case):
 
 def test_an_uneven_epoch_on_workers_is_that_of_one_device(two_workers):
     """The second worker has no example in its last step; the checkpoint continues."""
-    uneven_epoch.check(two_workers.values(EPOCH))
+    tiny_models.check_uneven_epoch(two_workers.values(EPOCH))

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import case_cluster
-import cluster_member
 import damaging
 import pytest
 from damaging import until
@@ -60,7 +59,7 @@ def train(repl, folder, mode, victim):
         here = folder / f"worker_{repl.worker_id}_came_to_the_fault"
         if step == FAULT_STEP and not here.exists():
             here.touch()
-            cluster_member.send(at_fault=True, pid=os.getpid())
+            case_cluster.send(at_fault=True, pid=os.getpid())
             if repl.worker_id == victim:
                 misbehave(mode, repl)
             if mode == "other_step":
@@ -68,7 +67,7 @@ def train(repl, folder, mode, victim):
             if mode == "exchange":
                 repl.assert_in_sync()
         loss = repl.reduce("mean", repl.run(training.step, training.batch(step)))
-        cluster_member.send(
+        case_cluster.send(
             step=step, loss=float(loss), num_threads=count_waiting_threads()
         )
         if (step + 1) % SAVE_EVERY == 0:
@@ -92,13 +91,13 @@ def end(folder, mode, victim, num_workers):
     try:
         train(repl, folder, mode, victim)
     except replicator.ReplicatorError as error:
-        cluster_member.send(error=type(error).__name__, message=str(error))
+        case_cluster.send(error=type(error).__name__, message=str(error))
         try:
             repl.run(lambda: 1.0)
         except replicator.ReplicatorError as again:
-            cluster_member.send(again=type(again).__name__)
+            case_cluster.send(again=type(again).__name__)
         return
-    cluster_member.send(done=True)
+    case_cluster.send(done=True)
 
 
 CASES = {"end": end}
@@ -125,13 +124,11 @@ def cluster_of(tmp_path, mode, num_workers=2, victim=1):
 
 
 def field(cluster, worker, name):
-    return cluster_member.last(
-        cluster_member.received(cluster, ("worker", worker)), name
-    )
+    return case_cluster.last(case_cluster.received(cluster, ("worker", worker)), name)
 
 
 def losses(cluster, worker=0):
-    sent = cluster_member.received(cluster, ("worker", worker))
+    sent = case_cluster.received(cluster, ("worker", worker))
     return {x["step"]: x["loss"] for x in sent if "step" in x}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import case_cluster
 import pytest
 import tensorflow as tf
-from cluster_member import check, check_close, check_message, gathered
+from case_cluster import check, check_close, check_message, gathered
 from tiny_models import Training, share, take_cpus_for_gpus
 
 import replicator

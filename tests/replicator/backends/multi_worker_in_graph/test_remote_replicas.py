@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
-import uneven_epoch
-from cluster_member import check, check_close, check_message
+from case_cluster import check, check_close, check_message
 from graphs import executed
 
 import replicator
@@ -78,7 +77,7 @@ def check_trained(expected, found):
 @case
 def an_uneven_epoch():
     """Its last step has one example, for one of four replicas."""
-    return uneven_epoch.run(make(4))
+    return tiny_models.run_uneven_epoch(make(4))
 
 
 @case
@@ -347,7 +346,7 @@ def test_two_workers(client, case):
 
 def test_an_uneven_epoch_on_workers_is_that_of_one_device(client):
     """Three of four replicas have no example in its last step."""
-    uneven_epoch.check([client.value(EPOCH)])
+    tiny_models.check_uneven_epoch([client.value(EPOCH)])
 
 
 def own_address():

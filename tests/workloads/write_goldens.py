@@ -1,12 +1,14 @@
-"""Writes what published implementations make of the golden features.
+"""Writes what published implementations make of seeded inputs.
 
-Run in an environment of its own, which the tests do not need:
+Each is run in an environment of its own, which the tests do not need:
 
+    pip install rlax && python write_goldens.py rlax
     pip install torch-fidelity && python write_goldens.py torch_fidelity
     pip install tensorflow tf-keras tensorflow-probability
     pip install --no-deps tensorflow-gan && python write_goldens.py tensorflow_gan
 
-``goldens.json`` keeps the section of the other one. Versions stand in it.
+rlax writes ``d4pg/goldens.json`` (the present one: rlax 0.1.9, jax 0.10), in float32.
+The others write their sections of ``metrics/goldens.json``, with their versions.
 """
 
 import importlib.metadata
@@ -18,7 +20,9 @@ import types
 
 import numpy as np
 
-PATH = pathlib.Path(__file__).with_name("goldens.json")
+FOLDER = pathlib.Path(__file__).parent
+
+# What two libraries make of features and logits, as scores of images.
 # n of each of the two sets, features.
 CASES = {
     "gaussian": (500, 16),
@@ -111,12 +115,77 @@ def versions(*packages):
     return {name: importlib.metadata.version(name) for name in packages}
 
 
+# What rlax makes of the losses of D4PG.
+NUM_EXAMPLES, NUM_ATOMS, ACTION_SIZE = 6, 11, 3
+LOW, HIGH, CLIP_NORM = -3.0, 3.0, 1.0
+
+
+def losses_inputs():
+    """Returns seeded inputs; some returns leave the range, some episodes end."""
+    rng = np.random.default_rng(20180423)
+    logits = rng.normal(size=(2, NUM_EXAMPLES, NUM_ATOMS))
+    return {
+        "reward": rng.normal(0.0, 2.0, NUM_EXAMPLES).astype(np.float32),
+        "discount": np.array([0.99, 0.9, 0.0, 0.5, 0.95, 1.0], np.float32),
+        "logits": logits[0].astype(np.float32),
+        "next_logits": logits[1].astype(np.float32),
+        "action": rng.uniform(-1, 1, (NUM_EXAMPLES, ACTION_SIZE)).astype(np.float32),
+        "value_gradient": rng.normal(size=(NUM_EXAMPLES, ACTION_SIZE)).astype(
+            np.float32
+        ),
+    }
+
+
+def rlax_losses():
+    import jax
+    import jax.numpy as jnp
+    import rlax
+
+    inputs = losses_inputs()
+    atoms = jnp.linspace(LOW, HIGH, NUM_ATOMS)
+    probabilities = jax.nn.softmax(inputs["next_logits"])
+    returns = inputs["reward"][:, None] + inputs["discount"][:, None] * atoms
+    project = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))
+    learn = jax.vmap(rlax.categorical_td_learning, in_axes=(None, 0, 0, 0, None, 0))
+    losses = learn(
+        atoms,
+        inputs["logits"],
+        inputs["reward"],
+        inputs["discount"],
+        atoms,
+        inputs["next_logits"],
+    )
+
+    def policy_losses(action):
+        clip = jax.vmap(lambda a, g: rlax.dpg_loss(a, clip_to_norm(g), None))
+        return clip(action, inputs["value_gradient"]).sum(axis=1)
+
+    def clip_to_norm(gradient):
+        # rlax cuts values, Acme norms; the cut is applied here, before rlax's loss.
+        norm = jnp.linalg.norm(gradient)
+        return gradient * jnp.minimum(1.0, CLIP_NORM / norm)
+
+    goldens = {
+        **inputs,
+        "target": project(returns, probabilities, atoms),
+        "critic_loss": losses,
+        "policy_loss": policy_losses(inputs["action"]),
+        "policy_gradient": jax.grad(lambda a: policy_losses(a).sum())(inputs["action"]),
+    }
+    return {name: np.asarray(value).tolist() for name, value in goldens.items()}
+
+
 def main(source):
+    if source == "rlax":
+        text = json.dumps(rlax_losses(), indent=1)
+        (FOLDER / "d4pg" / "goldens.json").write_text(f"{text}\n", encoding="utf-8")
+        return
+    path = FOLDER / "metrics" / "goldens.json"
     makers = {"torch_fidelity": torch_fidelity, "tensorflow_gan": tensorflow_gan}
-    goldens = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
+    goldens = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     goldens[source] = makers[source]()
     text = json.dumps(goldens, indent=2, sort_keys=True)
-    PATH.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 
+import keras
 import tensorflow as tf
 
 import replicator
@@ -87,8 +89,6 @@ def one_core_member(threads):
 
 def determined_losses(seed, num_steps=2):
     """Trains with every source of randomness."""
-    import keras
-
     replicator.set_determinism(seed)
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
@@ -205,8 +205,6 @@ def _train(num_replicas, num_steps):
 
 
 def _gated(num_replicas):
-    import keras
-
     repl = _flat(num_replicas)
     with repl.context():
         weight = tf.Variable(tf.zeros([300]))
@@ -298,7 +296,6 @@ def flat(num_steps):
     Eight virtual CPU devices are taken for parts of one GPU each, and one thread runs
     ops.
     """
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
     from tiny_models import take_cpus_for_gpus
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -314,14 +311,201 @@ def flat(num_steps):
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 
+# On GPUs: what they start, and whether several replicas on one train as one.
+NUM_DISPATCHES = 5
+
+
+def count_events(trace):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(trace.read_bytes())
+    counts = {"kernels": 0, "copies": 0}
+    for plane in space.planes:
+        if not plane.name.startswith("/device:GPU:0"):
+            continue
+        for line in plane.lines:
+            if not line.name.startswith("Stream"):
+                continue
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                is_copy = name.lower().startswith(("memcpy", "memset"))
+                counts["copies" if is_copy else "kernels"] += 1
+    return {name: count / NUM_DISPATCHES for name, count in counts.items()}
+
+
+def count_kernels(backend, preset, per_replica_batch_size):
+    """Counts what one dispatch of ResNet-50 starts on GPU 0.
+
+    Prints JSON: kernels and copies per dispatch, from TensorFlow's profiler. It counts
+    none where CUPTI, which it asks, is refused, as in many containers; then its log
+    says why.
+    """
+    from workloads.catalog import WORKLOADS
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, enable=True)
+    WORKLOADS["resnet50"].prepare(data="synthetic")
+    program = WORKLOADS["resnet50"].build(
+        replicator.create(backend, num_replicas=1),
+        preset=preset,
+        data="synthetic",
+        per_replica_batch_size=int(per_replica_batch_size),
+        seed=1,
+        options={},
+    )
+    for _ in range(3):
+        program.run(1)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        for _ in range(NUM_DISPATCHES):
+            program.run(1)
+        tf.profiler.experimental.stop()
+        (trace,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        sys.stdout.write(json.dumps(count_events(trace)) + "\n")
+
+
+GLOBAL_BATCH_SIZE = 32
+NUM_STEPS = 20
+PART_MIB = 2048
+
+
+def two_on_one(kind, replicas):
+    """Trains a small network on one device (``gpu`` or ``cpu``), or on parts of it.
+
+    Prints the loss of each step. The global batch is the same for any number of
+    replicas.
+    """
+    num_replicas = int(replicas)
+    device = tf.config.list_physical_devices(kind.upper())[0]
+    limit = PART_MIB if kind == "gpu" else None
+    parts = [tf.config.LogicalDeviceConfiguration(limit) for _ in range(num_replicas)]
+    tf.config.set_logical_device_configuration(device, parts)
+    # Its products would differ from float32 by 1e-3, and more with another batch.
+    tf.config.experimental.enable_tensor_float_32_execution(enabled=False)
+    keras.utils.set_random_seed(7)
+    names = [f"{kind.upper()}:{index}" for index in range(num_replicas)]
+    repl = replicator.create("in_graph", num_replicas=num_replicas, devices=names)
+    size = GLOBAL_BATCH_SIZE // num_replicas
+    images = tf.random.stateless_normal([GLOBAL_BATCH_SIZE, 16, 16, 3], [1, 2])
+    labels = tf.range(GLOBAL_BATCH_SIZE) % 10
+    with repl.context():
+        model = keras.Sequential(
+            [
+                keras.Input((16, 16, 3)),
+                keras.layers.Conv2D(16, 3, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(10),
+            ]
+        )
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+        optimizer.build(model.trainable_variables)
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, logits, from_logits=True
+            )
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return replicator.all_mean(loss)
+
+    split = [slice(r * size, (r + 1) * size) for r in range(num_replicas)]
+    x = replicator.PerReplica([images[part] for part in split])
+    y = replicator.PerReplica([labels[part] for part in split])
+    for _ in range(NUM_STEPS):
+        loss = repl.run(step, (x, y))
+        values = loss.values if isinstance(loss, replicator.PerReplica) else [loss]
+        sys.stdout.write(f"{float(values[0]):.9f}\n")
+
+
+# Elastic jobs.
+NUM_EXAMPLES = 60
+GLOBAL_BATCH = 8  # which three workers do not divide
+
+
+def records(folder):
+    """What workers logged, without a line that a kill has cut off."""
+    logs = [path.read_text() for path in sorted(folder.glob("log-*"))]
+    return [json.loads(line) for log in logs for line in log.split("\n")[:-1]]
+
+
+def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, lost_at=-1):
+    """Trains a linear model; returns its weights. Fails before step ``lost_at``."""
+    keras.utils.set_random_seed(1)
+    with repl.context():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.02, momentum=0.9))
+
+    def input_fn(ctx):
+        data = tf.data.Dataset.range(NUM_EXAMPLES).shuffle(NUM_EXAMPLES, seed=3)
+        size = per_replica * repl.num_replicas or GLOBAL_BATCH
+        return replicator.split_global_batches(data.repeat(), ctx, size, uneven=True)
+
+    def step(numbers):
+        divisors = tf.constant([2, 3, 5, 7], tf.int64)
+        features = tf.cast(numbers[:, None] % divisors, tf.float32)
+        labels = tf.cast(numbers[:, None], tf.float32) / NUM_EXAMPLES
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum((model(features / 7.0) - labels) ** 2, 1)
+            loss = replicator.mean_over_examples(errors)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss, numbers
+
+    inputs = repl.make_input_iterator(input_fn)
+    state = replicator.ElasticState(
+        repl,
+        inputs=inputs,
+        batches="keep_per_replica" if per_replica else "keep_global",
+        scale_learning_rate="linear" if per_replica else None,
+        model=model,
+        optimizer=optimizer,
+    )
+    job = json.loads(os.environ.get("REPLICATOR_ELASTIC", '{"start": 0}'))
+    name = f"{job['start']}-{repl.worker_id}"
+    (folder / f"pid-{name}").write_text(str(os.getpid()))
+    with (folder / f"log-{name}").open("a", buffering=1) as log:
+        for number in state.steps(num_steps, commit_every=commit_every):
+            assert number != lost_at
+            loss, examples = repl.run(step, inputs)
+            record = {
+                "start": job["start"],
+                "step": number,
+                "loss": float(repl.reduce("mean", loss)),
+                "examples": [int(n) for part in examples for n in part],
+                "rate": float(optimizer.learning_rate),
+            }
+            log.write(json.dumps(record) + "\n")
+            time.sleep(0.05 if repl.num_workers > 1 else 0.0)
+    return model.get_weights()
+
+
+def train_elastically(folder, num_steps, backend):
+    """Logs what each step has read, in a folder."""
+    options = {"heartbeat_timeout_sec": 5.0} if backend == "multi_worker" else {}
+    repl = replicator.create(backend, **options)
+    folder = pathlib.Path(folder)
+    weights = train(repl, folder, int(num_steps))
+    text = json.dumps([weight.tolist() for weight in weights])
+    (folder / "weights.json").write_text(text)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
+        count_kernels,
         determined_training,
         flat,
         one_core_member,
         onednn_rules,
         save_without_end,
+        train_elastically,
+        two_on_one,
     )
 }
 
