@@ -41,8 +41,8 @@ COMMANDS = {
     for name, (script, *options) in _SCRIPTS.items()
 } | {
     "engine": [
-        *(sys.executable, "-m", "pytest", "-q"),
-        "tests/benchmarks/micro/bench_engine.py",
+        *(sys.executable, "-m", "pytest", "-q", "-k", "first_step or tiny_step"),
+        "tests/benchmarks/micro/bench_steps.py",
     ]
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import covering
 import pytest
 from fuzzing import operations, series, training_runs, trainings
-from fuzzing.values import Verdict
+from fuzzing.syntax import Verdict
 
 import replicator
 

@@ -311,7 +311,6 @@ def eventful_study(tmp_path_factory: Any, synthetic: Any) -> Path:
 
 
 # Judging: a repository whose revisions differ in the time of a step, and its gates.
-GATE_WORKER = driver.command_of("gate_worker", Path(__file__).parent / "judging")
 QUICK_GATE = (*command_lines.GATE, "--set=rounds=3")
 
 
@@ -362,7 +361,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def gate_overrides() -> dict[str, Any]:
     return {
-        "worker_command": GATE_WORKER,
+        "worker_command": driver.GATE_WORKER,
         "canary": lambda _core: 0.2,
         "discard_reason": lambda _load, _retraces: "",
     }
@@ -385,7 +384,7 @@ def gate(
     def run(*arguments: str, of: tuple[str, ...] = QUICK_GATE, **replaced: Any) -> Any:
         return harness(*overridden(of, *arguments), overrides=gate_overrides | replaced)
 
-    with fork_server.installed(GATE_WORKER, fork_server.GATES):
+    with fork_server.installed(driver.GATE_WORKER, fork_server.GATES):
         yield run
 
 
@@ -396,7 +395,7 @@ def template_of_gates(
     """Returns a directory with a finished gate of two equal revisions, made once."""
     root: Path = tmp_path_factory.mktemp("gates")
     with (
-        fork_server.installed(GATE_WORKER, fork_server.GATES),
+        fork_server.installed(driver.GATE_WORKER, fork_server.GATES),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(root)

@@ -5,11 +5,19 @@ No TensorFlow. The clock is faked, so step times are a function of the trial's s
 separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
 like act on rank 1, and the others lose it. With ``FAKE_ACTOR`` it has a child and
 memory that both share.
+
+As the worker of a gate (``--gate``), its steps take longer where its sources say so:
+the factors of time and accuracy are in ``slowdown.txt`` and ``learned.txt`` beside the
+packages that run, and what a step has in ``counted.json``, so two revisions differ by
+what their trees hold. Where a trial is forked, whose modules are those of the tests,
+they are beside those that it would have imported. Steps of one process then vary by
+less than 1 %.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -18,9 +26,11 @@ import sys
 import time
 from pathlib import Path
 
+import harness
 from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.machine.allocation import processes_of_trial
 from harness.trial import measure, process_tree
+from harness.trial.measure import exact_metric
 from results import Control, Environment, TrialSpec
 from results.records import identity
 
@@ -256,7 +266,7 @@ def rank_of_several():
     return None
 
 
-def main():
+def main(make_program=Program, count=None):
     trial_dir = Path(sys.argv[1])
     own = rank_of_several()
     rank = own or 0
@@ -283,7 +293,7 @@ def main():
         if spec.control is Control.MATCH:
             for change in changes_of(spec):
                 writer.write("change", **change)
-        return Program(spec, behavior, clock)
+        return make_program(spec, behavior, clock)
 
     try:
         measure.measure_trial(
@@ -296,6 +306,7 @@ def main():
             channel=Channel.from_environment(rank, processes_of_trial(spec).num_ranks),
             measure_peak=lambda dtype: (4e12 + rank, f"faked, in {dtype}"),
             before_warmup=lambda: write_products(writer, spec),
+            run_counted=count and functools.partial(count, spec.control is Control.AA),
         )
     except Exception as error:  # noqa: BLE001 - as in the worker
         writer.fail(error)
@@ -305,5 +316,49 @@ def main():
     return 0
 
 
+# The worker of a gate.
+_COUNTED = {"graph_nodes": 100, "collective_bytes": 1030}
+
+
+def read_of_sources(name, default):
+    """Returns what a file of the sources has as JSON."""
+    imported = Path(harness.__file__).resolve().parents[1]
+    path = Path(os.environ.get("FORKED_TRIAL_OF", imported)) / name
+    return json.loads(path.read_text()) if path.is_file() else default
+
+
+class GateProgram(Program):
+    """A program whose step takes 0.1 s times the factor of its sources."""
+
+    def __init__(self, spec, *arguments):
+        super().__init__(spec, *arguments)
+        factor = float(read_of_sources("slowdown.txt", 1.0))
+        # Repetitions vary so that no A/A control can differ from its case by chance.
+        is_slower = (spec.repetition_index + (spec.control is Control.AA)) % 2
+        self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
+
+    def evaluate(self):
+        factor = float(read_of_sources("learned.txt", 1.0))
+        (metric,) = super().evaluate()
+        return [dataclasses.replace(metric, value=metric.value * factor)]
+
+
+def run_counted(is_aa_control, run_step):
+    """A control counts otherwise, and is compared with nothing."""
+    run_step()
+    found = read_of_sources("counted.json", _COUNTED)
+    return [
+        exact_metric(name, value + is_aa_control, unit="", n=1, protocol="")
+        for name, value in found.items()
+    ]
+
+
+def gate():
+    return main(GateProgram, run_counted)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--gate":
+        del sys.argv[1]
+        sys.exit(gate())
     sys.exit(main())

@@ -225,7 +225,8 @@ def _run(request):
     os.environ.update(request["env"])
     sys.argv = request["argv"]
     if request["module"]:
-        main_of = sys.modules[request["module"]].main
+        module, _, function = request["module"].partition(":")
+        main_of = getattr(sys.modules[module], function or "main")
         takes_words = bool(inspect.signature(main_of).parameters)
         sys.exit(main_of(*[sys.argv[1:]] * takes_words))
     sys.path[0] = str(Path(sys.argv[0]).parent)
@@ -240,9 +241,9 @@ def _run(request):
 # import of its records, which the server has imported. Tests that look for processes of
 # a trial start them as users do.
 ROOT = Path(__file__).resolve().parents[2]
-MODULE, GATES = "fake_worker", "gate_worker"
+MODULE, GATES = "fake_worker", "fake_worker:gate"
 PROGRAMS, REAL = "harness.command.worker", "harness.trial.worker"
-LIGHT = (MODULE, GATES, PROGRAMS)
+LIGHT = (MODULE, PROGRAMS)
 
 
 @contextlib.contextmanager
@@ -286,7 +287,7 @@ def _server_for(module):
 @functools.cache
 def _server(modules):
     folder = ROOT / "tests" / "harness"
-    paths = os.pathsep.join(map(str, (ROOT, folder, folder / "judging")))
+    paths = os.pathsep.join(map(str, (ROOT, folder)))
     return ForkServer({**os.environ, "PYTHONPATH": paths}, modules)
 
 

@@ -157,12 +157,12 @@ def _draw_programs(first_seed: int, count: int) -> dict[str, Any]:
 
 def _inject_failures(seed: int, count: int, backend: str) -> list[str]:
     import case_cluster
-    import series
+    import test_failed_steps as series
 
     def in_cluster(case: str, place: Path, seed: int, **how: object) -> list[str]:
         place.mkdir()
         cluster = case_cluster.ran(
-            "series",
+            "test_failed_steps",
             place,
             path=TESTS / "failed_steps",
             cases=[case],

@@ -8,8 +8,8 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from fuzzing import lockstep, syntax, values
-from fuzzing.values import DifferenceError, Seen
+from fuzzing import lockstep, syntax
+from fuzzing.syntax import DifferenceError, Seen
 
 import replicator
 from replicator.core import devices
@@ -258,7 +258,7 @@ def run(program, repl=None):
     step = make_step(program, variables)
     seen = Seen()
     written = set()
-    calls = values.schedule(program)
+    calls = syntax.schedule(program)
     done = _feed(repl, step, program, calls)
     for call in calls:
         for write in setting.outside:
@@ -271,7 +271,7 @@ def run(program, repl=None):
             repl.assert_in_sync()
             for variable in program.variables:
                 if variable.name in lockstep.may_differ(program):
-                    value = values.recovered_value(program, variable, seen.failed)
+                    value = syntax.recovered_value(program, variable, seen.failed)
                     variables[variable.name].assign(value)
             continue
         outputs = next(done)()
@@ -298,7 +298,7 @@ def _expect_failure(done):
 
 
 def _write_outside(program, variable, write):
-    value = values.outside_value(program, write, variable.numpy())
+    value = syntax.outside_value(program, write, variable.numpy())
     if write.kind == "add":
         variable.assign_add(value)
     else:
@@ -325,7 +325,7 @@ def local_replicas(repl):
 
 def make_variable(variable):
     return tf.Variable(
-        values.initial_value(variable),
+        syntax.initial_value(variable),
         trainable=variable.trainable,
         name=variable.name,
         synchronization=tf.VariableSynchronization[variable.synchronization],
@@ -335,7 +335,7 @@ def make_variable(variable):
 
 def _feed(repl, step, program, calls):
     names = [name for name, _ in program.inputs]
-    feeds = [values.batches_of(program, call) for call in calls]
+    feeds = [syntax.batches_of(program, call) for call in calls]
     if not names:
         for call in calls:
             yield lambda c=call: repl.run(step, num_steps=len(c.steps))
@@ -386,4 +386,4 @@ def _padded(batch, name):
     value = batch[name]
     if name != syntax.UNEVEN:
         return value
-    return np.pad(value, (0, values.MAX_ROWS - len(value)))
+    return np.pad(value, (0, syntax.MAX_ROWS - len(value)))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from fuzzing import drawing, engine, syntax, training_runs, trainings, values
+from fuzzing import drawing, engine, syntax, training_runs, trainings
 from fuzzing.lockstep import Lockstep, may_differ
-from fuzzing.values import (
+from fuzzing.syntax import (
     ATOL,
     RTOL,
     DifferenceError,
@@ -41,7 +41,7 @@ def check(program, repl=None):
     may_refuse, must_refuse = _refusals(program, drifting)
     if isinstance(error, replicator.UnsynchronisedUpdateError) and may_refuse:
         return Verdict.REFUSED
-    is_uneven = values.has_uneven_join(program)
+    is_uneven = syntax.has_uneven_join(program)
     if error is not None:
         if (is_uneven and _names_shapes(error)) or _is_of_tensorflow(program, error):
             return Verdict.REFUSED
@@ -74,7 +74,7 @@ def _uneven(program):
 
     Of a call that fails, the drawn failure may come first.
     """
-    all_fail = all(call.fails is not None for call in values.schedule(program))
+    all_fail = all(call.fails is not None for call in syntax.schedule(program))
     if not all_fail and any(
         isinstance(s, syntax.Uneven)
         and s.form in syntax.JOINS
@@ -107,12 +107,12 @@ def _is_of_tensorflow(program, error):
 def interpret(program, dtype, failed=None):
     """Runs a program in lock step; also names variables whose copies came to differ."""
     setting = program.setting
-    initial = {v.name: values.initial_value(v) for v in program.variables}
+    initial = {v.name: syntax.initial_value(v) for v in program.variables}
     lockstep = Lockstep(program, initial, dtype)
     seen = Seen()
     drifting = set()
     written = set()
-    for call in values.schedule(program):
+    for call in syntax.schedule(program):
         for write in setting.outside:
             if write.step == call.steps[0] and write not in written:
                 written.add(write)
@@ -120,7 +120,7 @@ def interpret(program, dtype, failed=None):
         lockstep.history = {name: [] for name in initial}
         for name in initial:
             lockstep.note(name)
-        for batches in values.batches_of(program, call):
+        for batches in syntax.batches_of(program, call):
             outputs = lockstep.step(batches)
             drifting |= {
                 name for name in initial if not _is_same(lockstep.copies(name), dtype)
@@ -136,7 +136,7 @@ def interpret(program, dtype, failed=None):
 
 def _write(program, lockstep, write):
     now = lockstep.outside(write.variable)
-    value = values.outside_value(program, write, now)
+    value = syntax.outside_value(program, write, now)
     lockstep.assign(write.variable, now + value if write.kind == "add" else value)
 
 
@@ -146,7 +146,7 @@ def _go_on(program, lockstep, failed):
     for variable in program.variables:
         name = variable.name
         if name in reset:
-            value = values.recovered_value(program, variable, failed)
+            value = syntax.recovered_value(program, variable, failed)
             lockstep.assign(name, value)
         elif name in failed:
             possible = lockstep.history[name]
@@ -256,7 +256,7 @@ def run_series(
     def check(program):
         try:
             verdict = grammar.check(program)
-        except values.DifferenceError as error:
+        except syntax.DifferenceError as error:
             # Hypothesis runs the smallest one last.
             last.append((program, error))
             raise
@@ -265,7 +265,7 @@ def run_series(
 
     try:
         check()
-    except (values.DifferenceError, Flaky) as error:
+    except (syntax.DifferenceError, Flaky) as error:
         program, difference = last[-1]
         often = ", not every time" if isinstance(error, Flaky) else ""
         number = found.verdicts.total() + 1

@@ -13,7 +13,7 @@ import tensorflow as tf
 from fuzzing import trainings
 from fuzzing.engine import make_replicator
 from fuzzing.numpy_model import RATE, Model, make_data, parts_of
-from fuzzing.values import DifferenceError, Verdict
+from fuzzing.syntax import DifferenceError, Verdict
 
 import replicator
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
-from command_lines import commit, git
+from command_lines import WORKER, commit, git
 
 from harness.cli import exit_codes
 from harness.errors import RevisionError
@@ -19,7 +19,6 @@ from results import Store
 
 OTHER_VERSION = "0.0.1"
 # With ``site``, which finds what was installed.
-WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
 
 
 def _wheel(folder, name, files):

@@ -4,20 +4,23 @@ import dataclasses
 
 import numpy as np
 import pytest
-from known_losses import (
+from study_files import with_blocks, with_results
+from synthetic import (
+    ALL_CONTROLS,
     LOST,
     OF_BLOCKS,
     OF_CONTROLS,
     REPETITIONS,
     Cores,
+    Lost,
     Step,
     held_by_blocks,
+    interleaving_shape,
+    make_store,
     make_study,
     of_blocks,
     of_controls,
 )
-from study_files import with_blocks, with_results
-from synthetic import ALL_CONTROLS, Lost, interleaving_shape, make_store
 
 from results import Control, ScalingMode, load_study
 from results.figures import lost_time, scaling

@@ -15,9 +15,9 @@ import re
 import tempfile
 from pathlib import Path
 
-import known_losses
 import noise_models
 import numpy as np
+import synthetic
 from noise_models import Change
 
 from results.figures import lost_time, scaling
@@ -236,8 +236,8 @@ def _any_faster(rates):
 
 def _causes():
     studies = [
-        (wanted, known_losses.of_controls(truth, seed).main_loss)
-        for wanted, truth in known_losses.OF_CONTROLS
+        (wanted, synthetic.of_controls(truth, seed).main_loss)
+        for wanted, truth in synthetic.OF_CONTROLS
         for seed in range(20)
     ]
     return Row(
@@ -407,11 +407,11 @@ def _quality_gates(num, seed):
 def _parts(num, seed):
     """Ten milliseconds in each part in turn, and in none."""
     shares = []
-    for index, injected in enumerate(known_losses.AFFECTED):
+    for index, injected in enumerate(synthetic.AFFECTED):
         generator = np.random.default_rng([seed, index])
         held = {}
         for _ in range(num):
-            for name, is_held in known_losses.held_by_controls(generator, injected):
+            for name, is_held in synthetic.held_by_controls(generator, injected):
                 held[name] = held.get(name, 0) + is_held
         # An imbalance of nothing cannot be negative, so its mean is not 0.
         names = held.keys() - {"imbalance"} | {injected} - {"none"}
@@ -431,12 +431,12 @@ def _parts_of_blocks(num, seed):
     """Twelve milliseconds in each part in turn, and in none, in whole studies."""
     shares = []
     with tempfile.TemporaryDirectory() as folder:
-        study = known_losses.make_study(Path(folder))
-        for index, (_, truth) in enumerate(known_losses.OF_BLOCKS):
+        study = synthetic.make_study(Path(folder))
+        for index, (_, truth) in enumerate(synthetic.OF_BLOCKS):
             held = {}
             for number in range(num):
-                found = known_losses.of_blocks(study, truth, [seed, index, number])
-                for name, is_held in known_losses.held_by_blocks(found, truth):
+                found = synthetic.of_blocks(study, truth, [seed, index, number])
+                for name, is_held in synthetic.held_by_blocks(found, truth):
                     held[name] = held.get(name, 0) + is_held
             shares += [of / num for of in held.values()]
     return Row(

@@ -351,7 +351,7 @@ PARTS = (0.1, 0.3, 0.6)
 BURSTS_SEC = (0.01, 0.05, 0.3, 2.0, 20.0)
 ON_BOTH, ON_SECOND = "the core of both cases", "a core of the second case"
 NUM_REPETITIONS, NUM_ROUNDS = 5, 20
-BLOCK_SEC, OTHERS_SEC, START_SEC = 0.4, 1.6, 30.0
+BLOCK_SEC, OTHERS_SEC, WARM_SEC = 0.4, 1.6, 30.0
 OF_PROCESS, OF_ROUND, OF_BLOCK = 0.02, 0.08, 0.045
 """Standard deviations of log time."""
 LEAST_PART = 0.25
@@ -430,7 +430,7 @@ def _repetition(load, bursts, drawn):
     """Returns the blocks of both cases; each is repeated as the harness does it."""
     blocks = [], []
     processes = [drawn.gauss(0, OF_PROCESS) for _ in blocks]
-    bursts.pass_by(START_SEC, is_shared=False)
+    bursts.pass_by(WARM_SEC, is_shared=False)
     round_sec = 2 * BLOCK_SEC + OTHERS_SEC
     left_sec = NUM_ROUNDS * round_sec
     for index in itertools.count():
