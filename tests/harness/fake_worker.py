@@ -266,7 +266,7 @@ def rank_of_several():
     return None
 
 
-def main(make_program=Program, count=None):
+def run(make_program=Program, count=None):
     trial_dir = Path(sys.argv[1])
     own = rank_of_several()
     rank = own or 0
@@ -316,6 +316,10 @@ def main(make_program=Program, count=None):
     return 0
 
 
+def main():
+    return run()
+
+
 # The worker of a gate.
 _COUNTED = {"graph_nodes": 100, "collective_bytes": 1030}
 
@@ -354,7 +358,7 @@ def run_counted(is_aa_control, run_step):
 
 
 def gate():
-    return main(GateProgram, run_counted)
+    return run(GateProgram, run_counted)
 
 
 if __name__ == "__main__":
