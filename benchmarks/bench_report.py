@@ -95,7 +95,7 @@ def look(page: pathlib.Path) -> dict[str, float]:
 
 def main() -> None:
     # The study that nobody measured is one of the tests.
-    sys.path.insert(0, str(runner.ROOT / "tests" / "support" / "studies"))
+    sys.path.insert(0, str(runner.ROOT / "tests" / "support"))
     import synthetic
 
     given = runner.make_parser(__doc__, num_repeats=3).parse_args()
