@@ -17,20 +17,14 @@ import numpy as np
 
 from benchmarks import runner
 from benchmarks.runner import Figure
-from workloads import ONE_THREAD
-from workloads.d4pg.actor import Actor, ActorSettings
-from workloads.d4pg.capacity import Share
-from workloads.d4pg.control import FRAME_SIZE, Environment, EnvironmentSpec
-from workloads.d4pg.replay import make_replay
-from workloads.d4pg.streams import SharedWeights, StepStreams
-from workloads.d4pg.study import D4PGConfig
+from workloads import ONE_THREAD, d4pg
 
 NAME = "cartpole:swingup"
 EPISODE = 1001  # records: 1000 environment steps and the final observation
 NUM_STEPS, NUM_FRAMES, NUM_BATCHES, BATCH = 4000, 1000, 300, 256
 ENVIRONMENTS_PER_ACTOR = 4
-FRAMES = (FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500
-FROM_PIXELS = D4PGConfig(replay="uniform", observations="pixels")
+FRAMES = (84, 84, 3), "uint8", 2500
+FROM_PIXELS = d4pg.D4PGConfig(replay="uniform", observations="pixels")
 STEPS, SAMPLES = "environment steps/s", "transitions/s"
 FIGURES = (
     *(Figure(f"{NAME} {of}", (of,), unit=STEPS) for of in ("raw", "random", "policy")),
@@ -79,7 +73,7 @@ def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
 
 
 def _state() -> dict[str, tuple[Callable[[], None], int]]:
-    raw = Environment(NAME, D4PGConfig())._env  # noqa: SLF001 - dm_control's own
+    raw = d4pg.Environment(NAME, d4pg.D4PGConfig())._env  # noqa: SLF001 - dm_control's own
     actions = np.random.default_rng(0).uniform(-1, 1, (NUM_STEPS, 1))
 
     def step_raw() -> None:
@@ -100,16 +94,16 @@ def _pixels() -> dict[str, tuple[Callable[[], None], int]]:
 def _actor(
     observations: str, num_steps: int, *, has_policy: bool
 ) -> Callable[[], None]:
-    spec = Environment(NAME, D4PGConfig(observations=observations)).spec
-    settings = ActorSettings(
+    spec = d4pg.Environment(NAME, d4pg.D4PGConfig(observations=observations)).spec
+    settings = d4pg.ActorSettings(
         name=NAME,
-        config=D4PGConfig(
+        config=d4pg.D4PGConfig(
             observations=observations, environments_per_actor=ENVIRONMENTS_PER_ACTOR
         ),
     )
     streams = _streams(spec, 1000)
     weights = _weights(spec, settings.config) if has_policy else None
-    actor = Actor(settings, streams, weights, actor_id=0)
+    actor = d4pg.Actor(settings, streams, weights, actor_id=0)
 
     def step() -> None:
         for _ in range(num_steps // ENVIRONMENTS_PER_ACTOR):
@@ -118,14 +112,14 @@ def _actor(
     return step
 
 
-def _weights(spec: EnvironmentSpec, config: D4PGConfig) -> SharedWeights:
+def _weights(spec: d4pg.EnvironmentSpec, config: d4pg.D4PGConfig) -> d4pg.SharedWeights:
     """Those of a policy of states, drawn at random."""
     layers = [f"dense_{index}" for index in range(len(config.policy_layers))]
     sizes = (*spec.observation_shape, *config.policy_layers, spec.action_size)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, *size in zip((*layers, "action"), sizes, sizes[1:], strict=False):
         shapes |= {f"{name}/kernel": (*size,), f"{name}/bias": (size[1],)}
-    weights, normal = SharedWeights(shapes), np.random.default_rng(0).normal
+    weights, normal = d4pg.SharedWeights(shapes), np.random.default_rng(0).normal
     weights.publish(
         {
             name: normal(0, 0.05, shape).astype(np.float32)
@@ -136,19 +130,19 @@ def _weights(spec: EnvironmentSpec, config: D4PGConfig) -> SharedWeights:
     return weights
 
 
-def _streams(spec: EnvironmentSpec, steps_per_stream: int) -> StepStreams:
-    share = Share(
+def _streams(spec: d4pg.EnvironmentSpec, steps_per_stream: int) -> d4pg.StepStreams:
+    share = d4pg.Share(
         num_actors=1,
         num_streams=ENVIRONMENTS_PER_ACTOR,
         steps_per_stream=steps_per_stream,
         min_size=1,
     )
-    return StepStreams(share, spec)
+    return d4pg.StepStreams(share, spec)
 
 
-def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams:
+def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> d4pg.StepStreams:
     """Streams that are full of episodes of 1000 environment steps."""
-    spec = EnvironmentSpec(
+    spec = d4pg.EnvironmentSpec(
         observation_shape=shape, observation_dtype=dtype, action_size=1
     )
     streams = _streams(spec, num_records)
@@ -163,7 +157,7 @@ def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams
 
 def _replay() -> dict[str, tuple[Callable[[], None], int]]:
     state = _filled((24,), "float32", 25_000)
-    uniform = D4PGConfig(replay="uniform")
+    uniform = d4pg.D4PGConfig(replay="uniform")
     frames = _filled(*FRAMES)
     errors = np.random.default_rng(0).gamma(1, 1, BATCH)
 
@@ -174,10 +168,10 @@ def _replay() -> dict[str, tuple[Callable[[], None], int]]:
     parts = {}
     for kind, streams, config, number in (
         ("uniform", state, uniform, NUM_BATCHES),
-        ("prioritized", state, D4PGConfig(), NUM_BATCHES),
+        ("prioritized", state, d4pg.D4PGConfig(), NUM_BATCHES),
         ("pixels", frames, FROM_PIXELS, NUM_BATCHES // 20),
     ):
-        replay = make_replay(streams, config, min_size=1000)
+        replay = d4pg.make_replay(streams, config, min_size=1000)
         parts[kind] = functools.partial(sample, replay, number), number * BATCH
     return parts
 

@@ -182,7 +182,7 @@ def _plain_loop() -> Any:
     import tensorflow as tf
 
     import replicator
-    from workloads.data.images import Images
+    from workloads.data import Images
     from workloads.resnet50 import model as model_lib
     from workloads.resnet50.study import WORKLOAD
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.d4pg import study as d4pg
 from workloads.keras_fit import study as keras_fit
@@ -19,6 +19,9 @@ from workloads.resnet50 import study as resnet50
 from workloads.sngan import study as sngan
 from workloads.spec import SYNTHETIC, PresetInfo, WorkloadInfo
 from workloads.transformer import study as transformer
+
+if TYPE_CHECKING:
+    from replicator.backends.sharding import Held
 
 __all__ = ["SYNTHETIC", "WORKLOADS", "PresetInfo", "WorkloadInfo"]
 
@@ -54,17 +57,24 @@ def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:
     return WORKLOADS[workload].make_config(preset, options)
 
 
+def held(
+    workload: str, preset: str, options: Mapping[str, Any], *, num_replicas: int
+) -> list[Held]:
+    """Returns what each replica owns on each of its devices, in bytes."""
+    module = importlib.import_module(WORKLOADS[workload].memory_module)
+    return module.held(make_config(workload, preset, options), num_replicas)
+
+
 def memory_table(
     workload: str, preset: str, options: Mapping[str, Any], *, num_replicas: int
 ) -> list[str]:
     """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
     from replicator.backends import sharding
 
-    module = importlib.import_module(WORKLOADS[workload].memory_module)
-    held = module.held(make_config(workload, preset, options), num_replicas)
-    is_split = any(own.place for own in held)
+    owned = held(workload, preset, options, num_replicas=num_replicas)
+    is_split = any(own.place for own in owned)
     refused = sharding.OF_SPLIT_REPLICAS if is_split else ""
-    return sharding.table(held, None, refused=refused)
+    return sharding.table(owned, None, refused=refused)
 
 
 def check_machine(

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,6 @@ Where replicas compute on CPUs, which pipelines would take from them, none does.
 CONSUMED = "no_example_twice_in_an_epoch"
 """Name of the check of the examples that steps consumed."""
 
-_MOST_IDS_READ = 100_000
 _IDS_AT_ONCE = 1024
 
 
@@ -42,6 +41,8 @@ class StepProgram:
     Every process of a trial calls each method, outside of timed windows but for ``run``
     and ``dispatch``.
     """
+
+    most_ids_read = 100_000  # of a longer split, only the ranges of shards are checked
 
     def __init__(
         self, repl: replicator.Replicator, training: Training, info: WorkloadInfo
@@ -210,7 +211,7 @@ class StepProgram:
             self._check_sync(),
         ]
         if self.source is not None:
-            checks.append(check_shards(self.source, self._contexts))
+            checks.append(self._check_shards(self.source))
             checks.append(self._check_consumed(self.source))
         return (*checks, *self.training.check())
 
@@ -229,16 +230,60 @@ class StepProgram:
                 is_passed, detail = False, str(error)
         return SanityCheck("replicas_in_sync", is_passed, detail)
 
+    def _check_shards(self, source: Examples) -> SanityCheck:
+        """Checks that the pipelines' shards cover the training split exactly once."""
+        contexts = [*self._contexts]
+        num_pipelines = contexts[0].num_input_pipelines
+        if len(contexts) < num_pipelines:  # others are in other processes of the job
+            own_ids = {context.input_pipeline_id for context in contexts}
+            contexts += [
+                dataclasses.replace(contexts[0], input_pipeline_id=index)
+                for index in sorted(set(range(num_pipelines)) - own_ids)
+            ]
+        shards = [sources.shard(source, context) for context in contexts]
+        total = source.num_train_examples
+        if total > self.most_ids_read:
+            reached = 0
+            for part in sorted(shards, key=lambda part: part.start):
+                if part.start != reached:
+                    break
+                reached = part.stop
+            is_passed = reached == total
+            detail = (
+                f"{len(shards)} ranges cover {reached} of {total} examples without gap "
+                "or overlap (ranges checked, ids not read: the split is large)"
+            )
+        else:
+            expected = collections.Counter(_read_ids(source.ids()))
+            counts: collections.Counter[int] = collections.Counter()
+            for shard in shards:
+                counts.update(_read_ids(source.ids(shard)))
+            missing = (expected - counts).total()
+            surplus = (counts - expected).total()
+            is_passed = not missing and not surplus and expected.total() == total
+            detail = (
+                f"{len(contexts)} input pipelines read {counts.total()} ids in one "
+                f"epoch of {total} examples: {missing} missing, {surplus} read more "
+                "than once"
+            )
+        return SanityCheck("each_training_example_once_per_epoch", is_passed, detail)
+
     def _check_consumed(self, source: Examples) -> SanityCheck:
+        """Checks that no example reached two replicas, or two steps, in the epoch."""
         if self.reuses_batch:
             detail = "not checked: this control repeats the first batch of each replica"
             return SanityCheck(CONSUMED, is_passed=True, detail=detail)
-        steps = (
-            (num_consumed, [int(i) for ids in per_replica for i in ids.numpy()])
-            for num_consumed, per_replica in self._consumed
-        )
         size = self._first_epoch_size(source)
-        return check_consumed(steps, first_epoch_size=size)
+        of_epoch = [ids for num_consumed, ids in self._consumed if num_consumed <= size]
+        seen = [int(i) for ids in of_epoch for of_one in ids for i in of_one.numpy()]
+        num_repeated = len(seen) - len(set(seen))
+        detail = (
+            f"{len(seen)} examples in {len(of_epoch)} steps of the first epoch "
+            f"({len(self._consumed)} recorded), {num_repeated} of them seen before in "
+            "it"
+        )
+        is_passed = bool(self._consumed) and not num_repeated
+        return SanityCheck(CONSUMED, is_passed, detail)
 
     def _first_epoch_size(self, source: Examples) -> int:
         # Every pipeline contributes the same number of examples to a step, so the
@@ -285,69 +330,8 @@ def _touch(batch: Any) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(leaf[:1], tf.float32)) for leaf in leaves])
 
 
-# Replicas have to be fed each training example exactly once per epoch.
-
-
-def check_shards(
-    source: Examples, contexts: Sequence[replicator.InputContext]
-) -> SanityCheck:
-    """Checks that the pipelines' shards cover the training split exactly once.
-
-    Of more than 100,000 examples the ranges alone are checked.
-    """
-    contexts = [*contexts]
-    num_pipelines = contexts[0].num_input_pipelines
-    if len(contexts) < num_pipelines:  # others are in other processes of the job
-        own_ids = {context.input_pipeline_id for context in contexts}
-        contexts += [
-            dataclasses.replace(contexts[0], input_pipeline_id=index)
-            for index in sorted(set(range(num_pipelines)) - own_ids)
-        ]
-    shards = [sources.shard(source, context) for context in contexts]
-    total = source.num_train_examples
-    if total > _MOST_IDS_READ:
-        reached = 0
-        for part in sorted(shards, key=lambda part: part.start):
-            if part.start != reached:
-                break
-            reached = part.stop
-        is_passed = reached == total
-        detail = (
-            f"{len(shards)} ranges cover {reached} of {total} examples without gap or "
-            "overlap (ranges checked, ids not read: the split is large)"
-        )
-    else:
-        expected = collections.Counter(_read_ids(source.ids()))
-        counts: collections.Counter[int] = collections.Counter()
-        for shard in shards:
-            counts.update(_read_ids(source.ids(shard)))
-        missing = (expected - counts).total()
-        surplus = (counts - expected).total()
-        is_passed = not missing and not surplus and expected.total() == total
-        detail = (
-            f"{len(contexts)} input pipelines read {counts.total()} ids in one epoch "
-            f"of {total} examples: {missing} missing, {surplus} read more than once"
-        )
-    return SanityCheck("each_training_example_once_per_epoch", is_passed, detail)
-
-
 def _read_ids(dataset: tf.data.Dataset) -> Iterator[int]:
     # Many at once: bringing one element to Python takes longer than reading it.
     dataset = dataset.batch(_IDS_AT_ONCE)
     dataset = dataset.with_options(replicator.default_data_options(num_threads=1))
     return (number for ids in dataset.as_numpy_iterator() for number in ids.tolist())
-
-
-def check_consumed(
-    steps: Iterable[tuple[int, Sequence[int]]], *, first_epoch_size: int
-) -> SanityCheck:
-    """Checks that no example reached two replicas, or two steps, within an epoch."""
-    steps = [*steps]
-    of_epoch = [ids for num_consumed, ids in steps if num_consumed <= first_epoch_size]
-    seen = [number for ids in of_epoch for number in ids]
-    num_repeated = len(seen) - len(set(seen))
-    detail = (
-        f"{len(seen)} examples in {len(of_epoch)} steps of the first epoch "
-        f"({len(steps)} recorded), {num_repeated} of them seen before in it"
-    )
-    return SanityCheck(CONSUMED, bool(steps) and not num_repeated, detail)

@@ -65,9 +65,17 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "What a workload implements, and what it can build on.",
         (
             "workloads.spec",
-            "workloads.spec",
             "workloads.catalog",
             "workloads.program",
+            "workloads.common.training",
+            "workloads.data.images",
+            "workloads.data.sources",
+            "workloads.metrics.evaluator",
+            "workloads.metrics.quality",
+            "workloads.d4pg.control",
+            "workloads.d4pg.pool",
+            "workloads.d4pg.replay",
+            "workloads.d4pg.learner",
         ),
     ),
 }

@@ -28,7 +28,7 @@ def modules_of(package):
 
 
 LIGHT = [
-    "workloads.quality",
+    "workloads.metrics.quality",
     *(name for each in ("harness", "results", "reports") for name in modules_of(each)),
 ]
 

@@ -22,16 +22,18 @@ import covering
 import pytest
 import small_fit
 
+import replicator
 from workloads import catalog, controls
-from workloads.d4pg.capacity import Share
-from workloads.d4pg.control import EnvironmentSpec
-from workloads.d4pg.streams import StepStreams
+from workloads.d4pg import EnvironmentSpec, Share, StepStreams
 from workloads.resnet50 import model
 
+WORKLOADS = {**catalog.WORKLOADS, "own": small_fit.WORKLOAD}
+(OWN,) = small_fit.WORKLOAD.presets
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS = {
     "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
     "keras_fit": {"model": f"{small_fit.__file__}:small", "num_classes": 10},
+    "own": {"preset": OWN.name, "data": OWN.data, **OWN.options},
     "sngan": {"layout": "imagenet", "image_size": 8},
     "transformer": {
         "num_layers": 1,
@@ -49,15 +51,16 @@ def published(name, **options):
     return catalog.make_config(name, "paper", {**states, **options})
 
 
-def build(name, repl, **settings):
+def build(name, *repl, **settings):
     """Builds the smoke preset of a workload with a small network."""
     with short() if name == "resnet50" else contextlib.nullcontext():
-        return build_whole(name, repl, **{**OPTIONS.get(name, {}), **settings})
+        return build_whole(name, *repl, **{**OPTIONS.get(name, {}), **settings})
 
 
 def build_whole(
     name,
-    repl,
+    repl="single",
+    num_replicas=1,
     *,
     preset="smoke",
     data="synthetic",
@@ -65,8 +68,10 @@ def build_whole(
     seed=1,
     **options,
 ):
-    """Builds a preset of a workload."""
-    return catalog.WORKLOADS[name].build(
+    """Builds a preset of a workload on a replicator, or on that of a backend."""
+    if isinstance(repl, str):
+        repl = replicator.create(repl, num_replicas=num_replicas)
+    return WORKLOADS[name].build(
         repl,
         preset=preset,
         data=data,
@@ -74,6 +79,13 @@ def build_whole(
         seed=seed,
         options=options,
     )
+
+
+def sane(program):
+    """The checks of a program by name, all of which are passed."""
+    checks = {check.name: check for check in program.sanity()}
+    assert all(check.is_passed for check in checks.values()), checks
+    return checks
 
 
 def match(make, repl):
@@ -186,7 +198,6 @@ class _TracedError(Exception):
 
 
 def write_gpu_graphs(folder):
-    import replicator
     from replicator.core.devices import make_topology
     from replicator.engine import optimize
 

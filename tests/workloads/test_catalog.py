@@ -9,7 +9,7 @@ import case_cluster
 import fork_server
 import pytest
 
-from workloads import catalog, child_environment
+from workloads import catalog, child_environment, d4pg, data, metrics
 
 PLANNER = """
 import json, sys
@@ -28,7 +28,9 @@ print(json.dumps([errors, sorted({"tensorflow", "keras"} & set(sys.modules))]))
 UNKNOWN = r"""
 resnet50     imagnet2012             'imagnet2012' is unknown: allowed are 'digits'
 resnet50     imagenet2013            is unknown: .* did you mean 'imagenet2012'
-resnet50     imagenet2012            is not prepared under .*'tfds build .*--data digits
+resnet50     imagenet2012            is not prepared under '(.+)': run 'tfds build imag
+resnet50     imagenet2012            --data_dir .+' \(.+\), or use --data digits, which
+resnet50     imagenet_resized/64x64  '(.+)': run 'tfds build \S+/64x64 --data_dir \1' \(
 resnet50     imagenet_resized/65x65  its configs are '8x8', '16x16', '32x32
 resnet50     ../x_y!                 data '\.\./x_y!' is not a data set name
 transformer  digits                  'digits' is not a text: use 'tensorflow_source'
@@ -66,6 +68,15 @@ def test_catalogue_and_workload_say_the_same(name):
     assert len(metrics) == len({metric.name for metric in metrics})
     assert all(metric.title and metric.protocol for metric in metrics)
     assert any(not metric.is_of_window for metric in metrics)
+
+
+@pytest.mark.parametrize("package", [d4pg, data, metrics], ids=lambda of: of.__name__)
+def test_public_names_are_there_and_say_what_they_are(package):
+    """They are loaded on first use, so a wrong line of a stub is seen here only."""
+    found = {name: getattr(package, name) for name in package.__all__}
+
+    assert found
+    assert [] == [name for name, public in found.items() if not public.__doc__]
 
 
 def test_presets_for_gpus_promise_what_others_do_not():

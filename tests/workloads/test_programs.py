@@ -1,11 +1,14 @@
 """Programs of all workloads: controls, compiled passes, GPUs, counted arithmetic."""
 
 import collections
+import json
+import math
 import re
 import types
 
 import numpy as np
 import pytest
+import small_fit
 import small_programs
 import tensorflow as tf
 from graphs import multiply_adds
@@ -29,17 +32,19 @@ def build(name, backend="in_graph", num_replicas=2, *, wrap=lambda repl: repl, *
 def losses_of(program, num_steps=2):
     losses = [program.run() for _ in range(num_steps)]
     assert np.isfinite(losses).all()
-    assert all(check.is_passed for check in program.sanity()), program.sanity()
+    small_programs.sane(program)
     return losses
 
 
-def is_unchanged(program, before):
+def changed(program, before):
+    """Parts of a program that training has changed."""
     after = program.trained_values()
-    return before.keys() == after.keys() and all(
-        np.array_equal(one, other)
+    assert before.keys() == after.keys()
+    return [
+        key
         for key, values in before.items()
-        for one, other in zip(values, after[key], strict=True)
-    )
+        if not all(map(np.array_equal, values, after[key]))
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
@@ -112,7 +117,7 @@ def test_the_input_control_reads_batches_and_trains_nothing(name, backend, data)
 
     assert [0.0, 0.0] == losses
     assert 4 == program._inputs.num_steps
-    assert is_unchanged(program, before)
+    assert [] == changed(program, before)
     assert "not checked: this control reads batches and runs no step" == check.detail
     assert () == control.evaluate() == control.losses_of_replicas()
     if name == "d4pg":
@@ -135,7 +140,7 @@ def test_the_control_without_updates_sums_and_changes_no_weight(name):
     plain.run()
 
     assert before
-    assert is_unchanged(program, before)
+    assert [] == changed(program, before)
     assert bytes_of(plain) == bytes_of(program) > 0
 
 
@@ -239,36 +244,29 @@ def test_nobody_else_writes_the_variables_of_a_program(name, dispatches):
     assert found[0][1]
 
 
-DIGITS, SEQUENCES = {"data": "digits"}, {"sequence_length": 64}
+# Of a workload, or of a model of one's own, values in JSON, and what is said of them.
+REFUSED = r"""
+resnet50 data="digits" num_classes=3 -> has 10 classes, but the network has 3: set
+resnet50 per_replica_batch_size=0 -> per_replica_batch_size 0 must be at least 1
+transformer per_replica_batch_size=5 -> 5 counts .* of option sequence_length=2: .* 2$
+transformer num_microbatches=3 -> sequence_length=2 times num_microbatches=3: use .* 6$
+keras_fit model="FILE:tiny" -> no function 'tiny'; it has small, not_co
+keras_fit model="FILE:not_compiled" -> Sequential, which is not a comp
+keras_fit model="FILE:of_larger_images" -> 64, 64, 3\), but images are \(32, 32, 3\)
+own model="small_fit:not_compiled" -> not a compiled model; call model\.comp
+own data="small_fit:not_compiled" -> Sequential, which is not a tf\.data\.Data
+own data="small_fit:inputs_only" -> its elements have to be pairs
+own jit="compute" -> takes a whole step or nothing; use jit 'off'
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "options", "message"),
-    [
-        ("resnet50", 0, DIGITS, r"per_replica_batch_size 0 must be at least 1"),
-        (
-            "resnet50",
-            4,
-            {**DIGITS, "num_classes": 3},
-            r"has 10 classes, but the network has 3: set",
-        ),
-        (
-            "transformer",
-            65,
-            SEQUENCES,
-            r"size 65 counts tokens, .* of option sequence_length=64: .* 64$",
-        ),
-        (
-            "transformer",
-            512,
-            {**SEQUENCES, "num_microbatches": 3},
-            r"=64 times num_microbatches=3: use .* 192$",
-        ),
-    ],
-)
-def test_what_cannot_be_built_is_one_clear_line(name, size, options, message):
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_what_cannot_be_built_is_one_clear_line(row):
+    given, _, message = row.replace("FILE", small_fit.__file__).partition(" -> ")
+    name, *words = given.split()
+    options = {k: json.loads(v) for k, _, v in (word.partition("=") for word in words)}
     with pytest.raises(ValueError, match=message) as raised:
-        build(name, "single", 1, per_replica_batch_size=size, **options)
+        build_small(name, **options)
     assert "\n" not in str(raised.value)
 
 
@@ -287,6 +285,47 @@ def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
 
     assert ["float32", "bfloat16"] == [program.compute_dtype for program in built]
     assert [2, 2] == [program.per_replica_batch_size for program in built]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sngan", {"data": "digits", "batch_norm": "cross_replica"}),
+        ("transformer", {"dropout": 0.5, "learning_rate_factor": 0.0}),
+    ],
+)
+def test_replicas_draw_different_values_in_every_step_and_stay_equal(name, options):
+    program, found = build(name, per_replica_batch_size=8, **options), set()
+    for _ in range(2):
+        program.run()
+        found |= set(program.losses_of_replicas())
+
+    assert 4 == len(found)
+    program._repl.assert_in_sync()
+    assert [] == program._repl.local_state()
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("name", "num_steps", "num_parameters", "loss"),
+    [
+        ("resnet50", 3, 25_557_032, pytest.approx(math.log(1000), abs=0.7)),
+        ("sngan", 1, 72_038_788, pytest.approx(2.0, abs=0.5)),
+    ],
+)
+def test_the_paper_preset_takes_steps_at_full_size(
+    name, num_steps, num_parameters, loss
+):
+    program = small_programs.build_whole(
+        name, preset="paper", per_replica_batch_size=2, seed=0
+    )
+    before = program.trained_values()
+    losses = [program.run() for _ in range(num_steps)]
+
+    assert num_parameters == program.num_parameters
+    assert loss == losses[0]
+    assert sorted(losses, reverse=True) == losses
+    assert [*before] == changed(program, before)
 
 
 # What computes the gradients of a step, and what it takes of a batch and of latents.

@@ -17,8 +17,8 @@ from case_cluster import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import catalog, quality
-from workloads.quality import Moments, inception_score, kid
+from workloads import catalog, metrics
+from workloads.metrics import Moments, inception_score, kid
 
 FOLDER = pathlib.Path(__file__).with_name("metrics")
 goldens = load(FOLDER.parent / "write_goldens.py")
@@ -30,7 +30,7 @@ METRIC = catalog.WORKLOADS["resnet50"].metrics[0]
 def test_intervals_are_scipys():
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    metric = quality.mean(METRIC, values)
+    metric = metrics.mean(METRIC, values)
 
     assert (metric.value, metric.num_examples) == (4.0, 4)
     assert tuple(reference) == pytest.approx((metric.low, metric.high))
@@ -38,9 +38,9 @@ def test_intervals_are_scipys():
 
 def test_values_that_are_alike_in_groups_have_the_interval_of_groups():
     of_groups = [1.0, 2.0, 4.0, 9.0]
-    expected = quality.mean(METRIC, of_groups)
+    expected = metrics.mean(METRIC, of_groups)
 
-    found = quality.mean(METRIC, np.repeat(of_groups, 3), np.repeat([7, 3, 5, 1], 3))
+    found = metrics.mean(METRIC, np.repeat(of_groups, 3), np.repeat([7, 3, 5, 1], 3))
 
     assert (expected.value, 4) == (found.value, found.num_examples)
     assert (expected.low, expected.high) == pytest.approx((found.low, found.high))
@@ -50,7 +50,7 @@ def test_values_that_are_alike_in_groups_have_the_interval_of_groups():
 def test_a_large_group_counts_for_more():
     """The mean is that of all values; its interval by hand, as a ratio of two sums."""
     values, groups = np.array([1.0, 1.0, 1.0, 5.0, 6.0]), np.array([0, 0, 0, 1, 2])
-    found = quality.mean(METRIC, values, groups)
+    found = metrics.mean(METRIC, values, groups)
     # Sums less the mean times the size: -5.4, 2.2, 3.2; n = 3 groups of 5 values.
     error = np.sqrt((5.4**2 + 2.2**2 + 3.2**2) * 3 / 2) / 5
 
@@ -63,8 +63,8 @@ def test_examples_of_all_batches_count():
     itself = dataclasses.replace(METRIC, name="itself", of=lambda x: x)
     batches = [(np.array([1.0, 2.0]),), (np.array([6.0]),)]
 
-    share, mean = quality.example_metrics([is_even, itself], batches)
-    counted = quality.counted(METRIC, 2.5, num_examples=7)
+    share, mean = metrics.example_metrics([is_even, itself], batches)
+    counted = metrics.counted(METRIC, 2.5, num_examples=7)
 
     assert (share.name, share.value, share.method) == ("even", 2 / 3, WILSON)
     # (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with n = 3
@@ -89,9 +89,7 @@ def rng():
 )
 def test_moments_are_numpys_whatever_the_mean_and_the_chunks(size, chunk, mean, seed):
     offsets = np.random.default_rng(seed).integers(-5, 6, (size, 4)).astype(float)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "_CHUNK_SIZE", chunk)
-        found = Moments.of(offsets + mean)
+    found = Moments.of(offsets + mean, chunk_size=chunk)
 
     np.testing.assert_allclose(found.mean, offsets.mean(axis=0) + mean, rtol=1e-12)
     expected = np.cov(offsets, rowvar=False)
@@ -122,8 +120,8 @@ def test_rotated_diagonal_gaussians_have_their_closed_form(rng):
 
         one = Moments(mean=means[0], covariance=(axes * first) @ axes.T)
         other = Moments(mean=means[1], covariance=(axes * second) @ axes.T)
-        assert pytest.approx(expected, rel=rel) == quality.distance(one, other)
-        assert pytest.approx(0.0, abs=1e-10) == quality.distance(one, one)
+        assert pytest.approx(expected, rel=rel) == one.distance(other)
+        assert pytest.approx(0.0, abs=1e-10) == one.distance(one)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +139,7 @@ def test_scores_are_the_published_ones(source, rel):
     golden = GOLDENS[source]
     for case in ("gaussian", "rectified", "fewer_examples_than_features"):
         first, second = goldens.features(case)
-        value = quality.fid(first, Moments.of(second)).value
+        value = metrics.fid(first, Moments.of(second)).value
         assert pytest.approx(golden["fid"][case], rel=rel) == value
         if case != "fewer_examples_than_features":
             value = kid(first, second).value
@@ -169,13 +167,13 @@ def test_intervals_of_the_fid_cover():
     mean = np.full(num_features, 0.1)
     reference = Moments(mean=np.zeros(num_features), covariance=real)
     drawn = Moments(mean=mean, covariance=mixing @ mixing.T)
-    truth = quality.distance(drawn, reference)
+    truth = drawn.distance(reference)
 
     draws = [
         random.normal(size=(200, num_features)) @ mixing.T + mean
         for _ in range(num_draws)
     ]
-    scores = [quality.fid(draw, reference) for draw in draws]
+    scores = [metrics.fid(draw, reference) for draw in draws]
     values = np.array([score.value for score in scores])
 
     centre, spread = values.mean(), values.std()
@@ -187,10 +185,10 @@ def test_intervals_of_the_fid_cover():
 
 
 def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng):
-    score = quality.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
+    score = metrics.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
     # Equal images have covariance zero: |m - m_r|^2 + tr S_r.
     real = Moments(mean=np.zeros(3), covariance=np.eye(3))
-    collapsed = quality.fid(np.ones((10, 3)), real)
+    collapsed = metrics.fid(np.ones((10, 3)), real)
 
     assert math.isnan(score.low)
     assert math.isnan(score.high)
@@ -248,15 +246,15 @@ def test_the_ends_of_the_scale():
 
 # Calls, and what is said of them; x and y have 4 and 3 features.
 REFUSED = r"""
-quality.mean(METRIC, [1.0]) -> 1 value\(s\) of 'top_1': an interval
-quality.mean(METRIC, [1] * 5, [0] * 5) -> got 1 group\(s\) of 'top_1': an interval
+metrics.mean(METRIC, [1.0]) -> 1 value\(s\) of 'top_1': an interval
+metrics.mean(METRIC, [1] * 5, [0] * 5) -> got 1 group\(s\) of 'top_1': an interval
 metric(name="Top 1") -> 'Top 1' is a column and an option: use small letters
 metric(tolerance=5.0) -> 'top_1' has tolerance=5.0: use a ratio between 0 and 1
 Moments.of(np.zeros((3, 2, 2))) -> \(3, 2, 2\) must be \[examples, fea
 Moments.of(np.zeros((0, 2))) -> at least one of each
 Moments.of([[1.0], [np.nan], [np.inf]]) -> 2 of 3 examples are not fin
 Moments.of([[1.0, 2.0]]) -> at least 2 examples, but Moments
-quality.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
+metrics.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
 Moments(mean=0, covariance=np.diag([-1, 1])).root -> eigenvalue -1\.0: .*was it made
 kid(x, y) -> length 4 and 3 cannot be compared
 kid(x[:2], x) -> 2 generated and 23 real .* at least 3

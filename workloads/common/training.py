@@ -1,4 +1,4 @@
-"""What training steps share: compilation, layouts, batch norm, LARS and precision."""
+"""What training steps share: compilation, layouts, batch norm and precision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads import quality
 from workloads.data.images import Images
+from workloads.metrics import quality
 from workloads.spec import JIT_COMPUTE
 
 if TYPE_CHECKING:
@@ -164,75 +164,6 @@ def flops_of(products: Sequence[int]) -> int:
     return 2 * (3 * sum(products) - products[0])
 
 
-_VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
-
-
-@keras.saving.register_keras_serializable(package="replicator_harness")
-class LARS(keras.optimizers.Optimizer):
-    """Momentum whose rate is scaled, per variable, by the ratio of two norms.
-
-    For a kernel w with gradient g, learning rate r and weight decay d:
-
-        ratio = trust * |w| / (|g| + d |w|)      (1 where a norm is zero)
-        v <- momentum * v + ratio * r * (g + d w)
-        w <- w - v
-
-    Biases and batch-norm parameters (rank 1) have ratio 1 and no decay, as in Google's
-    reference for TPUs. The rate is part of v, so a change of it needs no correction.
-    """
-
-    def __init__(
-        self,
-        learning_rate: Any = 1.0,
-        *,
-        momentum: float = 0.9,
-        decay: float = 1e-4,
-        trust: float = 1e-3,
-        name: str = "lars",
-        **options: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name, **options)
-        self.momentum = momentum
-        self.decay = decay
-        self.trust = trust
-        self._velocities: list[Any] = []
-
-    def build(self, variables: Any) -> None:
-        if self.built:
-            return
-        super().build(variables)
-        self._velocities = [
-            self.add_variable_from_reference(variable, name="velocity")
-            for variable in variables
-        ]
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        rate = tf.cast(learning_rate, variable.dtype)
-        gradient = tf.cast(gradient, variable.dtype)
-        velocity = self._velocities[self._get_variable_index(variable)]
-        if len(variable.shape) > _VECTOR:
-            weights = tf.convert_to_tensor(variable)
-            of_weights, of_gradient = tf.norm(weights), tf.norm(gradient)
-            ratio = tf.where(
-                (of_weights > 0) & (of_gradient > 0),
-                self.trust * of_weights / (of_gradient + self.decay * of_weights),
-                tf.ones_like(of_weights),
-            )
-            rate = rate * ratio
-            gradient = gradient + self.decay * weights
-        moved = self.momentum * tf.convert_to_tensor(velocity) + rate * gradient
-        self.assign(velocity, moved)
-        self.assign_sub(variable, moved)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "momentum": self.momentum,
-            "decay": self.decay,
-            "trust": self.trust,
-        }
-
-
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate by the number of updates; a dataclass, whose fields configure."""
 
@@ -241,44 +172,20 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields}
 
 
-# Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
-_LARS_RATES = (
-    (16_384, 10.0, 5),
-    (32_768, 25.0, 5),
-    (65_536, 32.0, 14),
-    (math.inf, 35.6, 40),
-)
-
-
-@keras.saving.register_keras_serializable(package="replicator_harness")
-@dataclasses.dataclass(kw_only=True, eq=False)
-class PolynomialSchedule(Schedule):
-    """Google's schedule of LARS for TPUs: rises linearly, falls quadratically.
-
-    Its highest rate and warmup follow from the global batch: do not scale it again.
-    """
-
-    global_batch_size: int
-    num_train_examples: int
-    num_epochs: float
-
-    def __post_init__(self) -> None:
-        self.target, num_warmup_epochs = next(
-            rates for below, *rates in _LARS_RATES if self.global_batch_size < below
-        )
-        steps_per_epoch = self.num_train_examples / self.global_batch_size
-        self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
-        self.num_steps = max(
-            math.ceil(self.num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
-        )
-
-    def __call__(self, step: Any) -> Any:
-        step = tf.cast(step, tf.float32)
-        rising = step / self.lr_warmup_steps
-        past = step - self.lr_warmup_steps
-        left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
-        falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
-        return self.target * tf.where(past < 0, rising, falling)
+def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields variables with their paths: attributes that lead there, and a name."""
+    inside: set[int] = set()
+    for name, value in vars(layer).items():
+        named = {f"{path}.{name}": value}
+        if isinstance(value, (list, tuple)):
+            named = {f"{path}.{name}.{k}": each for k, each in enumerate(value)}
+        for prefix, each in named.items():
+            if isinstance(each, keras.layers.Layer) and not name.startswith("_"):
+                inside |= {id(variable) for variable in each.variables}
+                yield from variables_of(each, prefix)
+    for variable in layer.variables:
+        if id(variable) not in inside:
+            yield f"{path}.{variable.name}", variable.numpy()
 
 
 # TF32 keeps 10 bits of mantissa in float32 products and convolutions on GPUs. It is on

@@ -108,17 +108,6 @@ class ActorSettings:
     max_restarts: int = 10  # Total replacements of actors before the pool fails.
 
 
-def noise_deviation(config: D4PGConfig, stream_id: int, num_streams: int) -> float:
-    """Returns the deviation of one environment's noise (Tassa et al. 2018).
-
-    Evenly spaced in the logarithm; a single environment has the geometric mean.
-    """
-    low, high = config.noise_low, config.noise_high
-    if num_streams == 1:
-        return float((low * high) ** 0.5)
-    return float(low * (high / low) ** (stream_id / (num_streams - 1)))
-
-
 class Actor:
     """Steps several environments in turn with one policy."""
 
@@ -149,7 +138,7 @@ class Actor:
         self._writers = [streams.writer(k) for k in self._stream_ids]
         spec = self._environments[0].spec
         total = streams.share.num_streams
-        deviations = [[noise_deviation(config, k, total)] for k in self._stream_ids]
+        deviations = [[config.noise_deviation(k, total)] for k in self._stream_ids]
         self._noise = np.array(deviations, np.float32)
         shape = spec.seen_shape(config.num_stacked_frames)
         self._seen = np.zeros((count, *shape), spec.observation_dtype)

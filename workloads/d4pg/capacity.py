@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import pathlib
 from typing import TYPE_CHECKING
 
 from workloads.spec import SYNTHETIC
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 _MARGIN = 16
 _MARGIN_SHARE = 50  # one record in this many
+_GB = 1_000_000_000
+_SUM_BYTES, _OWNER_BYTES = 8, 8
 
 
 def margin(steps_per_stream: int) -> int:
@@ -37,29 +38,71 @@ class Share:
     steps_per_stream: int  # Records that one ring holds.
     min_size: int  # Environment steps before its first batch.
 
+    @classmethod
+    def of(
+        cls, config: D4PGConfig, pipeline_id: int = 0, num_pipelines: int = 1
+    ) -> Share:
+        """Returns the share of one pipeline; shares are as equal as possible."""
+        until = config.num_actors * (pipeline_id + 1) // num_pipelines
+        num_actors = max(until - config.num_actors * pipeline_id // num_pipelines, 1)
+        num_streams = num_actors * config.environments_per_actor
+        capacity = math.ceil(config.replay_capacity / num_pipelines)
+        return cls(
+            num_actors=num_actors,
+            num_streams=num_streams,
+            steps_per_stream=math.ceil(capacity / num_streams),
+            min_size=math.ceil(config.min_replay_size / num_pipelines),
+        )
+
     def streams_of(self, actor_id: int) -> range:
         """Returns the streams of one actor, one per environment."""
         count = self.num_streams // self.num_actors
         return range(actor_id * count, (actor_id + 1) * count)
 
+    def num_bytes(self, environment: EnvironmentSpec, *, is_prioritized: bool) -> int:
+        """Returns the bytes of a full replay: its records, and what priorities take."""
+        record = math.prod(environment.observation_shape)
+        record *= {"uint8": 1, "float32": 4}[environment.observation_dtype]
+        # Besides: action, reward, discount and two flags.
+        record += 4 * environment.action_size + 4 + 4 + 2
+        num_records = self.num_streams * self.steps_per_stream
+        total = num_records * record
+        if is_prioritized:
+            num_leaves = 1 << max(num_records - 1, 1).bit_length()
+            total += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
+        return total
 
-def share(config: D4PGConfig, pipeline_id: int = 0, num_pipelines: int = 1) -> Share:
-    """Returns the share of one pipeline; shares are as equal as possible."""
-    until = config.num_actors * (pipeline_id + 1) // num_pipelines
-    num_actors = max(until - config.num_actors * pipeline_id // num_pipelines, 1)
-    num_streams = num_actors * config.environments_per_actor
-    capacity = math.ceil(config.replay_capacity / num_pipelines)
-    return Share(
-        num_actors=num_actors,
-        num_streams=num_streams,
-        steps_per_stream=math.ceil(capacity / num_streams),
-        min_size=math.ceil(config.min_replay_size / num_pipelines),
-    )
+    def check_memory(
+        self,
+        config: D4PGConfig,
+        environment: EnvironmentSpec,
+        available: int | None = None,
+    ) -> None:
+        """Raises unless a full replay fits into the memory, by default this machine's.
+
+        The rings are anonymous shared memory: they are limited by the memory of the
+        machine and of a container, not by the size of ``/dev/shm``. Their pages are
+        allocated when written, so a replay that does not fit kills a trial late.
+        """
+        is_prioritized = config.replay == "prioritized"
+        needed = self.num_bytes(environment, is_prioritized=is_prioritized)
+        available = available_bytes() if available is None else available
+        if needed <= available:
+            return
+        fitting = math.floor(config.replay_capacity * available / needed)
+        # Slightly less, with two digits: other processes need memory, too.
+        fitting = round(fitting * 9 // 10, 2 - len(str(fitting)))
+        raise ValueError(
+            f"option replay_capacity={config.replay_capacity!r} needs "
+            f"{_in_words(needed)} of memory for observations={config.observations!r}, "
+            f"but {_in_words(available)} are available here: use less, such as "
+            f"replay_capacity={fitting}, or another machine"
+        )
 
 
 def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
     """Raises unless the rings of each pipeline's replay are large enough."""
-    shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
+    shares = [Share.of(config, k, num_pipelines) for k in range(num_pipelines)]
     # Capacities are equal, so the pipeline with most environments has the least each.
     most = max(shares, key=lambda one: one.num_streams)
     among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
@@ -105,31 +148,7 @@ def _round_up(value: float) -> float:
     return round(math.ceil(value * 10**digits) / 10**digits, max(digits, 0))
 
 
-# The rings are anonymous shared memory: they are limited by the memory of the machine
-# and of a container, not by the size of ``/dev/shm``. Their pages are allocated when
-# written, so a replay that does not fit kills a trial late.
-
-_GB = 1_000_000_000
-_SUM_BYTES, _OWNER_BYTES = 8, 8
-
-
-def replay_bytes(
-    share: Share, environment: EnvironmentSpec, *, is_prioritized: bool
-) -> int:
-    """Returns the bytes of a full replay: its records, and what priorities take."""
-    record = math.prod(environment.observation_shape)
-    record *= {"uint8": 1, "float32": 4}[environment.observation_dtype]
-    # Besides: action, reward, discount and two flags.
-    record += 4 * environment.action_size + 4 + 4 + 2
-    num_records = share.num_streams * share.steps_per_stream
-    num_bytes = num_records * record
-    if is_prioritized:
-        num_leaves = 1 << max(num_records - 1, 1).bit_length()
-        num_bytes += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
-    return num_bytes
-
-
-def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
+def available_bytes() -> int:
     """Returns the memory that is still available, as the kernel estimates it."""
     import shutil  # the planner needs none of these
     import tempfile
@@ -138,29 +157,7 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
 
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
-    return cgroups.free_memory(root)
-
-
-def check_memory(
-    config: D4PGConfig,
-    share: Share,
-    environment: EnvironmentSpec,
-    available: int | None = None,
-) -> None:
-    is_prioritized = config.replay == "prioritized"
-    needed = replay_bytes(share, environment, is_prioritized=is_prioritized)
-    available = available_bytes() if available is None else available
-    if needed <= available:
-        return
-    fitting = math.floor(config.replay_capacity * available / needed)
-    # Slightly less, with two digits: other processes need memory, too.
-    fitting = round(fitting * 9 // 10, 2 - len(str(fitting)))
-    raise ValueError(
-        f"option replay_capacity={config.replay_capacity!r} needs "
-        f"{_in_words(needed)} of memory for observations={config.observations!r}, "
-        f"but {_in_words(available)} are available here: use less, such as "
-        f"replay_capacity={fitting}, or another machine"
-    )
+    return cgroups.free_memory()
 
 
 def check(
@@ -185,7 +182,7 @@ def check(
             "of dm-control and mujoco"
         ) from error
     client.close()
-    check_memory(config, share(config), client.spec)
+    Share.of(config).check_memory(config, client.spec)
 
 
 def _in_words(num_bytes: int) -> str:

@@ -207,7 +207,12 @@ class EnvironmentSpec:
 
 
 class Environment:
-    """A task of the Control Suite (Tassa et al. 2018) with canonical actions."""
+    """A task of the Control Suite (Tassa et al. 2018) with canonical actions.
+
+    ``name`` is ``domain:task``, as ``cartpole:swingup``; ``seed`` is of initial states.
+    With ``can_render`` states are seen, and pictures can be taken. Errors of physics,
+    and values that are not finite, are a ``BrokenEpisodeError``.
+    """
 
     spec: EnvironmentSpec  # Shapes of observations and actions.
     observation: np.ndarray  # The last one.

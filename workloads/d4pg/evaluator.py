@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads import ONE_THREAD, child_environment, quality
+from workloads import ONE_THREAD, child_environment
+from workloads.metrics import quality
 
 from .actor import Policy
 from .control import MAX_CONTROL_STEPS, BrokenEpisodeError, Environment, EnvironmentSpec
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from .study import D4PGConfig
 
-_END_SEC = 5.0
 _STDERR = 2
 _COLOURS = 0xF8  # 32 of each channel take half the space of 256
 _BLEND_OVER = 1
@@ -43,7 +43,7 @@ _MOST_ENVIRONMENTS = 10
 _MOST_BROKEN = 10
 _FILM_SIZE = (96, 128)
 _MOST_FRAMES = 40
-_FRAME_TIME_SEC = 0.1
+_FRAME_TIME_MS = 100
 # Distinct from the seeds of actors, which are derived from that of the trial.
 _SEED_OFFSET = 10_000_019
 
@@ -52,6 +52,7 @@ class EvaluatorClient:
     """Plays episodes of one environment in a separate process."""
 
     spec: EnvironmentSpec  # Shapes of the environment's observations and actions.
+    end_sec = 5.0  # So long an episode may go on that is played when it is closed.
 
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, is_quiet: bool = False
@@ -98,7 +99,7 @@ class EvaluatorClient:
     def close(self) -> None:
         self._connection.close()
         try:
-            self._process.wait(timeout=_END_SEC)
+            self._process.wait(timeout=self.end_sec)
         except subprocess.TimeoutExpired:  # in the middle of an episode
             self._process.kill()
             self._process.wait()
@@ -160,7 +161,7 @@ class Evaluator:
                     frames.append(environment.render(*_FILM_SIZE))
                 if environment.is_over:
                     break
-        return encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
+        return _encode(np.stack(frames))
 
     def _begun(self, index: int) -> Environment:
         environment = self._make(seed=self._seed + index)
@@ -181,7 +182,7 @@ class Evaluator:
             environment.reset()
 
 
-def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
+def _encode(frames: np.ndarray) -> bytes:
     """Returns animated PNG; later frames are transparent where nothing changed."""
     from PIL import Image  # comes with matplotlib
 
@@ -195,7 +196,7 @@ def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
         "PNG",
         save_all=True,
         append_images=others,
-        duration=1000 * frame_time_sec,
+        duration=_FRAME_TIME_MS,
         loop=0,
         blend=_BLEND_OVER,
         compress_level=9,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from . import capacity
 from .actor import ActorSettings
+from .capacity import Share, check_rings
 from .control import FRAME_SIZE, EnvironmentSpec
 from .pool import ActorPool, RayActorPool
 from .replay import make_replay
@@ -34,16 +34,12 @@ class Experience:
 
     pool: ActorPool | RayActorPool
 
-    def __init__(
-        self,
-        training: Training,
-        context: replicator.InputContext,
-    ) -> None:
+    def __init__(self, training: Training, context: replicator.InputContext) -> None:
         config, environment = training.config, training.environment
         num_pipelines = context.num_input_pipelines
-        capacity.check_rings(config, num_pipelines=num_pipelines)
-        share = capacity.share(config, context.input_pipeline_id, num_pipelines)
-        capacity.check_memory(config, share, environment)
+        check_rings(config, num_pipelines=num_pipelines)
+        share = Share.of(config, context.input_pipeline_id, num_pipelines)
+        share.check_memory(config, environment)
         seed = training.seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
         self._environment, self._num_frames = environment, config.num_stacked_frames
         self.error: BaseException | None = None
@@ -57,11 +53,7 @@ class Experience:
             seed=seed,
             on_wait=lambda: self.pool.check(),  # noqa: PLW0108 - made below
         )
-        settings = ActorSettings(
-            name=training.data,
-            config=config,
-            seed=seed,
-        )
+        settings = ActorSettings(name=training.data, config=config, seed=seed)
         kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]
         self.pool = kind(settings, self._streams, self.weights)
 

@@ -164,17 +164,19 @@ def training_flops(
     return 2 * (target + learning + improving)
 
 
-# Logits and targets are [examples, num_atoms], actions [examples, action_size], the
-# other arguments [examples]; all are float32.
-
-
 def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Returns the cross-entropy from target to predicted distributions of returns."""
+    """Returns the cross-entropy from target to predicted distributions of returns.
+
+    Of logits and probabilities [examples, num_atoms] float32, for each example.
+    """
     return tf.nn.softmax_cross_entropy_with_logits(tf.stop_gradient(target), logits)
 
 
 def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Returns KL(target || prediction), the priority of replay: 0 if perfect."""
+    """Returns KL(target || prediction), the priority of replay: 0 if perfect.
+
+    Shapes are those of ``critic_loss``.
+    """
     entropy = -tf.reduce_sum(tf.math.xlogy(target, target), axis=1)
     return tf.maximum(critic_loss(logits, target) - entropy, 0.0)
 
@@ -186,7 +188,8 @@ def policy_loss(
 
     The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
     Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
-    is first clipped, per example.
+    is first clipped, per example, unless ``clip_norm`` is 0. Both tensors are
+    [examples, action_size] float32, the losses [examples].
     """
     if clip_norm:
         value_gradient = tf.clip_by_norm(value_gradient, clip_norm, axes=1)
@@ -198,17 +201,8 @@ def policy_loss(
 # Bellman backup moves the atoms, and their probabilities are projected back onto the
 # original ones: equation 7.
 
-RIM = 1e-3
-"""How far beyond the last atom a return does not count as clipped, in spacings."""
-
-
-def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
-    """Returns evenly spaced returns, [num_atoms] float32."""
-    return np.linspace(low, high, num_atoms, dtype=np.float32)
-
-
-def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
-    return tf.linalg.matvec(tf.nn.softmax(logits), atoms)
+# How far beyond the last atom a return does not count as clipped, in spacings.
+_RIM = 1e-3
 
 
 def backup(
@@ -223,6 +217,10 @@ def backup(
     distributed linearly to its two neighbours (equation 7):
 
         target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
+
+    Rewards and discounts are [examples], probabilities [examples, num_atoms], the
+    evenly spaced atoms [num_atoms], all float32. The second result, [examples], is the
+    probability that was clipped.
     """
     num_atoms = atoms.shape[0]
     spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
@@ -231,7 +229,7 @@ def backup(
     places = (returns - atoms[0]) / spacing
     last = tf.cast(num_atoms - 1, tf.float32)
     # Rounding can put an atom at the end slightly outside; that is not clipping.
-    is_outside = (places < -RIM) | (places > last + RIM)
+    is_outside = (places < -_RIM) | (places > last + _RIM)
     clipped = tf.reduce_sum(
         tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1
     )
@@ -253,7 +251,11 @@ def backup(
 
 
 class Learner:
-    """Networks, their target copies, optimizers and the step."""
+    """Networks, their target copies, optimizers and the step.
+
+    ``learn(inputs)`` runs a step on an iterator of batches of ``make_replay``.
+    ``torso`` (None of states), ``policy`` and ``critic`` are Keras models.
+    """
 
     def __init__(
         self,
@@ -266,9 +268,8 @@ class Learner:
         self.config = config
         self._repl = repl
         self.num_steps = 0
-        self._atoms = make_atoms(
-            config.lowest_return, config.highest_return, config.num_atoms
-        )
+        ends = config.lowest_return, config.highest_return
+        self._atoms = np.linspace(*ends, config.num_atoms, dtype=np.float32)
         self.differentiate = compiled(self.loss_and_gradients, config.jit)
         with repl.context():
             self.torso, self.policy, self.critic = make_networks(
@@ -398,7 +399,8 @@ class Learner:
             action = self.policy(features)
             with tf.GradientTape(watch_accessed_variables=False) as of_value:
                 of_value.watch(action)
-                values = expectation(self.critic([features, action]), atoms)
+                logits = self.critic([features, action])
+                values = tf.linalg.matvec(tf.nn.softmax(logits), atoms)
             with tape.stop_recording():
                 gradient = of_value.gradient(values, action)
             losses = policy_loss(action, gradient, clip_norm=clip_norm)

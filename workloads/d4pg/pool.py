@@ -128,7 +128,11 @@ _BAD_INPUT = 2
 
 
 class ActorPool(BasePool):
-    """Actors in separate processes of one thread, on the cores of this one."""
+    """Actors in separate processes of one thread, on the cores of this one.
+
+    They start with the pool, write into ``streams`` and act by ``weights``, at random
+    without them. ``check`` raises an ``ActorError`` where they fail too often.
+    """
 
     def __init__(self, *args: Any) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -300,6 +304,8 @@ class Collector:
 
 
 class RayActorPool(BasePool):
+    """The same on a Ray cluster, that of ``RAY_ADDRESS`` or one of this machine."""
+
     where = " of the Ray cluster"
 
     def __init__(

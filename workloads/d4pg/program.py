@@ -8,15 +8,15 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 import replicator
 from replicator import catalog
-from workloads import quality
 from workloads.controls import ReusingReplicator
+from workloads.metrics import quality
 from workloads.program import StepProgram
 from workloads.spec import SYNTHETIC
 
@@ -51,7 +51,18 @@ class D4PGProgram(StepProgram):
         self._window = Window(self._now)
 
     def _input_mode(self) -> replicator.InputReplicationMode:
-        return input_mode(self._repl, self.training.data)
+        """Returns the number of actor pools and replays: one per learner process."""
+        modes, repl = replicator.InputReplicationMode, self._repl
+        data = self.training.data
+        if data == SYNTHETIC or repl.num_programs == repl.num_workers:
+            return modes.PER_WORKER
+        if "input_single" in catalog.entry_of(type(repl)).lacks:
+            raise ValueError(
+                f"data {data!r} needs actors beside each learner, but the workers of "
+                f"{type(repl).__name__} only serve TensorFlow: use --data synthetic "
+                "there, or a backend such as multi_worker"
+            )
+        return modes.SINGLE
 
     def _start(self, num_steps: int) -> Callable[[], float]:
         """Runs learner steps; the loss is the critic's, in nats."""
@@ -125,8 +136,20 @@ class D4PGProgram(StepProgram):
             "clipped": clipped,
             "policy_lag": sum(self._lags) / max(len(self._lags), 1),
         }
-        counts = self._gather(counted)
-        return describe(counts, global_batch_size=self.global_batch_size)
+        processes = self._gather(counted)
+        window_sec = max(process["window_sec"] for process in processes)
+        num_steps = int(processes[0]["num_learner_steps"])
+        if not num_steps or window_sec <= 0:
+            return ()
+        totals = added(processes)
+        totals["window_sec"], totals["num_learner_steps"] = window_sec, num_steps
+        totals["num_transitions"] = num_steps * self.global_batch_size
+        rates = ((metric, metric.of(totals)) for metric in OF_WINDOW if metric.of)
+        return tuple(
+            quality.counted(metric, value, num_examples=num_steps)
+            for metric, value in rates
+            if value is not None
+        )
 
     def num_environment_steps(self) -> int | None:
         if self.training.data == SYNTHETIC:
@@ -139,22 +162,6 @@ class D4PGProgram(StepProgram):
     def close(self) -> None:
         self.training.close()
         atexit.unregister(self.close)
-
-
-def input_mode(
-    repl: replicator.Replicator, data: str
-) -> replicator.InputReplicationMode:
-    """Returns the number of actor pools and replays: one per learner process."""
-    modes = replicator.InputReplicationMode
-    if data == SYNTHETIC or repl.num_programs == repl.num_workers:
-        return modes.PER_WORKER
-    if "input_single" in catalog.entry_of(type(repl)).lacks:
-        raise ValueError(
-            f"data {data!r} needs actors beside each learner, but the workers of "
-            f"{type(repl).__name__} only serve TensorFlow: use --data synthetic there, "
-            "or a backend such as multi_worker"
-        )
-    return modes.SINGLE
 
 
 def added(counted: Iterable[Mapping[str, float]]) -> Counts:
@@ -185,22 +192,3 @@ class Window:
         changes = added([self._before, self._read()])
         changes.subtract(self._start)
         return changes
-
-
-def describe(
-    processes: Sequence[Mapping[str, float]], *, global_batch_size: int
-) -> tuple[QualityMetric, ...]:
-    """Returns the figures of a trial from those of its processes."""
-    window_sec = max(process["window_sec"] for process in processes)
-    num_steps = int(processes[0]["num_learner_steps"])
-    if not num_steps or window_sec <= 0:
-        return ()
-    totals = added(processes)
-    totals["window_sec"], totals["num_learner_steps"] = window_sec, num_steps
-    totals["num_transitions"] = num_steps * global_batch_size
-    values = ((metric, metric.of(totals)) for metric in OF_WINDOW if metric.of)
-    return tuple(
-        quality.counted(metric, value, num_examples=num_steps)
-        for metric, value in values
-        if value is not None
-    )

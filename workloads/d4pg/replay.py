@@ -384,6 +384,10 @@ class PrioritizedReplay(Replay):
 
 
 def make_replay(streams: StepStreams, config: D4PGConfig, **options: Any) -> Replay:
-    """Returns the replay of a configuration."""
+    """Returns the replay of a configuration, uniform or prioritized.
+
+    ``options`` are ``min_size``, the records without which nothing is sampled,
+    ``seed``, and ``on_wait``, which is called while a sample waits for actors.
+    """
     kind = PrioritizedReplay if config.replay == "prioritized" else Replay
     return kind(streams, config, **options)

@@ -132,6 +132,16 @@ class D4PGConfig(spec.TrainingConfig):
         """Frames of an observation from pixels (Tassa et al. 2018); 1 for states."""
         return 3 if self.observations == "pixels" else 1
 
+    def noise_deviation(self, stream_id: int, num_streams: int) -> float:
+        """Returns the deviation of one environment's noise (Tassa et al. 2018).
+
+        Evenly spaced in the logarithm; a single environment has the geometric mean.
+        """
+        low, high = self.noise_low, self.noise_high
+        if num_streams == 1:
+            return float((low * high) ** 0.5)
+        return float(low * (high / low) ** (stream_id / (num_streams - 1)))
+
     @property
     def policy_layers(self) -> tuple[int, ...]:
         return _sizes("policy_sizes", self.policy_sizes)

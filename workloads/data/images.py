@@ -36,6 +36,71 @@ class Augmentation:
     # Fraction of height and width that evaluation keeps, centred.
     evaluation_crop: float = 1.0
 
+    def boxes(self, num_images: int, seed: tf.Tensor | None) -> tf.Tensor:
+        """Returns crops for ``tf.image.crop_and_resize``: uniform area and log-aspect.
+
+        Without a seed they are central.
+        """
+        if seed is None:
+            margin = (1.0 - self.evaluation_crop) / 2
+            box = [margin, margin, 1.0 - margin, 1.0 - margin]
+            return tf.tile(tf.constant([box]), [num_images, 1])
+        draws = tf.random.stateless_uniform([5, num_images], seed)
+        low, high = self.area_range
+        area = low + (high - low) * draws[0]
+        low, high = (math.log(aspect) for aspect in self.aspect_range)
+        root_aspect = tf.exp(0.5 * (low + (high - low) * draws[1]))
+        side = tf.sqrt(area)
+        height = tf.minimum(side / root_aspect, 1.0)
+        width = tf.minimum(side * root_aspect, 1.0)
+        y1 = draws[2] * (1.0 - height)
+        x1 = draws[3] * (1.0 - width)
+        x2 = x1 + width
+        if self.flips:
+            flips = draws[4] < 0.5  # noqa: PLR2004 - half of the images
+            x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
+        return tf.stack([y1, x1, y1 + height, x2], axis=1)
+
+    def crop(self, encoded: Any, seed: Any, encoding: str | None, size: int) -> Any:
+        """Decodes a crop of one large image, in [0, 255]; central without a seed."""
+        if encoding == "jpeg":
+            shape = tf.io.extract_jpeg_shape(encoded)
+        else:
+            whole = decoded(encoded, (None, None, 3))
+            shape = tf.shape(whole)
+        if seed is None:
+            shorter = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)
+            side = tf.cast(tf.round(shorter * self.evaluation_crop), tf.int32)
+            begin = (shape[:2] - side) // 2
+            window = tf.stack([begin[0], begin[1], side, side])
+        else:
+            begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+                shape,
+                bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+                seed=seed,
+                min_object_covered=0.0,
+                aspect_ratio_range=self.aspect_range,
+                area_range=self.area_range,
+                max_attempts=10,
+                use_image_if_no_bounding_boxes=True,
+            )
+            window = tf.concat([begin[:2], extent[:2]], axis=0)
+        if encoding == "jpeg":
+            image = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+        else:
+            image = tf.image.crop_to_bounding_box(whole, *tf.unstack(window))
+        resized = tf.image.resize(image, [size, size], method="bicubic")
+        image = tf.clip_by_value(resized, 0.0, 255.0)
+        if seed is not None and self.flips:
+            image = tf.image.stateless_random_flip_left_right(image, seed)
+        return image
+
+    def normalise(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns images in [0, 255] with zero mean and unit variance per channel."""
+        mean = 255.0 * tf.constant(self.mean)
+        stddev = 255.0 * tf.constant(self.stddev)
+        return (images - mean) / stddev
+
 
 # Scale and aspect-ratio augmentation of Goyal et al. 2017 (after Szegedy et al. 2015).
 IMAGENET = Augmentation(
@@ -64,7 +129,11 @@ _NUM_LEVELS = 256
 
 
 class Images:
-    """A data set of labelled images, or random ones."""
+    """A data set of labelled images, or random ones.
+
+    ``config`` has the settings of ``spec.ImageConfig``, and ``repl`` is what is fed, if
+    anything is. ``augmentation`` is by default that of the data.
+    """
 
     def __init__(
         self,
@@ -136,7 +205,7 @@ class Images:
         if batch["image"].dtype != tf.uint8:
             return batch
         pixels = tf.cast(batch["image"], tf.float32)
-        return {**batch, "image": self._normalise(pixels)}
+        return {**batch, "image": self.augmentation.normalise(pixels)}
 
     def _labelled(self, dataset: tf.data.Dataset, num_threads: int) -> tf.data.Dataset:
         """Returns examples whose labels are checked, int32."""
@@ -184,29 +253,21 @@ class Images:
             seed = None if stream is None else _seed(stream, index)
             size = self._config.image_size
             if is_small:
-                box = boxes(num_examples, self.augmentation, seed)
+                box = self.augmentation.boxes(num_examples, seed)
                 numbers = tf.range(tf.shape(part["image"])[0])
                 image = tf.image.crop_and_resize(
                     part["image"], box, numbers, [size] * 2
                 )
             else:
-                image = decoded_crop(
-                    part["image"], self.augmentation, seed, encoding, size
-                )
+                image = self.augmentation.crop(part["image"], seed, encoding, size)
             if is_sent_as_bytes:
                 return {**part, "image": tf.saturate_cast(tf.round(image), tf.uint8)}
-            return {**part, "image": self._normalise(image)}
+            return {**part, "image": self.augmentation.normalise(image)}
 
         if is_small:
             dataset = batched(_mapped(dataset, decode, num_threads))
         dataset = _mapped(dataset.enumerate(), crop, num_threads)
         return dataset if is_small else batched(dataset)
-
-    def _normalise(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns images in [0, 255] with zero mean and unit variance per channel."""
-        mean = 255.0 * tf.constant(self.augmentation.mean)
-        stddev = 255.0 * tf.constant(self.augmentation.stddev)
-        return (images - mean) / stddev
 
     def _random_batch(self, num_examples: int) -> dict[str, tf.Tensor]:
         size, num_classes = self._config.image_size, self._config.num_classes
@@ -224,72 +285,6 @@ def decoded(encoded: Any, shape: tuple[int | None, ...]) -> Any:
     """Decodes one whole image to [height, width, 3], uint8."""
     image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
     image.set_shape((*shape[:2], 3))
-    return image
-
-
-def boxes(
-    num_images: int, augmentation: Augmentation, seed: tf.Tensor | None
-) -> tf.Tensor:
-    """Returns crops for ``tf.image.crop_and_resize``: uniform area and log-aspect."""
-    if seed is None:
-        margin = (1.0 - augmentation.evaluation_crop) / 2
-        box = [margin, margin, 1.0 - margin, 1.0 - margin]
-        return tf.tile(tf.constant([box]), [num_images, 1])
-    draws = tf.random.stateless_uniform([5, num_images], seed)
-    low, high = augmentation.area_range
-    area = low + (high - low) * draws[0]
-    low, high = (math.log(aspect) for aspect in augmentation.aspect_range)
-    root_aspect = tf.exp(0.5 * (low + (high - low) * draws[1]))
-    side = tf.sqrt(area)
-    height = tf.minimum(side / root_aspect, 1.0)
-    width = tf.minimum(side * root_aspect, 1.0)
-    y1 = draws[2] * (1.0 - height)
-    x1 = draws[3] * (1.0 - width)
-    x2 = x1 + width
-    if augmentation.flips:
-        flips = draws[4] < 0.5  # noqa: PLR2004 - half of the images
-        x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
-    return tf.stack([y1, x1, y1 + height, x2], axis=1)
-
-
-def decoded_crop(
-    encoded: Any,
-    augmentation: Augmentation,
-    seed: tf.Tensor | None,
-    encoding: str | None,
-    image_size: int,
-) -> tf.Tensor:
-    """Decodes a crop of one large image, in [0, 255]; central without a seed."""
-    if encoding == "jpeg":
-        shape = tf.io.extract_jpeg_shape(encoded)
-    else:
-        whole = decoded(encoded, (None, None, 3))
-        shape = tf.shape(whole)
-    if seed is None:
-        shorter = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)
-        side = tf.cast(tf.round(shorter * augmentation.evaluation_crop), tf.int32)
-        begin = (shape[:2] - side) // 2
-        window = tf.stack([begin[0], begin[1], side, side])
-    else:
-        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            shape,
-            bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-            seed=seed,
-            min_object_covered=0.0,
-            aspect_ratio_range=augmentation.aspect_range,
-            area_range=augmentation.area_range,
-            max_attempts=10,
-            use_image_if_no_bounding_boxes=True,
-        )
-        window = tf.concat([begin[:2], size[:2]], axis=0)
-    if encoding == "jpeg":
-        image = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
-    else:
-        image = tf.image.crop_to_bounding_box(whole, *tf.unstack(window))
-    resized = tf.image.resize(image, [image_size, image_size], method="bicubic")
-    image = tf.clip_by_value(resized, 0.0, 255.0)
-    if seed is not None and augmentation.flips:
-        image = tf.image.stateless_random_flip_left_right(image, seed)
     return image
 
 

@@ -177,6 +177,12 @@ class PreparedSource(Examples):
 
 
 def open_source(name: str) -> Examples:
+    """Opens labelled images: ``digits``, a prepared TFDS data set, ``folder:PATH``.
+
+    Raises:
+      ValueError: There is no such set here, or it is something else; the message says
+        what to do.
+    """
     if name == names.DIGITS:
         return _open_digits()
     if name.startswith(names.PREFIX):

@@ -119,14 +119,11 @@ class FitLoop:
         self._turns.asked.put(False)
 
 
-# Of data without an end.
-STEPS_PER_EPOCH = 1000
-
-
 class KerasProgram(StepProgram):
     """``fit``, or a loop over ``repl.run``, on one replicator; see ``StepProgram``."""
 
     training: KerasTraining
+    steps_per_epoch = 1000  # of data without an end
     _loop: FitLoop | None = None
 
     def __init__(
@@ -152,7 +149,7 @@ class KerasProgram(StepProgram):
             # Of an element that is a tuple, map has unpacked it.
             return pipeline.map(lambda *b: pair_of(b[0] if len(b) == 1 else b))
 
-        steps_per_epoch = STEPS_PER_EPOCH
+        steps_per_epoch = self.steps_per_epoch
         if self.source is not None:
             count = self.source.num_train_examples // self.global_batch_size
             steps_per_epoch = max(1, count)

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from workloads import quality
-from workloads.quality import Moments
+from . import quality
 
 if TYPE_CHECKING:
     from workloads.spec import QualityMetric
@@ -110,17 +109,6 @@ _LOGITS = "logits"
 _PRODUCT = "softmax/logits/MatMul"
 
 
-def prepare(images: tf.Tensor) -> tf.Tensor:
-    """Resizes and scales images like the graph of 2015."""
-    resized = tf.raw_ops.ResizeBilinear(
-        images=tf.cast(images, tf.float32),
-        size=[IMAGE_SIZE, IMAGE_SIZE],
-        align_corners=False,
-        half_pixel_centers=False,
-    )
-    return (resized - 128.0) / 128.0
-
-
 def open_inception(path: str | pathlib.Path) -> FeatureExtractor:
     """Opens ``classify_image_graph_def.pb``, or TF-GAN's frozen copy of it.
 
@@ -163,7 +151,13 @@ def open_inception(path: str | pathlib.Path) -> FeatureExtractor:
     def forward(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if images.shape[-1] == 1:
             images = tf.repeat(images, 3, axis=-1)
-        pool, output = imported(prepare(images))
+        resized = tf.raw_ops.ResizeBilinear(  # as the graph does, and TensorFlow 1 did
+            images=tf.cast(images, tf.float32),
+            size=[IMAGE_SIZE, IMAGE_SIZE],
+            align_corners=False,
+            half_pixel_centers=False,
+        )
+        pool, output = imported((resized - 128.0) / 128.0)
         features = tf.reshape(pool, [-1, pool.shape[-1]])
         return features, output if last == _LOGITS else features @ output
 
@@ -219,7 +213,7 @@ class Evaluator:
         self._shape = reference.shape[1:]
         features, _ = extractor.extract(reference)
         self._reference = features[_order(len(features))]
-        self._moments = Moments.of(features)
+        self._moments = quality.Moments.of(features)
         digest = digest_arrays({"images": reference})
         self._described = (
             f"reference {reference_name}, n = {len(features)}, {digest[:_SHOWN_DIGITS]}"

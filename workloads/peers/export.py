@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 import replicator
 from workloads import catalog
+from workloads.common.training import variables_of
 from workloads.controls import MatchingReplicator
 from workloads.data import images, sources
 from workloads.peers.catalog import REFERENCE
@@ -86,22 +86,6 @@ def make(
         },
         arrays=arrays,
     )
-
-
-def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields variables with their paths: attributes that lead there, and a name."""
-    inside: set[int] = set()
-    for name, value in vars(layer).items():
-        named = {f"{path}.{name}": value}
-        if isinstance(value, (list, tuple)):
-            named = {f"{path}.{name}.{k}": each for k, each in enumerate(value)}
-        for prefix, each in named.items():
-            if isinstance(each, keras.layers.Layer) and not name.startswith("_"):
-                inside |= {id(variable) for variable in each.variables}
-                yield from variables_of(each, prefix)
-    for variable in layer.variables:
-        if id(variable) not in inside:
-            yield f"{path}.{variable.name}", variable.numpy()
 
 
 def _examples(source: sources.Examples) -> dict[str, np.ndarray]:

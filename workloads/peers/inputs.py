@@ -246,7 +246,7 @@ def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
 
 
 def goyal_rate(export: Export, step: int) -> float:
-    """Returns the learning rate of ResNet-50 (``workloads/resnet50/train.py``)."""
+    """Returns the learning rate of ResNet-50 (``workloads/resnet50/model.py``)."""
     settings, config = export.settings, export.config
     batch = settings["num_replicas"] * settings["per_replica_batch_size"]
     steps_per_epoch = settings["num_train_examples"] / batch

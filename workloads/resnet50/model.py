@@ -1,4 +1,4 @@
-"""ResNet-50, architecture only.
+"""ResNet-50: the network, its loss, learning rates, and LARS.
 
 Layers are Keras layers; batch normalization over a replica's own batch is fused. Keras'
 own layer computes batch statistics from single ops, which makes a training step of
@@ -9,6 +9,7 @@ nothing is inferred.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -237,3 +238,156 @@ def products(model: ResNet50, image_size: int) -> list[int]:
         if block.projection is not None:
             found.append(training_lib.products_of(block.projection, size))
     return [*found, training_lib.products_of(model.classifier)]
+
+
+REFERENCE_BATCH_SIZE = 256
+NUM_EPOCHS = 90
+DECAY_EPOCHS = (30, 60, 80)
+DECAY_FACTOR = 0.1
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+@dataclasses.dataclass(kw_only=True, eq=False)
+class GoyalSchedule(training_lib.Schedule):
+    """Linear scaling, gradual warmup, step decay (Goyal et al. 2017, section 5.1).
+
+    Above a global batch of 256 the rate ramps up from ``learning_rate_per_256``, not
+    from zero. It falls to a tenth after 3/9, 6/9 and 8/9 of the training.
+    """
+
+    global_batch_size: int
+    num_train_examples: int
+    learning_rate_per_256: float = 0.1
+    lr_warmup_epochs: float = 5.0
+    num_epochs: float = NUM_EPOCHS
+
+    def __post_init__(self) -> None:
+        batch_size = self.global_batch_size
+        self.target = self.learning_rate_per_256 * batch_size / REFERENCE_BATCH_SIZE
+        steps_per_epoch = self.num_train_examples / batch_size
+        self.lr_warmup_steps = 0
+        if batch_size > REFERENCE_BATCH_SIZE:
+            self.lr_warmup_steps = math.ceil(self.lr_warmup_epochs * steps_per_epoch)
+        self.decay_steps = tuple(
+            math.ceil(epoch * self.num_epochs / NUM_EPOCHS * steps_per_epoch)
+            for epoch in DECAY_EPOCHS
+        )
+
+    def __call__(self, step: Any) -> Any:
+        step = tf.cast(step, tf.float32)
+        # Two nodes: the number of decays so far, and their factor.
+        num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
+        rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
+        if not self.lr_warmup_steps:
+            return rate
+        progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
+        return rate - (1.0 - progress) * (self.target - self.learning_rate_per_256)
+
+
+# Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
+_LARS_RATES = (
+    (16_384, 10.0, 5),
+    (32_768, 25.0, 5),
+    (65_536, 32.0, 14),
+    (math.inf, 35.6, 40),
+)
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+@dataclasses.dataclass(kw_only=True, eq=False)
+class PolynomialSchedule(training_lib.Schedule):
+    """Google's schedule of LARS for TPUs: rises linearly, falls quadratically.
+
+    Its highest rate and warmup follow from the global batch: do not scale it again.
+    """
+
+    global_batch_size: int
+    num_train_examples: int
+    num_epochs: float
+
+    def __post_init__(self) -> None:
+        self.target, num_warmup_epochs = next(
+            rates for below, *rates in _LARS_RATES if self.global_batch_size < below
+        )
+        steps_per_epoch = self.num_train_examples / self.global_batch_size
+        self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
+        self.num_steps = max(
+            math.ceil(self.num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
+        )
+
+    def __call__(self, step: Any) -> Any:
+        step = tf.cast(step, tf.float32)
+        rising = step / self.lr_warmup_steps
+        past = step - self.lr_warmup_steps
+        left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
+        falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
+        return self.target * tf.where(past < 0, rising, falling)
+
+
+_VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class LARS(keras.optimizers.Optimizer):
+    """Momentum whose rate is scaled, per variable, by the ratio of two norms.
+
+    For a kernel w with gradient g, learning rate r and weight decay d:
+
+        ratio = trust * |w| / (|g| + d |w|)      (1 where a norm is zero)
+        v <- momentum * v + ratio * r * (g + d w)
+        w <- w - v
+
+    Biases and batch-norm parameters (rank 1) have ratio 1 and no decay, as in Google's
+    reference for TPUs. The rate is part of v, so a change of it needs no correction.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        *,
+        momentum: float = 0.9,
+        decay: float = 1e-4,
+        trust: float = 1e-3,
+        name: str = "lars",
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name, **options)
+        self.momentum = momentum
+        self.decay = decay
+        self.trust = trust
+        self._velocities: list[Any] = []
+
+    def build(self, variables: Any) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self._velocities = [
+            self.add_variable_from_reference(variable, name="velocity")
+            for variable in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        rate = tf.cast(learning_rate, variable.dtype)
+        gradient = tf.cast(gradient, variable.dtype)
+        velocity = self._velocities[self._get_variable_index(variable)]
+        if len(variable.shape) > _VECTOR:
+            weights = tf.convert_to_tensor(variable)
+            of_weights, of_gradient = tf.norm(weights), tf.norm(gradient)
+            ratio = tf.where(
+                (of_weights > 0) & (of_gradient > 0),
+                self.trust * of_weights / (of_gradient + self.decay * of_weights),
+                tf.ones_like(of_weights),
+            )
+            rate = rate * ratio
+            gradient = gradient + self.decay * weights
+        moved = self.momentum * tf.convert_to_tensor(velocity) + rate * gradient
+        self.assign(velocity, moved)
+        self.assign_sub(variable, moved)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "decay": self.decay,
+            "trust": self.trust,
+        }

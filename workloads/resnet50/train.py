@@ -7,8 +7,6 @@ The step is code for a single device. ``study.py`` attaches it to the harness.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -22,49 +20,7 @@ from . import study
 if TYPE_CHECKING:
     import replicator
 
-REFERENCE_BATCH_SIZE = 256
-NUM_EPOCHS = 90
-DECAY_EPOCHS = (30, 60, 80)
-DECAY_FACTOR = 0.1
 _NUM_IMAGENET_EXAMPLES = 1_281_167
-
-
-@keras.saving.register_keras_serializable(package="replicator_harness")
-@dataclasses.dataclass(kw_only=True, eq=False)
-class GoyalSchedule(training.Schedule):
-    """Linear scaling, gradual warmup, step decay (Goyal et al. 2017, section 5.1).
-
-    Above a global batch of 256 the rate ramps up from ``learning_rate_per_256``, not
-    from zero. It falls to a tenth after 3/9, 6/9 and 8/9 of the training.
-    """
-
-    global_batch_size: int
-    num_train_examples: int
-    learning_rate_per_256: float = 0.1
-    lr_warmup_epochs: float = 5.0
-    num_epochs: float = NUM_EPOCHS
-
-    def __post_init__(self) -> None:
-        batch_size = self.global_batch_size
-        self.target = self.learning_rate_per_256 * batch_size / REFERENCE_BATCH_SIZE
-        steps_per_epoch = self.num_train_examples / batch_size
-        self.lr_warmup_steps = 0
-        if batch_size > REFERENCE_BATCH_SIZE:
-            self.lr_warmup_steps = math.ceil(self.lr_warmup_epochs * steps_per_epoch)
-        self.decay_steps = tuple(
-            math.ceil(epoch * self.num_epochs / NUM_EPOCHS * steps_per_epoch)
-            for epoch in DECAY_EPOCHS
-        )
-
-    def __call__(self, step: Any) -> Any:
-        step = tf.cast(step, tf.float32)
-        # Two nodes: the number of decays so far, and their factor.
-        num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
-        rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
-        if not self.lr_warmup_steps:
-            return rate
-        progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
-        return rate - (1.0 - progress) * (self.target - self.learning_rate_per_256)
 
 
 class Training(training.ImageTraining):
@@ -97,11 +53,11 @@ class Training(training.ImageTraining):
             "num_epochs": config.num_epochs,
         }
         if config.optimizer == "lars":
-            schedule = training.PolynomialSchedule(**length)
-            return training.LARS(
+            schedule = model_lib.PolynomialSchedule(**length)
+            return model_lib.LARS(
                 schedule, momentum=config.momentum, decay=config.weight_decay
             )
-        schedule = GoyalSchedule(
+        schedule = model_lib.GoyalSchedule(
             **length,
             learning_rate_per_256=config.learning_rate_per_256,
             lr_warmup_epochs=config.lr_warmup_epochs,

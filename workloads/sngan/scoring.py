@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from workloads import quality
 from workloads.data.sources import TRAIN_SPLIT
+from workloads.metrics import quality
 from workloads.metrics.digits import open_digits
 from workloads.metrics.evaluator import Evaluator, open_inception, to_uint8
 

@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads import quality
 from workloads.common import command, training
 from workloads.data import sources
 from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
+from workloads.metrics import quality
 from workloads.spec import SYNTHETIC, SanityCheck
 
 from . import model as model_lib

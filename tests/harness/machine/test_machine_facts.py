@@ -100,13 +100,30 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
     assert expected == machine_state.read_oom_kills(fake_root.path)
 
 
-def test_files_that_the_kernel_can_drop_are_free_memory(fake_root):
-    """Else a sweep in a container that has read many files would not fit."""
-    fake_root.write("proc/self/cgroup", "0::/job\n")
-    for name, text in (("max", 9000), ("current", 4000), ("stat", "inactive_file 500")):
-        fake_root.write(f"sys/fs/cgroup/job/memory.{name}", f"{text}\n")
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_container_counts(fake_root, version):
+    """Memory that the kernel can drop is free, else what has read files would not fit.
 
-    assert 5500 == machine_state.read_free_memory(fake_root.path)
+    Version 2 has the tightest of this group and those above it; version 1 is mounted at
+    the top, as in a container.
+    """
+    if version == 1:
+        group = "5:cpu,cpuacct:/x\n4:memory:/x"
+        prefix, most, used = "total_", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        folders, expected = {"memory": (9000, 2000, 100)}, 7100
+    else:
+        group, prefix, most, used = "0::/job/step", "", "memory.max", "memory.current"
+        folders = {"job/step": ("max", 50, 0), "job": (10_000, 4000, 1500)}
+        expected = 7500
+    fake_root.write("proc/self/cgroup", f"{group}\n")
+    for folder, (limit, usage, droppable) in folders.items():
+        place = f"sys/fs/cgroup/{folder}"
+        fake_root.write(f"{place}/{most}", f"{limit}\n")
+        fake_root.write(f"{place}/{used}", f"{usage}\n")
+        stat = f"anon 5\n{prefix}inactive_file {droppable}\n"
+        fake_root.write(f"{place}/memory.stat", stat)
+
+    assert expected == machine_state.read_free_memory(fake_root.path)
 
 
 CPU = "sys/devices/system/cpu"

@@ -12,10 +12,15 @@ import pytest
 from small_programs import ROOT, child, make_streams, published
 
 from workloads import catalog
-from workloads.d4pg.actor import ActorSettings, Policy, noise_deviation
-from workloads.d4pg.pool import ActorError, ActorPool, RayActorPool
-from workloads.d4pg.replay import make_replay
-from workloads.d4pg.streams import SharedWeights
+from workloads.d4pg import (
+    ActorError,
+    ActorPool,
+    ActorSettings,
+    Policy,
+    RayActorPool,
+    SharedWeights,
+    make_replay,
+)
 
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
@@ -142,7 +147,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     settings = make_settings(num_actors=2, action_repeat=4)
     # Noise is spread evenly in the logarithm.
     assert [1 / 32, 1.0] == pytest.approx(
-        [noise_deviation(settings.config, k, 2) for k in (0, 1)]
+        [settings.config.noise_deviation(k, 2) for k in (0, 1)]
     )
     with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
         replay = make_replay(streams, UNIFORM, min_size=200, on_wait=pool.check)
@@ -293,12 +298,8 @@ def has_ended(process):
 def test_no_actor_outlives_its_parent():
     code = (
         "import time\n"
-        "from workloads.d4pg.pool import ActorPool\n"
-        "from workloads.d4pg.actor import ActorSettings\n"
-        "from workloads.d4pg.capacity import Share\n"
-        "from workloads.d4pg.control import EnvironmentSpec\n"
-        "from workloads.d4pg.streams import StepStreams\n"
-        "from workloads.d4pg.study import D4PGConfig\n"
+        "from workloads.d4pg import ActorPool, ActorSettings, D4PGConfig\n"
+        "from workloads.d4pg import EnvironmentSpec, Share, StepStreams\n"
         f"settings = ActorSettings(name={NAME!r}, config=D4PGConfig())\n"
         "share = Share(num_streams=2, steps_per_stream=1000, num_actors=2,\n"
         "    min_size=1)\n"
@@ -331,7 +332,7 @@ def test_no_reader_sees_a_mixture_of_weights():
     assert weights.read() is None
     code = (
         "import sys, time, numpy as np\n"
-        "from workloads.d4pg.streams import SharedWeights\n"
+        "from workloads.d4pg import SharedWeights\n"
         f"shapes = {shapes}\n"
         "weights = SharedWeights(shapes, int(sys.argv[1]))\n"
         "for version in range(10**9):\n"

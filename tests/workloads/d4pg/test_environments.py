@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -17,11 +18,14 @@ from PIL import Image  # comes with matplotlib
 from small_programs import published
 
 from workloads import catalog
-from workloads.d4pg import control as control_lib
-from workloads.d4pg import evaluator
-from workloads.d4pg.actor import Policy
-from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
-from workloads.d4pg.evaluator import EvaluatorClient
+from workloads.d4pg import (
+    BrokenEpisodeError,
+    Environment,
+    Evaluator,
+    EvaluatorClient,
+    FrameStack,
+    Policy,
+)
 
 LEARNED = catalog.WORKLOADS["d4pg"].metrics[:1]
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -35,18 +39,28 @@ def without_opengl(monkeypatch, request):
 
 
 def test_every_task_of_the_suite_is_known_and_no_other():
-    """The list stands in for dm_control, which takes seconds to import."""
-    suite = control_lib.load_suite()
+    """A list stands in for dm_control, which takes seconds to import."""
+    from dm_control import suite
 
-    assert [f"{domain}:{name}" for domain, name in suite.ALL_TASKS] == list(
-        control_lib.TASKS
-    )
+    def named(data, after):
+        with pytest.raises(ValueError, match=after) as raised:
+            catalog.check_data("d4pg", data)
+        listed = str(raised.value).partition(after)[2].partition(";")[0]
+        return re.findall(r"'(.+?)'", listed)
+
+    found = []
+    for domain in named("x:y", "the domains of the control suite are"):
+        found += named(f"{domain}:x", "has the tasks")
+    for name in found:
+        catalog.check_data("d4pg", name)
+
+    assert [f"{domain}:{name}" for domain, name in suite.ALL_TASKS] == found
 
 
 def test_a_state_is_what_dm_control_observes():
-    reference = control_lib.load_suite().load(
-        "reacher", "hard", task_kwargs={"random": 3}
-    )
+    from dm_control import suite
+
+    reference = suite.load("reacher", "hard", task_kwargs={"random": 3})
     environment = Environment("reacher:hard", published("d4pg"), seed=3)
     expected, observation = reference.reset(), environment.reset()
     for action in np.random.default_rng(0).uniform(-1, 1, (5, 2)):
@@ -121,8 +135,7 @@ def test_a_stack_holds_the_last_frames(frames):
 
 # Programs of processes of their own: what renders is decided once in a process.
 FILM = """
-from workloads.d4pg.control import Environment
-from workloads.d4pg.study import D4PGConfig
+from workloads.d4pg import D4PGConfig, Environment
 import numpy as np
 e = Environment('cartpole:swingup', D4PGConfig(observations='pixels'), seed=1)
 first = e.reset().copy()
@@ -140,13 +153,12 @@ assert film.shape == (60, 80, 3) and film.std() > 5
 """
 # An actor imports no TensorFlow: it would cost seconds and hundreds of megabytes.
 PIXELS = """
-import sys, workloads.d4pg.actor, workloads.d4pg.pool, workloads.d4pg.replay
-import workloads.d4pg.control as e
-from workloads.d4pg.study import D4PGConfig
+import sys
+from workloads.d4pg import Actor, ActorPool, D4PGConfig, Environment, make_replay
 assert not {'tensorflow', 'dm_control', 'jax'} & set(sys.modules)
-try: e.Environment('walker:walk', D4PGConfig(observations='pixels'))
+try: Environment('walker:walk', D4PGConfig(observations='pixels'))
 except ValueError as error: print(error)
-state = e.Environment('cartpole:swingup', D4PGConfig(), can_render=True)
+state = Environment('cartpole:swingup', D4PGConfig(), can_render=True)
 state.reset(); state.step(np.zeros(1))
 try: state.render()
 except ValueError as error: print(error)
@@ -209,7 +221,7 @@ def make_policy():
 
 
 def test_returns_are_those_of_episodes_played_one_by_one():
-    player = evaluator.Evaluator(NAME, make_config(action_repeat=20), seed=5)
+    player = Evaluator(NAME, make_config(action_repeat=20), seed=5)
     actor, _ = make_policy()
     found = player.play(actor, 3)
     expected = []
@@ -237,7 +249,7 @@ def test_an_episode_that_breaks_begins_again(monkeypatch):
             raise BrokenEpisodeError("the state is not finite")
         return real_step(self, action)
 
-    player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=0)
+    player = Evaluator(NAME, make_config(action_repeat=50), seed=0)
     monkeypatch.setattr(Environment, "step", step)
     policy, _ = make_policy()
     assert 2 == len(player.play(policy, 2))
@@ -258,7 +270,7 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     (first,), (second,) = (client.score(LEARNED, weights) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
-        player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=5)
+        player = Evaluator(NAME, make_config(action_repeat=50), seed=5)
         returns = player.play(make_policy()[0], 4)
     film = client.film(weights)
     client.close()
@@ -296,7 +308,7 @@ def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
 
 @pytest.mark.processes
 def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
-    monkeypatch.setattr(evaluator, "_END_SEC", 0.2)
+    monkeypatch.setattr(EvaluatorClient, "end_sec", 0.2)
     client, _ = make_client()
     client._process.send_signal(signal.SIGSTOP)
     client.close()
@@ -304,16 +316,25 @@ def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
     assert -signal.SIGKILL == client._process.returncode
 
 
-def test_every_frame_of_a_film_is_seen_as_it_was():
+def test_every_frame_of_a_film_is_seen_as_it_was(monkeypatch):
     rng = np.random.default_rng(0)
-    frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
-    for index in range(1, 4):
+    # Twenty steps of fifty control steps each, and what is there before.
+    frames = rng.integers(0, 256, (1, 96, 128, 3)).astype(np.uint8).repeat(21, axis=0)
+    for index in range(1, 21):
         frames[index, :, 4 * index : 4 * index + 3] = rng.integers(0, 256, 3)
-    picture = Image.open(io.BytesIO(evaluator.encode(frames, frame_time_sec=0.25)))
+    shown, sizes = iter(frames), set()
+
+    def render(_, *size):
+        sizes.add(size)
+        return next(shown)
+
+    monkeypatch.setattr(Environment, "render", render)
+    player = Evaluator(NAME, make_config(action_repeat=50), seed=0)
+    picture = Image.open(io.BytesIO(player.film(make_policy()[0])))
     seen = []
     for index in range(picture.n_frames):
         picture.seek(index)
         seen.append(np.asarray(picture.convert("RGB")))
 
     np.testing.assert_array_equal(frames & 0xF8, np.stack(seen))
-    assert 250 == picture.info["duration"]
+    assert ({(96, 128)}, 100) == (sizes, picture.info["duration"])

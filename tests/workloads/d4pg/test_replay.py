@@ -1,7 +1,8 @@
 """Replay: what actors write, what is drawn from it, how much it holds, who waits."""
 
+import contextlib
 import os
-import re
+import subprocess
 import threading
 import time
 
@@ -13,10 +14,13 @@ from scipy import stats
 from small_programs import child, make_streams, published
 
 from workloads import catalog
-from workloads.d4pg import capacity as capacity_lib
-from workloads.d4pg.control import EnvironmentSpec
-from workloads.d4pg.replay import StarvedReplayError, make_replay
-from workloads.d4pg.streams import StepStreams
+from workloads.d4pg import (
+    EnvironmentSpec,
+    Share,
+    StarvedReplayError,
+    StepStreams,
+    make_replay,
+)
 
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
@@ -240,9 +244,7 @@ def test_the_tree_follows_whatever_is_written(lengths, seed):
 WRITER = """
 import sys
 import numpy as np
-from workloads.d4pg.capacity import Share
-from workloads.d4pg.control import EnvironmentSpec
-from workloads.d4pg.streams import StepStreams
+from workloads.d4pg import EnvironmentSpec, Share, StepStreams
 streams = StepStreams(*eval(sys.argv[1]), int(sys.argv[2]))
 write = streams.writer(0)
 number = int(streams.num_written[0])
@@ -296,8 +298,7 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
         status = os.fstat(streams.descriptor)
 
         assert ([1], 2.5) == (streams.num_written.tolist(), streams.field("reward")[0])
-        size = capacity_lib.replay_bytes(share, environment, is_prioritized=False)
-        assert size > 2**30
+        assert 60_000 * pixels.size > 2**30
         # Where the kernel gives huge pages, one of them.
         assert 512 * (status.st_blocks - before) <= 2**22
         assert 0 == status.st_nlink
@@ -375,7 +376,7 @@ def test_workers_share_actors_and_replay():
     for num_actors, expected in ((5, [2, 3]), (2, [1, 1, 1, 1])):
         config = preset_config(num_actors=num_actors, replay_capacity=1200)
         count = len(expected)
-        shares = [capacity_lib.share(config, index, count) for index in range(count)]
+        shares = [Share.of(config, index, count) for index in range(count)]
 
         assert expected == [share.num_actors for share in shares]
         assert [1200 // count // share.num_actors for share in shares] == [
@@ -384,71 +385,77 @@ def test_workers_share_actors_and_replay():
         assert sum(share.min_size for share in shares) >= config.min_replay_size
 
 
+class StartedError(Exception):
+    """The plan was checked, and the environment would be."""
+
+
+@pytest.fixture
+def check(monkeypatch):
+    def start(*_, **__):
+        raise StartedError
+
+    def check(num_workers=1, size=32, **options):
+        planned = {"data": "cartpole:swingup", "global_batch_size": size}
+        with contextlib.suppress(StartedError):
+            catalog.check_machine(
+                "d4pg", "smoke", options, num_workers=num_workers, **planned
+            )
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return check
+
+
+BUSY = {"min_replay_size": 20, "num_actors": 1, "environments_per_actor": 2}
+
+
 @pytest.mark.parametrize(
-    ("options", "num_workers", "line"),
+    ("given", "changes", "refused", "line"),
     [
         (
             {"replay_capacity": 90, "min_replay_size": 9, "observations": "pixels"},
-            1,
+            [{"replay_capacity": 92}],
+            {"replay_capacity": 90},
             r"=90 keeps 45 environment steps .* fewer than the 46 .* at least 92 with",
         ),
         (
             {"replay_capacity": 210},
-            1,
+            [{"replay_capacity": 246}],
+            {"replay_capacity": 244},
             r"=210 keeps 105 .* the 123 of min_replay_size=200 .* at least 246 with 2",
         ),
         (
-            {
-                "replay_capacity": 150,
-                "min_replay_size": 20,
-                "num_actors": 1,
-                "environments_per_actor": 2,
-            },
-            2,
+            {"num_workers": 2, "replay_capacity": 150, **BUSY},
+            [{"replay_capacity": 168}],
+            {"replay_capacity": 164},
             r"=150 keeps 38 .* the 42 .* at least 168 with 2 .* on each of 2 workers",
         ),
-    ],
-)
-def test_a_replay_that_is_too_small_is_refused(options, num_workers, line):
-    def check(**changes):
-        config = preset_config(**{**options, **changes})
-        capacity_lib.check_rings(config, num_pipelines=num_workers)
-
-    with pytest.raises(ValueError, match=line) as raised:
-        check()
-    least = int(re.findall(r"at least (\d+)", str(raised.value))[-1])
-    check(replay_capacity=least)
-    with pytest.raises(ValueError, match="use at"):
-        check(replay_capacity=least - 2 * num_workers)
-
-
-@pytest.mark.parametrize(
-    ("options", "batch_size", "line"),
-    [
-        ({}, 30_000, r"replay_capacity=20000 is less than the 30000 transitions of o"),
         (
-            {"samples_per_insert": 0.3},
-            7777,
+            {"size": 30_000},
+            [{"size": 20_000}, {"size": 20_000, "samples_per_insert": 0.0}],
+            {"size": 20_001},
+            r"replay_capacity=20000 is less than the 30000 transitions of o",
+        ),
+        (
+            {"size": 7777, "samples_per_insert": 0.3},
+            [{"samples_per_insert": enough} for enough in (0.0, 32.0, 0.39)],
+            {"samples_per_insert": 0.38},
             r"=0\.3 requires 25,923 .* at least 0\.39,",
         ),
     ],
 )
-def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, line):
-    def check(size=batch_size, **changes):
-        config = preset_config(**{**options, **changes})
-        capacity_lib.check_learning(config, global_batch_size=size)
-
-    with pytest.raises(ValueError, match=line) as raised:
-        check()
-    advised = re.findall(r"at least ([\d.]+),", str(raised.value))
-    for value in (0.0, 32.0, *map(float, advised)):
-        check(min(batch_size, 20_000), samples_per_insert=value)
+def test_a_replay_that_is_too_small_is_refused(check, given, changes, refused, line):
+    with pytest.raises(ValueError, match=line):
+        check(**given)
+    for change in changes:  # what is advised, and more
+        check(**{**given, **change})
+    with pytest.raises(ValueError, match="use at"):
+        check(**{**given, **refused})
 
 
 def test_a_replay_takes_what_is_computed():
     pixels = EnvironmentSpec(**FRAMES, action_size=1)
     config = preset_config(replay_capacity=5000, num_actors=3)
-    with StepStreams(share := capacity_lib.share(config), pixels) as streams:
+    with StepStreams(share := Share.of(config), pixels) as streams:
         replay = replay_of(streams, replay="prioritized", num_frames=3)
         shared = sum(array.nbytes for array in streams._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
@@ -456,8 +463,7 @@ def test_a_replay_takes_what_is_computed():
         num_held = len(replay)
 
     sizes = {
-        kind: capacity_lib.replay_bytes(share, pixels, is_prioritized=kind)
-        for kind in (False, True)
+        kind: share.num_bytes(pixels, is_prioritized=kind) for kind in (False, True)
     }
     records = sizes[False]
     # Besides, what actors and learner tell each other.
@@ -465,7 +471,7 @@ def test_a_replay_takes_what_is_computed():
     assert own == sizes[True] - records
     assert 1.0 < records / num_held / (84 * 84 * 3) <= 1.15
     steps, around = share.steps_per_stream, 5 + 3 - 1
-    held = steps - capacity_lib.margin(steps) - around
+    held = steps - (16 + steps // 50) - around  # those near the write head are not
     assert num_held == share.num_streams * held
     # What does not fit is refused by what is needed and what is there.
     config = preset_config("paper")
@@ -473,36 +479,6 @@ def test_a_replay_takes_what_is_computed():
         r"=1000000 needs 21\.2 GB .*='pixels', but 16 GB are .* replay_capacity=680000,"
     )
     with pytest.raises(ValueError, match=line):
-        capacity_lib.check_memory(
-            config, capacity_lib.share(config), pixels, 16_000_000_000
-        )
+        Share.of(config).check_memory(config, pixels, 16_000_000_000)
     less = preset_config("paper", replay_capacity=680_000)
-    capacity_lib.check_memory(less, capacity_lib.share(less), pixels, 16_000_000_000)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_a_container_counts(tmp_path, version):
-    """Memory that the kernel can drop is free.
-
-    Version 2 has the tightest of this group and those above it; version 1 is mounted at
-    the top, as in a container.
-    """
-    if version == 1:
-        group = "5:cpu,cpuacct:/x\n4:memory:/x"
-        prefix, most, used = "total_", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        folders, expected = {"memory": (9000, 2000, 100)}, 7100
-    else:
-        group, prefix, most, used = "0::/job/step", "", "memory.max", "memory.current"
-        folders = {"job/step": ("max", 50, 0), "job": (10_000, 4000, 1500)}
-        expected = 7500
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
-    for folder, (limit, usage, droppable) in folders.items():
-        place = tmp_path / "sys/fs/cgroup" / folder
-        place.mkdir(parents=True, exist_ok=True)
-        (place / most).write_text(f"{limit}\n")
-        (place / used).write_text(f"{usage}\n")
-        stat = f"anon 5\n{prefix}inactive_file {droppable}\n"
-        (place / "memory.stat").write_text(stat)
-
-    assert expected == capacity_lib.available_bytes(tmp_path)
+    Share.of(less).check_memory(less, pixels, 16_000_000_000)

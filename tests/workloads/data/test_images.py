@@ -1,8 +1,8 @@
 """Labelled images: the digits, TFDS sets and folders, and the batches made of them."""
 
-import collections
 import subprocess
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from small_programs import build
 
 import replicator
-from workloads import catalog, program
-from workloads.data import images, names, sources
+from workloads import catalog
+from workloads.data import DIGITS, IMAGENET, Images, open_source
 
 NUM_JPEGS = 12
 
@@ -29,7 +29,7 @@ def opened(data, *, seed=5, **changes):
         "evaluation_batch_size": 8,
     }
     config = types.SimpleNamespace(**{**settings, **changes})
-    return images.Images(None, config, data=data, seed=seed)
+    return Images(None, config, data=data, seed=seed)
 
 
 def held_out(source, size=8, split=None):
@@ -73,7 +73,7 @@ def store(data_dir, name, image, examples, **splits):
 @pytest.fixture(scope="module")
 def digits(data_dirs):
     del data_dirs
-    return sources.open_source("digits")
+    return open_source("digits")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def photos(data_dirs):
     image = tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg")
     place = data_dirs / "tfds"
     store(place, "photos", image, examples(NUM_JPEGS), validation=examples(5))
-    return sources.open_source("photos")
+    return open_source("photos")
 
 
 LABELS = ("cat", "dog", "eel")
@@ -118,25 +118,32 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_folder(folder):
-    return sources.open_source(f"folder:{folder}")
+    return open_source(f"folder:{folder}")
 
 
 def test_digits_are_split_once_and_hold_scikit_learns_pixels(digits):
-    labels = load_digits().target
-    train, test = sources.stratified_split(labels).values()
-    encoded = digits.splits["test"]["image"]
-    decoded = [images.decoded(e, (8, 8, 1)).numpy() for e in encoded]
-    ink = np.round(np.stack(decoded)[..., 0].astype(np.float64) * 16 / 255)
-    expected = collections.Counter(i.tobytes() for i in load_digits().images[test])
+    stored = load_digits()
+    labels = stored.target
+    index_of = {image.tobytes(): index for index, image in enumerate(stored.images)}
 
+    def indices(split):
+        encoded = digits.splits[split]["image"]
+        assert all(each.startswith(b"\x89PNG") for each in encoded)
+        decoded = np.stack([tf.io.decode_png(each).numpy()[..., 0] for each in encoded])
+        ink = np.round(decoded.astype(np.float64) * 16 / 255)
+        found = [index_of[image.tobytes()] for image in ink]
+        assert digits.splits[split]["label"].tolist() == labels[found].tolist()
+        return sorted(found)
+
+    train, test = indices("train"), indices("test")
+
+    assert len(index_of) == len(labels)  # no two digits are the same
     assert (len(train), len(test)) == (1438, 359)
     assert set(range(1797)) == {*train, *test}
     share = np.bincount(labels) * 359 / 1797
     assert np.abs(np.bincount(labels[test]) - share).max() < 1
-    assert list(test[:5]) == [2, 4, 5, 21, 27]
+    assert test[:5] == [2, 4, 5, 21, 27]
     assert digits.splits["train"]["label"][:8].tolist() == FIRST_LABELS
-    assert all(e.startswith(b"\x89PNG") for e in encoded)
-    assert expected == collections.Counter(i.tobytes() for i in ink)
 
 
 def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
@@ -157,16 +164,8 @@ def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
     assert batch["image"].shape == (4, 32, 32, 3)
     assert [int(tf.math.count_nonzero(b["is_example"])) for b in evaluated] == [4, 1]
     catalog.check_data("resnet50", "photos:1.0.0")
-    assert names.find_prepared("photos_again").name == "1.10.0"
-    assert names.find_prepared("photos_again:1.9.0").name == "1.9.0"
-
-
-def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    for name in ("cifar10", "imagenet_resized/64x64"):
-        command = f"run 'tfds build {name} --data_dir {tmp_path}' .* or use --data digi"
-        with pytest.raises(ValueError, match=command):
-            catalog.check_data("resnet50", name)
+    for name, version in (("photos_again", "1.10.0"), ("photos_again:1.9.0", "1.9.0")):
+        assert version == Path(open_source(name).builder.data_path).name
 
 
 @pytest.mark.parametrize("num_channels", [2, 3])
@@ -206,7 +205,7 @@ def test_sets_of_something_else_are_refused(data_dirs):
     store(
         place, "secret", image, [(i, {"image": pixels, "label": -1}) for i in range(4)]
     )
-    source = sources.open_source("secret")
+    source = open_source("secret")
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         held_out(source)
     assert (
@@ -264,8 +263,7 @@ def test_synthetic_images_are_one_batch_of_the_type_that_is_sent():
 
 def test_random_boxes_stay_inside_and_keep_their_area():
     upright, mirrored = (
-        images.boxes(2000, kind, tf.constant([1, 2])).numpy()
-        for kind in (images.DIGITS, images.IMAGENET)
+        kind.boxes(2000, tf.constant([1, 2])).numpy() for kind in (DIGITS, IMAGENET)
     )
     area = (upright[:, 2] - upright[:, 0]) * (upright[:, 3] - upright[:, 1])
 
@@ -280,8 +278,7 @@ def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
     for index in range(4):
         seed = tf.constant([index, 7])
         fused, whole = (
-            images.decoded_crop(encoded, images.IMAGENET, seed, encoding, 32)
-            for encoding in ("jpeg", None)
+            IMAGENET.crop(encoded, seed, encoding, 32) for encoding in ("jpeg", None)
         )
 
         # A JPEG decoder interpolates colour at the crop's edge from fewer pixels.
@@ -304,36 +301,50 @@ def test_pixels_that_were_sent_as_bytes_are_normalised_on_the_device(photos):
     np.testing.assert_array_equal(plain["example_id"], shown["example_id"])
 
 
+@pytest.fixture(scope="module")
+def program(of_folder):
+    return build("resnet50", data=of_folder.name)
+
+
+def check_of(program, name):
+    (check,) = (each for each in program.sanity() if each.name == name)
+    return check.is_passed, check.detail
+
+
 SECOND_OF_5 = contexts(5)[1]
 REPEATED = [contexts(2)[0]] * 2
 
 
 @pytest.mark.parametrize(
-    ("given", "most_read", "split", "message"),
+    ("given", "changes", "message"),
     [
-        (contexts(5), None, None, "0 missing, 0 read more than once"),
+        (contexts(5), {}, "0 missing, 0 read more than once"),
         # Beyond the limit of reading, the ranges are checked.
-        (contexts(5), 10, None, "ids not read"),
+        (contexts(5), {"most_ids_read": 10}, "ids not read"),
         # One worker of five sees its own context.
-        ([SECOND_OF_5], None, None, "5 input pipelines"),
+        ([SECOND_OF_5], {}, "5 input pipelines"),
         # A pipeline that ignores its context, contexts that repeat.
-        (contexts(2), None, slice(0, 12), "0 missing, 12 read more than once"),
-        (REPEATED, None, None, "6 missing, 6 read more than once"),
-        (REPEATED, 10, None, ""),
+        (contexts(2), {"is_whole": True}, "0 missing, 12 read more than once"),
+        (REPEATED, {}, "6 missing, 6 read more than once"),
+        (REPEATED, {"most_ids_read": 10}, ""),
     ],
 )
 def test_shards_cover_a_split_exactly_once(
-    of_folder, monkeypatch, given, most_read, split, message
+    program, monkeypatch, given, changes, message
 ):
-    if most_read:
-        monkeypatch.setattr(program, "_MOST_IDS_READ", most_read)
-    if split:
-        monkeypatch.setattr(sources, "shard", lambda *_: split)
-    check = program.check_shards(of_folder, given)
-    is_right = split is None and len(set(map(repr, given))) == len(given)
+    monkeypatch.setattr(program, "_contexts", given)
+    if "most_ids_read" in changes:
+        monkeypatch.setattr(program, "most_ids_read", changes["most_ids_read"])
+    if "is_whole" in changes:
+        read = type(program.source).ids
+        monkeypatch.setattr(
+            type(program.source), "ids", lambda self, _=None: read(self)
+        )
+    is_passed, detail = check_of(program, "each_training_example_once_per_epoch")
+    is_right = "is_whole" not in changes and len(set(map(repr, given))) == len(given)
 
-    assert is_right == check.is_passed, check.detail
-    assert message in check.detail
+    assert is_right == is_passed, detail
+    assert message in detail
 
 
 def test_pipelines_of_different_contexts_read_different_examples(digits, photos):
@@ -344,11 +355,11 @@ def test_pipelines_of_different_contexts_read_different_examples(digits, photos)
 
     assert len(seen[0] | seen[1]) == 1438
     with pytest.raises(ValueError, match=r"12 training examples for 13 input pipe"):
-        sources.shard(photos, contexts(13)[12])
+        batches_of(photos, 1, contexts(13)[12])
 
 
 @pytest.mark.parametrize(
-    ("steps", "is_passed"),
+    ("steps", "is_right"),
     [
         ([(4, [1, 2, 3, 4]), (8, [5, 6, 7, 8])], True),
         ([(4, [1, 2, 1, 2])], False),  # two replicas got one batch
@@ -358,13 +369,19 @@ def test_pipelines_of_different_contexts_read_different_examples(digits, photos)
         ([], False),  # nothing recorded is no proof
     ],
 )
-def test_an_example_twice_in_a_step_or_an_epoch_is_found(steps, is_passed):
-    check = program.check_consumed(steps, first_epoch_size=8)
+def test_an_example_twice_in_a_step_or_an_epoch_is_found(
+    program, monkeypatch, steps, is_right
+):
+    consumed = [(count, tf.split(ids, 2)) for count, ids in steps]
+    monkeypatch.setattr(program, "_consumed", consumed)
+    # Eight pipelines of twelve examples: the first shard ends after eight.
+    monkeypatch.setattr(program, "_contexts", contexts(8))
+    is_passed, detail = check_of(program, "no_example_twice_in_an_epoch")
 
-    assert is_passed == check.is_passed
-    if len(steps) == 2 and not is_passed:
+    assert is_right == is_passed
+    if len(steps) == 2 and not is_right:
         assert "8 examples in 2 steps of the first epoch (2 recorded), 1 of them" in (
-            check.detail
+            detail
         )
 
 
@@ -372,7 +389,7 @@ def test_a_folder_holds_what_image_folder_finds(folder, of_folder):
     from tensorflow_datasets.core.folder_dataset import image_folder
 
     # Suffixes that TFDS would not find would be missing from its labels.
-    assert set(names.SUFFIXES) == set(image_folder._SUPPORTED_IMAGE_FORMAT)
+    assert {*SUFFIXES.split(", ")} == set(image_folder._SUPPORTED_IMAGE_FORMAT)
     reference = tfds.ImageFolder(str(folder))
     for split, features in of_folder.splits.items():
         expected = reference._split_examples[split]
@@ -396,7 +413,7 @@ def test_a_folder_holds_what_image_folder_finds(folder, of_folder):
 
 
 def test_a_cached_pipeline_needs_its_files_once(tmp_path):
-    source = sources.open_source(f"folder:{write_images(tmp_path, 'png')}")
+    source = open_source(f"folder:{write_images(tmp_path, 'png')}")
     cached, streamed = (
         iter(
             opened(source.name, shuffle_buffer_size=16, cache_data=is_cached).batches(
@@ -418,13 +435,14 @@ def test_a_cached_pipeline_needs_its_files_once(tmp_path):
         list(streamed)
 
 
+SUFFIXES = ".jpeg, .jpg, .png"
 # What is done to a folder of images, and what is said of it.
-WRONG_FOLDERS = r"""
+WRONG_FOLDERS = rf"""
 mv images gone -> folder:.*' is not a folder; give one that is laid out as PATH/<
 mv images/train/* images && rm -r images/t* -> holds images in 'cat', as PATH/<label>
 mv images/test images/tset -> folders \['train', 'tset'\], but the expected lay
 rm -r images/test/* -> split 'test' is empty: it needs a folder of images for each l
-mkdir images/train/fox -> folder '.*train/fox' holds no image: it needs at least
+mkdir images/train/fox -> folder '.*train/fox' holds no image: .* in one of {SUFFIXES},
 mv images/train/eel . -> split 'test' has the label 'eel', which is not among
 echo 404 > images/train/dog/1.JPG -> file '.*dog/1\.JPG' is neither a JPEG nor a PNG
 """
@@ -447,8 +465,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     write_images(tmp_path)
     for image in sorted((tmp_path / "train" / "dog").iterdir()):
         image.write_bytes(image.read_bytes()[:300])
-    repl = replicator.create("single")
-    program = build("resnet50", repl, data=f"folder:{tmp_path}")
+    program = build("resnet50", data=f"folder:{tmp_path}")
 
     with pytest.raises(
         ValueError, match=r"file '.*train/dog/\d\.(jpg|JPG)' cannot be decoded as an im"

@@ -7,12 +7,10 @@ import threading
 import types
 
 import keras
-import numpy as np
 import pytest
 import small_fit
-import tensorflow as tf
 from fake_machine import set_cores
-from small_programs import build, match, published
+from small_programs import WORKLOADS, build, match, published, sane
 
 import replicator
 from harness import catalog as harness_catalog
@@ -20,11 +18,9 @@ from harness.cli.main import main as run_harness
 from harness.errors import PlanError
 from results.study import equivalence as verdict
 from workloads import catalog
-from workloads.common import training
-from workloads.keras_fit.loop_program import FitLoop, KerasProgram
-from workloads.resnet50 import model as model_lib
+from workloads.common.training import flops_of
+from workloads.resnet50.model import ResNet50, products
 
-FILE = small_fit.__file__
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
 # Of the small model on digits, in float64.
@@ -32,23 +28,23 @@ GOLDEN_LOSSES = (3.1339831, 3.5767255, 2.6306293)
 FULL = pytest.mark.full
 
 
-def made(repl, **options):
+def made(name="keras_fit", *backend, **options):
     keras.utils.set_random_seed(1)
-    size = 8 // repl.num_replicas_in_sync
-    options = {"data": "digits", "per_replica_batch_size": size, **options}
-    return build("keras_fit", repl, **options)
+    data = {"data": "digits"} if name == "keras_fit" else {}
+    size = 4 if backend else 8  # of two replicas, or of one
+    return build(name, *backend, **{"per_replica_batch_size": size, **data, **options})
 
 
 def test_the_default_is_the_resnet_of_keras():
     """Its parameters are those that Keras' documentation states, less statistics."""
     default = catalog.make_config("keras_fit", "smoke", {})
     options = {"model": default.model, "num_classes": default.num_classes}
-    program = made(replicator.create("single"), data="synthetic", **options)
+    program = made(data="synthetic", **options)
     model = program.training.model
-    other = model_lib.ResNet50(published("resnet50", version="v1"))
+    other = ResNet50(published("resnet50", version="v1"))
 
     assert 25_583_592 == program.num_parameters
-    assert program.flops_per_example == training.flops_of(model_lib.products(other, 32))
+    assert program.flops_per_example == flops_of(products(other, 32))
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     # The list of applications needs no TensorFlow; this test does.
@@ -59,76 +55,59 @@ def test_the_default_is_the_resnet_of_keras():
     assert all(callable(getattr(keras.applications, name)) for name in names)
 
 
-INFO = small_fit.WORKLOAD
-
-
-def made_own(repl, **options):
-    keras.utils.set_random_seed(1)
-    preset = INFO.presets[0]
-    return INFO.build(
-        repl,
-        preset=preset.name,
-        data=options.pop("data", preset.data),
-        per_replica_batch_size=8 // repl.num_replicas_in_sync,
-        seed=1,
-        options={**preset.options, **options},
-    )
-
-
-MAKERS = {"keras": made, "own": made_own}
-
-
-def _matched(repl, of, loop):
-    info = {"keras": catalog.WORKLOADS["keras_fit"], "own": INFO}[of]
-    make = functools.partial(MAKERS[of], loop=loop, **info.equivalence.options)
+def _matched(name, loop, backend="single"):
+    options = {"loop": loop, **WORKLOADS[name].equivalence.options}
+    repl = replicator.create(backend, num_replicas=1 if backend == "single" else 2)
+    options["per_replica_batch_size"] = 8 // repl.num_replicas
+    make = functools.partial(made, name, **options)
     losses, changes, program = match(make, repl)
-    assert all(check.is_passed for check in program.sanity()), program.sanity()
+    sane(program)
     program.close()
     return losses, changes
 
 
 @pytest.fixture(scope="module")
 def one_replica():
-    return functools.cache(lambda *of: _matched(replicator.create("single"), *of))
+    return functools.cache(_matched)
 
 
 @pytest.mark.parametrize(
-    ("of", "loop", "backend", "tolerance"),
+    ("name", "loop", "backend", "tolerance"),
     [
-        ("keras", "fit", "in_graph", TOLERANCE),
-        pytest.param("keras", "fit", "tf_mirrored", TOLERANCE, marks=FULL),
-        pytest.param("keras", "run", "in_graph", TOLERANCE, marks=FULL),
-        pytest.param("keras", "run", "tf_mirrored", TOLERANCE, marks=FULL),
+        ("keras_fit", "fit", "in_graph", TOLERANCE),
+        pytest.param("keras_fit", "fit", "tf_mirrored", TOLERANCE, marks=FULL),
+        pytest.param("keras_fit", "run", "in_graph", TOLERANCE, marks=FULL),
+        pytest.param("keras_fit", "run", "tf_mirrored", TOLERANCE, marks=FULL),
         # Losses are float32.
         ("own", "run", "tf_mirrored", 1e-6),
         pytest.param("own", "fit", "in_graph", 1e-6, marks=FULL),
         pytest.param("own", "run", "in_graph", 1e-6, marks=FULL),
     ],
 )
-def test_two_replicas_match_one(of, loop, backend, tolerance, one_replica):
-    one, changes_of_one = one_replica(of, loop)
-    repl = replicator.create(backend, num_replicas=2)
-    two, changes_of_two = _matched(repl, of, loop)
+def test_two_replicas_match_one(name, loop, backend, tolerance, one_replica):
+    one, changes_of_one = one_replica(name, loop)
+    two, changes_of_two = _matched(name, loop, backend)
     differences = verdict.change_differences(changes_of_two, changes_of_one)
 
-    if of == "keras":
+    if name == "keras_fit":
         assert list(GOLDEN_LOSSES) == pytest.approx(one, rel=1e-4)
     assert verdict.loss_difference(two, one) < tolerance
     assert {"model", "optimizer"} == {group for group, _ in differences}
     assert max(differences.values()) < tolerance
 
 
-@pytest.mark.parametrize(
-    ("loop", "num_programs", "mode"),
-    [("fit", 1, "SINGLE"), ("fit", 2, "PER_WORKER"), ("run", 1, "PER_WORKER")],
-)
-def test_fit_reads_one_pipeline_in_each_program(loop, num_programs, mode):
+def test_fit_reads_one_pipeline_in_each_program():
     """Those of workers that only serve cannot be merged: a dataset cannot be sent."""
-    program = object.__new__(KerasProgram)
-    program._repl = types.SimpleNamespace(num_programs=num_programs, num_workers=2)
-    program.training = types.SimpleNamespace(is_fit=loop == "fit")
+    program = made(data="synthetic")
+    for is_fit, num_programs, mode in (
+        (True, 1, "SINGLE"),
+        (True, 2, "PER_WORKER"),
+        (False, 1, "PER_WORKER"),
+    ):
+        program._repl = types.SimpleNamespace(num_programs=num_programs, num_workers=2)
+        program.training.is_fit = is_fit
 
-    assert replicator.InputReplicationMode[mode] is program._input_mode()
+        assert replicator.InputReplicationMode[mode] is program._input_mode()
 
 
 def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
@@ -140,9 +119,9 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
         return fit(self, *args, **kwargs)
 
     monkeypatch.setattr(keras.Model, "fit", recorded)
-    monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 4)
     options = {"data": "synthetic", "loop": "fit"}
-    program = made(replicator.create("in_graph", num_replicas=2), **options)
+    program = made("keras_fit", "in_graph", 2, **options)
+    program.steps_per_epoch = 4
     losses = [program.run()]
     readers = [program.dispatch() for _ in range(2)]
     losses += [read() for read in readers]
@@ -158,11 +137,11 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
     assert "fit" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
-    monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 3)
+def test_losses_are_those_of_steps_not_the_means_that_keras_logs():
     losses = {}
     for loop in ("fit", "run"):
-        program = made(replicator.create("single"), data="synthetic", loop=loop)
+        program = made(data="synthetic", loop=loop)
+        program.steps_per_epoch = 3
         for layer in program.training.model.layers:
             if isinstance(layer, keras.layers.Dropout):
                 layer.rate = 0.0
@@ -173,7 +152,7 @@ def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
 
 
 def test_a_program_that_is_forgotten_ends_its_thread():
-    program = made(replicator.create("single"), data="synthetic")
+    program = made(data="synthetic")
     program.run()
     thread = program._loop._thread
     del program
@@ -183,39 +162,17 @@ def test_a_program_that_is_forgotten_ends_its_thread():
     assert not thread.is_alive()
 
 
-def test_an_error_in_fit_is_raised_where_the_step_is_waited_for():
-    class Failing(keras.Sequential):
-        def train_step(self, data):
-            raise RuntimeError("no such step")
+def test_an_error_in_fit_is_raised_where_the_step_is_waited_for(monkeypatch):
+    program = made(data="synthetic")
 
-    model = Failing([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1)))).repeat()
-    loop = FitLoop(model, data, steps_per_epoch=3)
+    def fail(*_):
+        raise RuntimeError("no such step")
+
+    monkeypatch.setattr(type(program.training.model), "train_step", fail)
+    read = program.dispatch()
 
     with pytest.raises(RuntimeError, match="no such step"):
-        loop.start()()
-
-
-# Whose model or data it is, an option, and what is said of it.
-REFUSED = rf"""
-keras model={FILE}:tiny -> no function 'tiny'; it has small, not_co
-keras model={FILE}:not_compiled -> Sequential, which is not a comp
-keras model={FILE}:of_larger_images -> \(None, 64, 64, 3\), but images are \(32, 32, 3\)
-own model=small_fit:not_compiled -> not a compiled model; call model\.comp
-own data=small_fit:not_compiled -> Sequential, which is not a tf\.data\.Data
-own data=small_fit:inputs_only -> its elements have to be pairs
-own jit=compute -> takes a whole step or nothing; use jit 'off'
-"""
-
-
-@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
-def test_functions_that_make_something_else_are_refused(row):
-    given, _, message = row.partition(" -> ")
-    make, option = given.split()
-    name, _, value = option.partition("=")
-    with pytest.raises(ValueError, match=message):
-        MAKERS[make](replicator.create("single"), **{name: value})
+        read()
 
 
 def test_backends_without_fit_are_refused_with_those_that_have_it():
@@ -235,10 +192,10 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
         harness_catalog.check_backends(info, {}, [harness_catalog.backend("async")])
     with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
         harness_catalog.check_backends(
-            INFO, {"loop": "fit"}, [harness_catalog.backend("async")]
+            small_fit.WORKLOAD, {"loop": "fit"}, [harness_catalog.backend("async")]
         )
     harness_catalog.check_backends(
-        INFO, {"loop": "run"}, [harness_catalog.backend("async")]
+        small_fit.WORKLOAD, {"loop": "run"}, [harness_catalog.backend("async")]
     )
 
 
@@ -256,7 +213,7 @@ def test_the_control_without_update_is_left_out_with_a_note(
 
 
 def test_a_model_learns_as_it_is_written():
-    program = made_own(replicator.create("in_graph", num_replicas=2))
+    program = made("own", "in_graph", 2)
     losses = [program.run(4) for _ in range(6)]
 
     assert losses[-1] < losses[0]

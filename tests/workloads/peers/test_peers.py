@@ -22,11 +22,12 @@ from harness.trial.rank_file import rank_path, read_rank
 from results import Control
 from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
-from workloads.data import images
+from workloads.common.training import variables_of
+from workloads.data import DIGITS, UNCHANGED
 from workloads.peers import inputs
 from workloads.peers.inputs import Export, Share
-from workloads.resnet50.train import GoyalSchedule
-from workloads.sngan.model import LinearDecay
+from workloads.resnet50.model import GoyalSchedule
+from workloads.sngan.model import Generator, LinearDecay
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
@@ -39,7 +40,7 @@ def make_export(**settings):
         "num_replicas": 2,
         "per_replica_batch_size": 3,
         "num_train_examples": 10,
-        "augmentation": dataclasses.asdict(images.DIGITS),
+        "augmentation": dataclasses.asdict(DIGITS),
         "losses": [0.1, 0.2, 1 / 3],
     }
     return Export(
@@ -169,7 +170,7 @@ def test_later_batches_are_of_the_shard_and_shuffled():
 def test_crops_are_those_of_tensorflow():
     rng = np.random.default_rng(1)
     stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
-    for augmentation in (images.DIGITS, images.UNCHANGED):
+    for augmentation in (DIGITS, UNCHANGED):
         fields = dataclasses.asdict(augmentation)
         boxes = inputs.random_boxes(5, fields, rng).astype("f4")
         cropped = tf.image.crop_and_resize(stored, boxes, range(len(stored)), [20, 20])
@@ -177,7 +178,7 @@ def test_crops_are_those_of_tensorflow():
         found = inputs.normalise(inputs.crop(stored, boxes, 20), fields)
 
         np.testing.assert_allclose(ours, found, rtol=ROUNDING, atol=1e-4)
-    boxes = inputs.random_boxes(2_000, dataclasses.asdict(images.DIGITS), rng)
+    boxes = inputs.random_boxes(2_000, dataclasses.asdict(DIGITS), rng)
     height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     assert 0 <= boxes.min() <= boxes.max() <= 1 + 1e-12
     assert 0.69 <= (height * width).min()
@@ -185,11 +186,8 @@ def test_crops_are_those_of_tensorflow():
 
 
 def test_the_paths_of_variables_are_those_of_attributes():
-    from workloads.peers import export
-    from workloads.sngan.model import Generator
-
     model = Generator(workloads.make_config("sngan", "smoke", {}), seed=0)
-    found = dict(export.variables_of(model, "generator"))
+    found = dict(variables_of(model, "generator"))
 
     assert len(found) == len(model.variables)
     assert {

@@ -9,9 +9,8 @@ import scipy.special
 import small_programs
 import tensorflow as tf
 
-from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.train import GoyalSchedule
+from workloads.resnet50.model import LARS, GoyalSchedule, PolynomialSchedule
 
 # 53 convolutions in float32, summed in another order: errors of 1e-6 grow by depth.
 ATOL_DEEP_FLOAT32 = 2e-4

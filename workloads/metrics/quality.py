@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 _FEWEST = 2  # values needed for a spread
-
-
-def normal_quantile() -> float:
-    """Returns the half width of a normal interval in standard errors."""
-    return statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+# Half the width of a normal interval in standard errors.
+_NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 def student_quantile(degrees_of_freedom: int) -> float:
-    """Returns the same for Student's t."""
+    """Returns the half width of an interval by Student's t in standard errors."""
     from scipy import special  # a tenth of the import time of scipy.stats
 
     return float(special.stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
@@ -136,7 +133,8 @@ class Moments:
     covariance: np.ndarray  # Unbiased, [num_features, num_features].
 
     @classmethod
-    def of(cls, features: Any) -> Moments:
+    def of(cls, features: Any, *, chunk_size: int = _CHUNK_SIZE) -> Moments:
+        """Returns those of a sample, [examples, features], read in chunks of rows."""
         features = _check_features(features)
         if len(features) < _FEWEST:
             raise ValueError(
@@ -147,8 +145,8 @@ class Moments:
         # if the mean is large relative to the spread.
         mean = features.mean(axis=0, dtype=np.float64)
         scatter = np.zeros((len(mean), len(mean)))
-        for start in range(0, len(features), _CHUNK_SIZE):
-            centred = features[start : start + _CHUNK_SIZE] - mean
+        for start in range(0, len(features), chunk_size):
+            centred = features[start : start + chunk_size] - mean
             scatter += centred.T @ centred
         return cls(mean=mean, covariance=scatter / (len(features) - 1))
 
@@ -165,6 +163,27 @@ class Moments:
             )
         roots: np.ndarray = np.sqrt(np.where(values > noise, values, 0.0))
         return vectors * roots
+
+    def distance(self, other: Moments) -> float:
+        """Returns the squared Fréchet distance of two Gaussians (Dowson & Landau 1982).
+
+            |m1 - m2|^2 + tr S1 + tr S2 - 2 tr (S1^1/2 S2 S1^1/2)^1/2
+
+        The last trace is the sum of the square roots of the eigenvalues of the
+        symmetrised product. With S1 = A A^T and S2 = B B^T these roots are the singular
+        values of A^T B, which are computed accurately: from the product itself, a zero
+        eigenvalue that rounding has turned into 1e-16 adds 1e-8 to the sum.
+        """
+        if self.mean.shape != other.mean.shape:
+            raise ValueError(
+                f"features of length {len(self.mean)} and {len(other.mean)} cannot be "
+                "compared: extract both with the same extractor"
+            )
+        overlap = np.linalg.svd(self.root.T @ other.root, compute_uv=False).sum()
+        shift = self.mean - other.mean
+        value = shift @ shift + np.trace(self.covariance) + np.trace(other.covariance)
+        # Equal Gaussians leave the rounding error of the traces, of either sign.
+        return max(float(value - 2.0 * overlap), 0.0)
 
 
 def _check_features(features: Any) -> np.ndarray:
@@ -184,29 +203,6 @@ def _check_features(features: Any) -> np.ndarray:
     return features
 
 
-def distance(first: Moments, second: Moments) -> float:
-    """Returns the squared Fréchet distance of two Gaussians (Dowson & Landau 1982).
-
-        |m1 - m2|^2 + tr S1 + tr S2 - 2 tr (S1^1/2 S2 S1^1/2)^1/2
-
-    The last trace is the sum of the square roots of the eigenvalues of the symmetrised
-    product. With S1 = A A^T and S2 = B B^T these roots are the singular values of
-    A^T B, which are computed accurately: from the product itself, a zero eigenvalue
-    that rounding has turned into 1e-16 adds 1e-8 to the sum.
-    """
-    if first.mean.shape != second.mean.shape:
-        raise ValueError(
-            f"features of length {len(first.mean)} and {len(second.mean)} cannot be "
-            "compared: extract both with the same extractor"
-        )
-    overlap = np.linalg.svd(first.root.T @ second.root, compute_uv=False).sum()
-    shift = first.mean - second.mean
-    value = shift @ shift + np.trace(first.covariance) + np.trace(second.covariance)
-    value -= 2.0 * overlap
-    # Equal Gaussians leave the rounding error of the traces, of either sign.
-    return max(float(value), 0.0)
-
-
 def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     """Estimates the FID of generated examples, with its sampling error.
 
@@ -222,7 +218,7 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     """
     features = _check_features(features)
     generated = Moments.of(features)
-    value = distance(generated, reference)
+    value = generated.distance(reference)
     num_examples, num_features = features.shape
     if num_examples > num_features:
         error = standard_error(features, generated, reference)
@@ -233,7 +229,7 @@ def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
             f"no interval: {num_examples} examples for {num_features} features make "
             "the covariance singular"
         )
-    half_width = normal_quantile() * error
+    half_width = _NORMAL_QUANTILE * error
     return _estimate("fid", value, half_width, num_examples=num_examples, method=method)
 
 
@@ -316,7 +312,7 @@ def kid(
     return _estimate(
         "kid",
         float(np.mean(values)),
-        normal_quantile() * standard_error,
+        _NORMAL_QUANTILE * standard_error,
         num_examples=len(generated),
         method=f"delete-one jackknife within disjoint blocks; {num_blocks} of at most "
         f"{most_per_block} examples",

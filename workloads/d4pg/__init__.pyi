@@ -1,0 +1,24 @@
+# Public names, listed once: lazy_loader reads this file and loads each on first use.
+from .actor import Actor as Actor
+from .actor import ActorSettings as ActorSettings
+from .actor import Policy as Policy
+from .capacity import Share as Share
+from .control import BrokenEpisodeError as BrokenEpisodeError
+from .control import Environment as Environment
+from .control import EnvironmentSpec as EnvironmentSpec
+from .control import FrameStack as FrameStack
+from .evaluator import Evaluator as Evaluator
+from .evaluator import EvaluatorClient as EvaluatorClient
+from .learner import Learner as Learner
+from .learner import backup as backup
+from .learner import critic_loss as critic_loss
+from .learner import divergence as divergence
+from .learner import policy_loss as policy_loss
+from .pool import ActorError as ActorError
+from .pool import ActorPool as ActorPool
+from .pool import RayActorPool as RayActorPool
+from .replay import StarvedReplayError as StarvedReplayError
+from .replay import make_replay as make_replay
+from .streams import SharedWeights as SharedWeights
+from .streams import StepStreams as StepStreams
+from .study import D4PGConfig as D4PGConfig
