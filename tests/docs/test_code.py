@@ -24,11 +24,13 @@ from pathlib import Path
 document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 os.chdir(document["folder"])
 sys.path[0] = document["root"]  # as of whoever reads it, not the folder of this file
-sys.path.append(document["root"] + "/tests/support")
-import case_cluster
 from replicator.cluster import local_cluster
 
-local_cluster.LocalCluster = case_cluster.ForkedCluster
+class ForkedCluster(local_cluster.LocalCluster):
+    def __init__(self, argv, **options):
+        super().__init__([*document["python"], *argv[1:]], **options)
+
+local_cluster.LocalCluster = ForkedCluster
 namespace = {"__name__": "__main__"}
 for number, code in document["blocks"]:  # later ones see what earlier ones define
     exec(compile("\\n" * number + code, document["name"], "exec"), namespace)
@@ -59,13 +61,6 @@ def run_blocks(name, blocks, folder, scratch):
     """Runs code in a process of its own, in a folder; its exit code and output."""
     task, program = scratch / "document.json", scratch / "document_blocks.py"
     program.write_text(PROGRAM)
-    document = {
-        "root": str(ROOT),
-        "name": name,
-        "blocks": blocks,
-        "folder": str(folder),
-    }
-    task.write_text(json.dumps(document))
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -73,12 +68,22 @@ def run_blocks(name, blocks, folder, scratch):
         "MPLBACKEND": "Agg",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    return fork_server.server(**case_cluster.ENV).run(
-        [str(program), str(task)],
-        env=env,
-        log=scratch / "document.log",
-        timeout_sec=TIMEOUT_SEC,
-    )
+    server = fork_server.server(**case_cluster.ENV)
+    with fork_server.standing_in(server, scratch) as python:
+        document = {
+            "root": str(ROOT),
+            "name": name,
+            "blocks": blocks,
+            "folder": str(folder),
+            "python": python,
+        }
+        task.write_text(json.dumps(document))
+        return server.run(
+            [str(program), str(task)],
+            env=env,
+            log=scratch / "document.log",
+            timeout_sec=TIMEOUT_SEC,
+        )
 
 
 @pytest.mark.parametrize("path", documents_with_code())

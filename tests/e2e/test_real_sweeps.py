@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.run import trial_tree
+from harness.run import rounds, trial_tree
 from results import Control, Store, TrialStatus, curves_frame, trials_frame
 
 pytestmark = pytest.mark.processes
@@ -131,6 +131,7 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
     whose processes all import TensorFlow.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rounds, "MIN_BLOCK_SEC", 0.05)
     options = (
         "--workload=d4pg --data=synthetic --preset=smoke --backends=in_graph "
         "--replicas=2 --mode=weak --order=interleaved --repeats=1 --set=rounds=1 "

@@ -149,6 +149,65 @@ def server(**settings):
     return ForkServer({**os.environ, "PYTHONUNBUFFERED": "1", **settings})
 
 
+# A program of Python in place of its own process: it has the server fork one, which
+# ends with it, and ends as that does.
+_STAND_IN = """
+import json, os, socket, sys
+words, env = sys.argv[2:], dict(os.environ)
+request = json.dumps({"argv": words, "env": env, "folder": os.getcwd()})
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    server.connect(sys.argv[1])
+    socket.send_fds(server, [request.encode()], [0, 1, 2])
+    code = json.loads(server.recv(100))
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+@contextlib.contextmanager
+def standing_in(server, folder):
+    """The words to start in place of Python, for programs that start processes."""
+    path = str(Path(folder) / "server")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        accepting = threading.Thread(
+            target=_accept, args=(listening, server), daemon=True
+        )
+        accepting.start()
+        yield [sys.executable, "-S", "-E", "-c", _STAND_IN, path]
+        listening.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+
+
+def _accept(listening, server):
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            args = connection, server
+            threading.Thread(target=_stand_in, args=args, daemon=True).start()
+
+
+def _stand_in(connection, server):
+    with connection:
+        data, streams, _, _ = socket.recv_fds(
+            connection, _LONGEST_REQUEST, _NUM_STREAMS
+        )
+        process = ForkedProcess(
+            server, server.fork(streams=streams, **json.loads(data))
+        )
+        for descriptor in streams:
+            os.close(descriptor)
+        ended = os.pidfd_open(process.pid)
+        select.select([ended, connection], [], [])
+        os.close(ended)
+        process.send_signal(signal.SIGKILL)  # unless it has ended by itself
+        code = process.wait(_KILL_SEC)
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(code).encode())
+
+
 def _read_at_import(env):
     return {
         name: value

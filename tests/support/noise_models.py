@@ -18,7 +18,6 @@ import math
 import zlib
 
 import numpy as np
-from scipy import signal
 
 CELL_SEC = 0.25
 CELLS_OF_BLOCK = 2
@@ -99,6 +98,8 @@ def draw_noise(noise, generator, shape):
 
 def machine_load(noise, generator, shape, num_cells):
     """Returns what everything that runs in a cell of a repetition has."""
+    from scipy import signal  # a second, of which collecting tests needs nothing
+
     total = np.linspace(0, noise.drift, num_cells) * np.ones((*shape, 1))
     for deviation, correlation_sec in noise.machine:
         kept = math.exp(-CELL_SEC / correlation_sec)

@@ -14,6 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+import case_cluster
+import covering
+import fork_server
 import keras
 import numpy as np
 import pandas as pd
@@ -30,7 +33,6 @@ FAULTS = ["kill", "kill", "kill the chief", "hang", "go", "come"]
 
 pytestmark = pytest.mark.processes
 
-TRAINER = [sys.executable, trainer.__file__, "train_elastically"]
 SUPERVISOR = [sys.executable, "-m", "replicator.elastic"]
 
 
@@ -40,7 +42,8 @@ class Job:
     Hosts are loopback addresses of this machine, each with a memory folder of its own.
     """
 
-    def __init__(self, folder, hosts, *options):
+    def __init__(self, folder, hosts, *options, python=(sys.executable,)):
+        self._python = python
         self.folder, self._output = folder, folder / "output"
         self.memory, self._hosts = folder / "memory", folder / "hosts"
         self.memory.mkdir(exist_ok=True)
@@ -58,11 +61,12 @@ class Job:
         new.replace(self._hosts)
 
     def start(self, num_steps, backend="multi_worker"):
-        program = [*TRAINER, self.folder, str(num_steps), backend]
+        program = [*self._python, trainer.__file__, "train_elastically"]
+        program += [self.folder, str(num_steps), backend]
         with self._output.open("ab") as output:
             self.process = subprocess.Popen(
                 [*SUPERVISOR, *self._options, "--", *program],
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env={**os.environ, **case_cluster.ENV},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -172,10 +176,21 @@ def check_as_undisturbed(job, num_steps):
         np.testing.assert_allclose(want, value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path):
+@pytest.fixture
+def python(tmp_path):
+    """What starts a program of Python: forks of a process that has imported it."""
+    if covering.is_full():
+        return (yield [sys.executable])
+    server = fork_server.server(**case_cluster.ENV)
+    with fork_server.standing_in(server, tmp_path) as words:
+        yield words
+
+
+def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path, python):
     """The chief is killed, the supervisor is stopped; three workers finish."""
     hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    with Job(tmp_path, hosts[:2], "--cooldown-sec", "0").start(100) as job:
+    options = "--cooldown-sec", "0"
+    with Job(tmp_path, hosts[:2], *options, python=python).start(100) as job:
         job.until_steps(12)
         stop(job.pids(1)[0])
         job.until_after(1)

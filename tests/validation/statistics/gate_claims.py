@@ -17,7 +17,6 @@ import noise_models
 import numpy as np
 import page_claims
 from noise_models import SPREAD, Change
-from scipy import signal
 
 from results.judging import paired_gate
 from results.statistics import group_sequential
@@ -197,6 +196,8 @@ def _skewed(generator, shape):
 
 
 def _dependent(generator, shape):
+    from scipy import signal
+
     drawn = generator.standard_normal(shape) * 0.8
     drawn[:, 0] /= 0.8
     return np.asarray(signal.lfilter([1.0], [1.0, -0.6], drawn, axis=1))
