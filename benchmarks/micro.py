@@ -25,9 +25,8 @@ import pydantic
 from pydantic import AliasChoices, AliasPath, Field
 
 from benchmarks import runner
-from harness.cli import exit_codes
+from harness import ExitCode, HarnessError
 from harness.cli.subcommand import one_line
-from harness.errors import HarnessError
 from harness.options.kinds import parse_percentage
 from results import errors
 from results.judging.gate import Gate
@@ -259,12 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f" {', '.join(names())}"
             )
         run(given["names"] or names(), given["output"], given["repetitions"])
-        return exit_codes.OK
+        return ExitCode.OK
     try:
         return compare(**given)
     except (HarnessError, errors.ResultsError) as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return exit_codes.USAGE
+        return ExitCode.USAGE
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness import catalog, errors
-from harness.cli import exit_codes, running
+from harness.cli import running
+from harness.cli.exit_codes import ExitCode
 from harness.command import peers
 from harness.doctor import gpu as gpu_lib
 from harness.launch import launchers
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from harness.cli.subcommands.sweep_command import RunRequest
 
 
-HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
+_HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
+_NOT_OF_RUNS = ("harness_command", "probe")  # Overrides that are no ``RunSettings``.
 
 
 def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
@@ -65,9 +67,10 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
         workers = -(-max(spec.num_replicas for spec in specs) // gpus_per_worker)
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
     arguments = without_options(command[command.index("harness") + 1 :], "--study")
+    harness_command = request.overrides.get("harness_command", _HARNESS_COMMAND)
     job = Job(
         name=name[:53].strip("-") or "sweep",
-        command=(*HARNESS_COMMAND, *arguments, "--study", study),
+        command=(*harness_command, *arguments, "--study", study),
         workers=workers,
         gpus_per_worker=gpus_per_worker,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
@@ -80,7 +83,7 @@ def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:
         f" study is {request.runs_dir / study}; {submitted.end} ends it, and the same"
         " command continues it"
     )
-    return exit_codes.OK
+    return ExitCode.OK
 
 
 @contextlib.contextmanager
@@ -276,7 +279,7 @@ def _run_study(
         folders=folders,
         launcher=launcher,
         changed_code=watch.changed,
-        **{k: v for k, v in request.overrides.items() if k != "probe"},
+        **{k: v for k, v in request.overrides.items() if k not in _NOT_OF_RUNS},
     )
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
@@ -325,7 +328,7 @@ def _print_plan(
         data |= {"estimated_most_sec": guess.most_sec, "estimate_basis": guess.basis}
         data |= {"memory": memory} if memory else {}
         click.echo(json.dumps(data, indent=2))
-        return exit_codes.OK
+        return ExitCode.OK
     for number, trial in enumerate(asked, start=1):
         click.echo(f"{number:>4}  {trial.trial_id[:8]}  {describe_trial(trial)}")
     for num_replicas, table in memory.items():
@@ -337,7 +340,7 @@ def _print_plan(
         f"{root}: {len(asked)} trials of {cases} cases, {len(missing)} to run,"
         f" {guess.text}"
     )
-    return exit_codes.OK
+    return ExitCode.OK
 
 
 def sweep_varied(request: RunRequest) -> int:
@@ -377,8 +380,8 @@ def sweep_varied(request: RunRequest) -> int:
         words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
         update = {"runs_dir": root, "study": study, "recorded_command": tuple(words)}
         codes.append(sweep(asked_value.model_copy(update=update)))
-        if codes[-1] == exit_codes.INTERRUPTED:
-            return exit_codes.INTERRUPTED
+        if codes[-1] == ExitCode.INTERRUPTED:
+            return ExitCode.INTERRUPTED
     if not request.is_dry_run and not request.info.is_submitted():
         write_page(root)
     return combined(codes)
@@ -403,10 +406,8 @@ def _existing(root: Path, axis: Axis) -> Varied | None:
 def combined(codes: Sequence[int]) -> int:
     if len({*codes}) == 1:
         return codes[0]
-    worst = (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT)
-    return next(
-        (each for each in worst if each in codes), exit_codes.SOME_TRIALS_FAILED
-    )
+    worst = (ExitCode.INTERRUPTED, ExitCode.USAGE, ExitCode.UNFIT)
+    return next((each for each in worst if each in codes), ExitCode.SOME_TRIALS_FAILED)
 
 
 def write_page(root: Path) -> int:
@@ -416,7 +417,7 @@ def write_page(root: Path) -> int:
     path = root / "report" / "index.html"
     output_file.write(path, build_varied(root), what="report")
     running.note(f"report: {path}")
-    return exit_codes.OK
+    return ExitCode.OK
 
 
 def check_comparable(
@@ -468,11 +469,11 @@ def for_each(
     for name in names:
         click.echo(f"{root.name}/{name}")
         codes.append(run(Store.open((root / name).absolute())))
-        if codes[-1] == exit_codes.INTERRUPTED:
+        if codes[-1] == ExitCode.INTERRUPTED:
             return codes[-1]
     if after is not None:
         codes.append(after(root))
-    return combined(codes) if codes else exit_codes.NOTHING_MEASURED
+    return combined(codes) if codes else ExitCode.NOTHING_MEASURED
 
 
 _TAKEN = {"study", "runs_dir", "retry", "timeout_sec", "launcher", "is_json"}

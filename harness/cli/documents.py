@@ -1,6 +1,7 @@
-"""What is generated from the declared options: ``python -m harness.cli.documents``.
+"""What is generated from the declared options.
 
-The JSON Schema of study files; and, for the documentation site, a page of all options.
+``python -m harness.cli.documents FOLDER`` writes the JSON Schema of study files; the
+documentation site has a page of all options.
 """
 
 from __future__ import annotations
@@ -8,20 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 
-from harness.cli.main import cli
+from harness.cli.main import command_line
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
-
 
 def page() -> str:
-    parts = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in _helps(cli, "")]
+    helps = _helps(command_line, "")
+    parts = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in helps]
     return "\n".join(["# Options\n", *parts])
 
 
@@ -39,12 +37,15 @@ def _helps(subcommand: click.Command, title: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def main(arguments: Sequence[str] = ()) -> int:
-    if arguments:
-        sys.stderr.write("error: usage: python -m harness.cli.documents\n")
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns 2 if there is no such folder."""
+    folder = Path(arguments[0]) if len(arguments) == 1 else None
+    if folder is None or not folder.is_dir():
+        sys.stderr.write("error: usage: python -m harness.cli.documents FOLDER\n")
         return 2
-    SCHEMA.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
-    sys.stdout.write(f"{SCHEMA}\n")
+    path = folder / SCHEMA_NAME
+    path.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
+    sys.stdout.write(f"{path}\n")
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import STUDY_FILE, Subcommand, check_arguments, one_line
 from harness.errors import HarnessError, Interrupted, UnfitMachineError, causes
 
@@ -61,7 +61,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> Non
     ctx.exit()
 
 
-SUBCOMMANDS = (
+_SUBCOMMANDS = (
     Subcommand(
         "sweep",
         """Runs a sweep and writes the report; run it again to resume.
@@ -117,9 +117,9 @@ SUBCOMMANDS = (
 )
 """In the order in which a user needs them."""
 
-cli = _Group(
+command_line = _Group(
     help="Measures how a training step scales over replicas, and records the evidence.",
-    commands=SUBCOMMANDS,
+    commands=_SUBCOMMANDS,
     params=[
         click.Option(
             ["--version"],
@@ -143,15 +143,28 @@ cli = _Group(
 def main(
     argv: Sequence[str] | None = None, *, run_overrides: Mapping[str, Any] | None = None
 ) -> int:
+    """Runs a command line in this process, as ``python -m harness`` does.
+
+    Args:
+        argv: The subcommand and its arguments; those of this process by default.
+        run_overrides: What takes the place of a part of a run, by name: a field of
+            ``RunSettings``, ``probe`` (asks TensorFlow for its GPUs), or
+            ``harness_command`` (what a job starts).
+
+    Returns:
+        The exit code, one of ``ExitCode``. Errors are one line on stderr; none is
+        raised.
+    """
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         check_arguments(arguments)
         is_completing = COMPLETION in os.environ
         if not arguments and not is_completing:
             # Code 0 would tell a script that something was done.
-            click.echo(cli.get_help(click.Context(cli, info_name="python -m harness")))
-            return exit_codes.USAGE
-        code = cli.main(
+            context = click.Context(command_line, info_name="python -m harness")
+            click.echo(command_line.get_help(context))
+            return ExitCode.USAGE
+        code = command_line.main(
             arguments,
             prog_name=SCRIPT if is_completing else "python -m harness",
             complete_var=COMPLETION,
@@ -160,10 +173,10 @@ def main(
         )
     except (KeyboardInterrupt, click.Abort, Interrupted):
         click.echo("interrupted", err=True)
-        return exit_codes.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         _forget_stdout()  # the reader has closed it, as in `... | head`
-        return exit_codes.OK
+        return ExitCode.OK
     except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
         message = _user_message(error)
         if _is_output_full(error):
@@ -177,11 +190,11 @@ def main(
                 "run the same command to resume",
                 err=True,
             )
-            return exit_codes.INTERNAL_FAULT
+            return ExitCode.INTERNAL_FAULT
         click.echo(f"error: {one_line(message)}", err=True)
         is_unfit = isinstance(error, UnfitMachineError)
-        return exit_codes.UNFIT if is_unfit else exit_codes.USAGE
-    return int(code or exit_codes.OK)
+        return ExitCode.UNFIT if is_unfit else ExitCode.USAGE
+    return int(code or ExitCode.OK)
 
 
 def _forget_stdout() -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli import exit_codes
+import reports
+import results
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import console
 from harness.errors import Interrupted
 from harness.launch import launchers
@@ -77,7 +79,7 @@ def run_until_done(
         if renew is not None:  # so that the page shows all trials that are kept
             with contextlib.suppress(KeyboardInterrupt):
                 renew()
-        return exit_codes.INTERRUPTED
+        return ExitCode.INTERRUPTED
     for match in study.matches:
         if match.outcome is not Outcome.MATCHES:
             note(describe_match(match))
@@ -88,9 +90,7 @@ def _renew_report(store: Store) -> str:
     """Writes the report of what was measured so far; returns why it cannot, or ""."""
     try:
         with run.stop_later():
-            from reports.page import build
-
-            build.write_report(store, store.report_path)
+            reports.write_report(store, store.report_path)
     except StudyLostError:
         raise
     except ResultsError as error:
@@ -137,9 +137,9 @@ def conclude_sweep(
             " evidence; --retry failed measures their runs again"
         )
     if num_failed == len(trials):
-        return exit_codes.NOTHING_MEASURED
+        return ExitCode.NOTHING_MEASURED
     is_part = num_failed or any(match.has_failed for match in study.matches)
-    return exit_codes.SOME_TRIALS_FAILED if is_part else exit_codes.OK
+    return ExitCode.SOME_TRIALS_FAILED if is_part else ExitCode.OK
 
 
 def _is_done(study: Study) -> bool:
@@ -164,19 +164,13 @@ def _is_done(study: Study) -> bool:
 
 
 def _conclude(store: Store, *, is_json: bool) -> None:
-    from reports.page import build
-
-    build.write_report(store, store.report_path)
+    reports.write_report(store, store.report_path)
     print_summary(store, is_json=is_json)
     note(f"report: {store.report_path}")
 
 
 def print_summary(store: Store, *, is_json: bool) -> None:
     if is_json:
-        from results.figures.frame import summary
-
-        click.echo(json.dumps(summary(store), indent=2))
+        click.echo(json.dumps(results.summary(store), indent=2))
     else:
-        from reports.exports import exports
-
-        exports.print_summary(store, console())
+        reports.print_summary(store, console())

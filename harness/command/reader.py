@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.command import numbers
-from harness.command.numbers import Meaning, Metric, NumberError
+from harness.command.numbers import Meaning, NumberError
 from harness.command.running import MOST_COLUMNS, CommandError, TerminalLine
 from harness.errors import PlanError
 from harness.trial.measure import exact_metric
@@ -25,6 +25,8 @@ from results.records.texts import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from results.records.program import Program
 
 
 class ReadingError(ValueError):
@@ -256,12 +258,13 @@ def count_facts(texts: Sequence[str]) -> tuple[MetricFacts, ...]:
 class OutputReader:
     """Finds the numbers of the metric and of the counts in what a program prints."""
 
-    def __init__(self, metric: Metric, count_texts: Sequence[str]) -> None:
+    def __init__(self, program: Program) -> None:
         self._streams = TerminalLine(), TerminalLine()
+        metric = numbers.parse_metric(program.metric)
         self._metric = metric.pattern and LineReader(metric.pattern, metric.meaning)
         self._counts: dict[str, tuple[LineReader, list[float]]] = {
             name: (LineReader(*sought), [])
-            for name, sought in parse_count(count_texts).items()
+            for name, sought in parse_count(program.counts).items()
         }
 
     def feed(self, stream: int, chunk: bytes, ns: int) -> Iterator[Reading]:
@@ -303,8 +306,8 @@ _MOST_AT_ONCE: Final = 2**20
 class MetricFile:
     """The file of a trial, and what it was before the program started."""
 
-    def __init__(self, metric: Metric, path: Path) -> None:
-        self._metric, self._path = metric, path
+    def __init__(self, program: Program, path: Path) -> None:
+        self._metric, self._path = numbers.parse_metric(program.metric), path
         self._where = f"the file {path.name!r} of --metric"
         self._written, self._before = 0, b""
         with contextlib.suppress(OSError, ReadingError):

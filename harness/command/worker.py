@@ -165,9 +165,9 @@ class Trial:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
-        self._metric = metric = numbers.parse_metric(spec.program.metric)
+        self._metric = numbers.parse_metric(spec.program.metric)
         self._readings: list[reader.Reading] = []
-        self._output = reader.OutputReader(metric, spec.program.counts)
+        self._output = reader.OutputReader(spec.program)
         self._other_gpus = OtherGpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._file: reader.MetricFile | None = None
         self._run = Run(self._other_gpus.look)
@@ -187,7 +187,7 @@ class Trial:
         words = program.fill(program.split(self._program.command), values)
         if self._metric.path:
             (path,) = program.fill([self._metric.path], values)
-            self._file = reader.MetricFile(self._metric, folder / path)
+            self._file = reader.MetricFile(self._program, folder / path)
         period_sec = running.POLL_SEC if self._file is None else reader.POLL_SEC
         output = self._run.output(words, folder, variables_of(os.environ), period_sec)
         with contextlib.closing(output):

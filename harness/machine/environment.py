@@ -47,7 +47,6 @@ def read_environment(
     variables: Mapping[str, str],
     *,
     chosen: Sequence[Gpu] = (),
-    inherited: Mapping[str, str] = os.environ,
     state: MachineState | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> Environment:
@@ -73,7 +72,7 @@ def read_environment(
         machine_state=state,
         placement=placement,
     )
-    identifying = {"variables": recorded_variables(inherited, IDENTITY)}
+    identifying = {"variables": recorded_variables(os.environ, IDENTITY)}
     update: dict[str, Any] = {
         "fingerprint": identity.digest(env.machine_facts | identifying)
     }
@@ -119,21 +118,19 @@ _FILES: Final = {
 }
 
 
-def read_container(
-    root: Path = Path("/"), environ: Mapping[str, str] = os.environ
-) -> str | None:
+def read_container(root: Path) -> str | None:
     """Kind and image, such as ``docker sha256:0123...``; None outside of one."""
-    kinds = ["apptainer"] * any(environ.get(name) for name in _VARIABLES)
+    kinds = ["apptainer"] * any(map(os.environ.get, _VARIABLES))
     kinds += [kind for name, kind in _FILES.items() if (root / name).exists()]
-    image = image_of(root, environ)
+    image = image_of(root)
     if not kinds and not image:
         return None
     return " ".join(filter(None, [kinds[0] if kinds else "container", image]))
 
 
-def image_of(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> str:
+def image_of(root: Path = Path("/")) -> str:
     """Returns the id of the image, such as ``sha256:0123...``; empty if unknown."""
-    if text := environ.get(VARIABLE, ""):
+    if text := os.environ.get(VARIABLE, ""):
         match = _ID.fullmatch(text)
         if match is None:
             raise PlanError(

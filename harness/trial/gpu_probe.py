@@ -20,7 +20,7 @@ from harness.machine.gpus import NO_GPU
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     # Takes the ids of GPUs; returns what TensorFlow sees of them.
     Probe = Callable[[Sequence[str]], "TensorFlowGpus"]
@@ -71,9 +71,9 @@ def probe(ids: Sequence[str]) -> TensorFlowGpus:
         ) from error
 
 
-def given_ids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def given_ids() -> tuple[str, ...]:
     """Returns the GPUs that this process was given; none for one that only serves."""
-    text = environ.get("CUDA_VISIBLE_DEVICES", NO_GPU)
+    text = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU)
     return () if text in ("", NO_GPU) else tuple(text.split(","))
 
 

@@ -171,6 +171,15 @@ def _columns_that_fit(
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:
+    """Prints what the page of a study says, as a table in the terminal.
+
+    Args:
+        store: The study; its plan and records may still grow.
+        console: Where to print; its width says which columns have room.
+
+    Raises:
+        ResultsError: A record cannot be read.
+    """
     view = view_store(store)
     judged = brief.judge(view)
 

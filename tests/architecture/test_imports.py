@@ -49,7 +49,7 @@ LIGHT = [
         ),
         # Only click and the standard library stand between a user and the help.
         pytest.param(
-            "import harness.cli.main",
+            "from harness import main",
             HEAVY | {"numpy", "pandas", "pydantic", "rich", "matplotlib", "psutil"},
             id="the help",
         ),

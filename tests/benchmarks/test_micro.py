@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import study_files
 
-from harness.cli import exit_codes
+from harness import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "benchmarks" / "micro"
@@ -83,17 +83,17 @@ def test_repetitions_are_fresh_processes_in_one_file(
     assert [0] * count + [1] * count == numbers
     # Two repetitions on a busy machine may leave it open.
     compared = micro.main(["compare", str(output), str(output), "--delta=100%"])
-    assert compared in (exit_codes.OK, exit_codes.INCONCLUSIVE)
+    assert compared in (ExitCode.OK, ExitCode.INCONCLUSIVE)
     assert ": time_per_call against" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("factor", "spread", "code", "text"),
     [
-        (1.0, QUIET, exit_codes.OK, r"^PASS: time_per_call"),
-        (0.8, QUIET, exit_codes.OK, r"^IMPROVE: "),
-        (1.2, QUIET, exit_codes.REGRESSION, r"\+20\.0\s%\s+\[\+\d+.* regress"),
-        (1.0, NOISY, exit_codes.INCONCLUSIVE, r"^INCONCLUSIVE: "),
+        (1.0, QUIET, ExitCode.OK, r"^PASS: time_per_call"),
+        (0.8, QUIET, ExitCode.OK, r"^IMPROVE: "),
+        (1.2, QUIET, ExitCode.REGRESSION, r"\+20\.0\s%\s+\[\+\d+.* regress"),
+        (1.0, NOISY, ExitCode.INCONCLUSIVE, r"^INCONCLUSIVE: "),
     ],
 )
 def test_the_verdict_is_that_of_a_gate(compare, factor, spread, code, text):
@@ -113,7 +113,7 @@ def test_the_worst_verdict_is_that_of_the_whole(compare):
     code, out, _ = compare(new, old, "--format=json")
     judged = json.loads(out)
 
-    assert exit_codes.REGRESSION == code
+    assert ExitCode.REGRESSION == code
     assert "regress" == judged["verdict"]
     assert ["pass", "regress"] == [case["verdict"] for case in judged["cases"]]
     assert "bench.py::test_a" == judged["cases"][0]["name"]
@@ -147,7 +147,7 @@ def test_what_cannot_be_judged_is_not_passed_over(
 ):
     found, out, err = compare(new, old, **fields)
 
-    assert getattr(exit_codes, code) == found
+    assert ExitCode[code] == found
     assert re.search(text, out + err)
 
 
@@ -171,7 +171,7 @@ def test_bad_arguments_end_with_exit_code_2(
         code = micro.main(arguments)
     except SystemExit as ended:
         code = ended.code
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert re.search(text, capsys.readouterr().err)
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_benchmark_is_one_line(micro, tmp_path, capsys, text, message
     code = micro.main(["compare", str(path), str(path)])
     _, err = capsys.readouterr()
 
-    assert (exit_codes.USAGE, 1) == (code, err.count("\n"))
+    assert (ExitCode.USAGE, 1) == (code, err.count("\n"))
     assert re.search(
         rf"a\.json' has no benchmarks that .*{message}.*; give a file", err
     )

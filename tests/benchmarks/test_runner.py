@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import replicator
-from harness.cli import main
+from harness import command_line
 from workloads import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,5 +234,5 @@ def test_every_benchmark_is_there(load):
         (name,) = (part for part in command if "bench_" in part)
         path = name.removesuffix(".py").replace(".", "/") + ".py"
         assert (ROOT / path).is_file(), path
-    done = CliRunner().invoke(main.cli, load("bench_measuring").PLAN)
+    done = CliRunner().invoke(command_line, load("bench_measuring").PLAN)
     assert "1084 trials of 19 cases" in done.output

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.machine import environment
+from harness import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,15 +126,15 @@ def test_a_documented_command_for_an_image_is_right(command, tmp_path):
     assert RUNS in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     # NCCL shares memory between the processes of a container.
     assert ("--shm-size" in options) == ("--gpus" in options) == image.endswith("-gpu")
-    assert cli.commands[name].make_context(name, list(arguments)).params
+    assert command_line.commands[name].make_context(name, list(arguments)).params
     here = ["cpu" if word == "gpu" else word for word in arguments]
     done = CliRunner().invoke(
-        cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path / "r")]
+        command_line, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path / "r")]
     )
     assert not done.exception, done.output
 
 
-def test_a_program_in_an_image_is_told_of_which(tmp_path):
+def test_a_program_in_an_image_is_told_of_which(tmp_path, monkeypatch):
     """The command of ``docs/command.md``; its variable is the one that is recorded."""
     page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
     (command,) = commands_of(page)
@@ -148,6 +147,13 @@ def test_a_program_in_an_image_is_told_of_which(tmp_path):
 
     asked = (tmp_path / "asked").read_text().strip()
     assert "image inspect --format {{.Id}} mine" == asked
-    assert ["run", "--env", f"{environment.VARIABLE}=sha256:0123", "mine"] == (
-        printed.split()
-    )
+    run, option, variable, image = printed.split()
+    assert ["run", "--env", "mine"] == [run, option, image]
+    name, _, value = variable.partition("=")
+    assert "sha256:0123" == value
+    monkeypatch.setenv(name, value + "0" * 60)
+    words = ("--command=own {replicas}", "--metric=step_time=(x)", "--mode=strong")
+    planned = ["sweep", "--dry-run", "--json", *words, "--replicas=1"]
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(CliRunner().invoke(command_line, planned).stdout)
+    assert value + "0" * 60 == plan["program_code"][""]["container image"]

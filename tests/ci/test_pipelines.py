@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 from command_lines import commit, git
 
-from harness.cli.main import cli
+from harness import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -245,12 +245,12 @@ def test_the_commands_of_the_pipelines_exist(path, tmp_path):
     for subcommand, *rest in harness_commands(path):
         # The names of the studies of `xargs report` come from its input.
         words = ["WORD", *rest] if rest[:1] == ["-o"] else rest
-        assert cli.commands[subcommand].make_context(subcommand, words).params
+        assert command_line.commands[subcommand].make_context(subcommand, words).params
         if subcommand != "sweep":
             continue
         here = ["cpu" if word == "gpu" else word for word in rest]
         done = CliRunner().invoke(
-            cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
+            command_line, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
         )
         assert not done.exception, done.output
         assert re.search(r"\d+ trials of \d+ cases", done.output)
@@ -332,4 +332,4 @@ def test_a_gate_without_a_verdict_decides_nothing(tmp_path, code):
 def test_its_gate_has_options_that_exist():
     _, subcommand, *options = shlex.split(GATE.replace("\\\n", " "))
 
-    assert cli.commands[subcommand].make_context(subcommand, options).params
+    assert command_line.commands[subcommand].make_context(subcommand, options).params

@@ -9,8 +9,7 @@ from pathlib import Path
 import fork_server
 import pytest
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 from harness.run import rounds, trial_tree
 from results import Control, Store, TrialStatus, curves_frame, trials_frame
 
@@ -19,10 +18,10 @@ pytestmark = pytest.mark.processes
 NUM_PARAMETERS = 25_557_032
 NUM_TEST_IMAGES = 359
 ALLOWED = (
-    exit_codes.OK,
-    exit_codes.SOME_TRIALS_FAILED,
-    exit_codes.NOTHING_MEASURED,
-    exit_codes.UNFIT,
+    ExitCode.OK,
+    ExitCode.SOME_TRIALS_FAILED,
+    ExitCode.NOTHING_MEASURED,
+    ExitCode.UNFIT,
 )
 
 
@@ -138,7 +137,7 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
         "--budget=none --json --study=s"
     )
     with fork_server.installed(trial_tree.WORKER_COMMAND, fork_server.REAL):
-        code = cli.main(("sweep", *options.split()))
+        code = main(("sweep", *options.split()))
     out, err = capsys.readouterr()
     assert code in ALLOWED, err
     summary = json.loads(out)

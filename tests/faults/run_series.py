@@ -29,8 +29,11 @@ from pathlib import Path
 
 import psutil
 
-from harness.trial.process_tree import find_tree
-from harness.trial.rank_file import rank_path
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from study_files import processes_of
+
+from harness.client.scaling_client import rank_path
 from results import Phase, Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +92,7 @@ def main():
             sys.stdout.flush()
         process.wait(120)
         # The engine still runs, and has files of its own.
-        left += [str(p.pid) for path in seen for p in find_tree(str(path.resolve()))]
+        left += [str(p.pid) for path in seen for p in processes_of(path)]
         left += [path.name for path in temporary.iterdir()]
     left += [path.name for path in set(_SHARED_MEMORY.glob("*")) - segments]
     summary = {
@@ -211,7 +214,7 @@ def is_due(fault, trial_dir):
 
 def find(fault, trial_dir):
     """Returns the process that gets the signal, if it runs."""
-    for process in find_tree(str(trial_dir.resolve())):
+    for process in processes_of(trial_dir):
         try:
             command, variables = process.cmdline(), process.environ()
         except psutil.Error:
@@ -257,7 +260,7 @@ def mistakes(fault, trial, trial_dir, took_sec):
     status, failure = trial.status.status, trial.status.failure
     if took_sec > BOUND_SEC:
         found.append(f"took {took_sec:.0f} s after the fault")
-    if left := find_tree(str(trial_dir.resolve())):
+    if left := processes_of(trial_dir):
         found.append(f"left {[process.pid for process in left]}")
     if status is TrialStatus.OK:
         # The last step may have been over.
@@ -338,7 +341,6 @@ def _ray(sweep, log, variables):
 
 @contextlib.contextmanager
 def _slurm(sweep, log, variables):
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import slurm_cluster
 
     if reason := slurm_cluster.missing():

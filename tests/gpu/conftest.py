@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import re
 import statistics
@@ -20,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import case_cluster
 import covering
 import fork_server
+import pynvml
 import pytest
 
-from harness.machine import gpus
-from harness.trial import gpu_probe
 from results import Store, TrialStatus
 
 if TYPE_CHECKING:
@@ -57,15 +57,14 @@ SWEEPS = {
 
 @functools.cache
 def _count_gpus() -> tuple[int, str]:
-    visible = gpus.visible_gpus()
-    if not visible:
-        return 0, "the driver shows no NVIDIA GPU"
-    ids = [gpu.cuda_id for gpu in visible]
     try:
-        seen = gpu_probe.probe(ids)
-    except gpu_probe.MissingGpuError as error:
-        return 0, str(error)
-    return seen.num_gpus, gpu_probe.complaint(seen, ids) or f"there are {len(ids)}"
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return 0, f"there is no driver of NVIDIA: {error}"
+    command = [sys.executable, "-m", "harness.trial.gpu_probe"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    number = json.loads(done.stdout)["num_gpus"]
+    return number, f"TensorFlow sees {number}"
 
 
 @pytest.fixture(autouse=True)
@@ -147,11 +146,11 @@ def run_program() -> Any:
             [sys.executable, path, *arguments],
             cwd=ROOT,
             env={
+                "CUDA_CACHE_MAXSIZE": str(2**32),  # what a trial compiles is kept
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(
                     [str(ROOT), os.environ.get("PYTHONPATH", "")]
                 ),
-                **gpus.cache_variables(),
                 "TF_CPP_MIN_LOG_LEVEL": "2",
             },
             capture_output=True,

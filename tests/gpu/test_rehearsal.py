@@ -17,8 +17,7 @@ import pytest
 import small_programs
 from fake_machine import FakeNvml, make_gpus
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 
 # Runs another program while networks are short.
 SHORT = f"""
@@ -89,9 +88,9 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
     for chosen in [*sweeps, flags.split()]:  # the last one is make sweep-gpu
-        code = cli.main(["sweep", "--dry-run", "--device=gpu", *chosen])
+        code = main(["sweep", "--dry-run", "--device=gpu", *chosen])
         printed = capsys.readouterr()
 
-        assert exit_codes.OK == code, (chosen, printed.err)
+        assert ExitCode.OK == code, (chosen, printed.err)
         assert re.search(r"\bin_graph\b", printed.out)
     assert [] == list(tmp_path.iterdir())

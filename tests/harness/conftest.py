@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import command_lines
@@ -21,13 +22,12 @@ import pytest
 from command_lines import commit, git, overridden
 from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
 
-from harness.cli import exit_codes, running
-from harness.cli import main as cli
+import reports
+from harness import ExitCode, main
 from harness.judging import revisions
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run.trial_runner import RunSettings
-from harness.trial.gpu_probe import TensorFlowGpus
 from results import SCHEMA_VERSION, Plan, PlannedTrial, Store, TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,14 +94,8 @@ def writes_pages(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(autouse=True)
 def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps print their summaries only: a page takes longer than the trials."""
-    if writes_pages:
-        return
-
-    def print_only(store: Store, *, is_json: bool) -> None:
-        running.print_summary(store, is_json=is_json)
-
-    monkeypatch.setattr(running, "_conclude", print_only)
-    monkeypatch.setattr(running, "_renew_report", lambda _store: "")
+    if not writes_pages:
+        monkeypatch.setattr(reports, "write_report", lambda *_: None)
 
 
 @pytest.fixture
@@ -130,8 +124,8 @@ def install_gpus(
 @pytest.fixture
 def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
 
-    def probe(ids: Any) -> TensorFlowGpus:
-        return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
+    def probe(ids: Any) -> SimpleNamespace:
+        return SimpleNamespace(num_gpus=len(ids), is_built_with_cuda=True)
 
     return overrides | {"probe": probe}
 
@@ -164,7 +158,7 @@ def settings(one_core: CpuTopology, overrides: dict[str, Any]) -> RunSettings:
 def small_plan() -> Plan:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        assert exit_codes.OK == cli.main(("sweep", "--dry-run", "--json", *SMALL))
+        assert ExitCode.OK == main(("sweep", "--dry-run", "--json", *SMALL))
     planned = json.loads(printed.getvalue())["trials"]
     return Plan(
         study="small",
@@ -212,7 +206,7 @@ def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.chdir(tmp_path)
 
     def run(*args: Any, overrides: Any = None) -> Any:
-        code = cli.main(args, run_overrides=overrides or {"canary": _canary})
+        code = main(args, run_overrides=overrides or {"canary": _canary})
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -225,7 +219,7 @@ def succeed(harness: Any) -> Any:
 
     def run(*args: Any, **options: Any) -> str:
         code, out, err = harness(*args, **options)
-        assert exit_codes.OK == code, out + err
+        assert ExitCode.OK == code, out + err
         return str(out)
 
     return run
@@ -250,7 +244,7 @@ def refuse(harness: Any, written: Any) -> Any:
     def run(*args: Any, **options: Any) -> str:
         before = written()
         code, out, err = harness(*args, **options)
-        assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+        assert (ExitCode.USAGE, "", 1) == (code, out, err.count("\n")), err
         assert err.startswith("error: ")
         assert before == written()
         return str(err)
@@ -265,8 +259,8 @@ def _quick_sweeps(folder: Path) -> Iterator[pytest.MonkeyPatch]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(folder)
-        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-        patch.setattr(running, "_renew_report", lambda _store: "")
+        for name in ("write_report", "print_summary"):
+            patch.setattr(reports, name, lambda *_: None)
         patch.setattr(disturbance, "between", lambda *_: QUIET)
         yield patch
 
@@ -281,8 +275,8 @@ def quick_sweeps() -> Any:
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
     root = tmp_path_factory.mktemp("template")
     with _quick_sweeps(root):
-        code = cli.main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
-    assert exit_codes.OK == code
+        code = main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
+    assert ExitCode.OK == code
     return root
 
 
@@ -379,7 +373,7 @@ def gate(
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     if not writes_pages:
-        monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+        monkeypatch.setattr(reports, "write_report", lambda *_: None)
 
     def run(*arguments: str, of: tuple[str, ...] = QUICK_GATE, **replaced: Any) -> Any:
         return harness(*overridden(of, *arguments), overrides=gate_overrides | replaced)
@@ -400,11 +394,11 @@ def template_of_gates(
     ):
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
-        patch.setattr("reports.page.build.write_report", lambda *_: None)
+        patch.setattr(reports, "write_report", lambda *_: None)
         # Verifying applies the rule for turns to the load, which is that of a test.
         patch.setattr(disturbance, "between", lambda _before, _after: QUIET)
         arguments = (*QUICK_GATE, "--baseline=same", "--study=stored")
-        assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
+        assert ExitCode.OK == main(arguments, run_overrides=gate_overrides)
     return root
 
 

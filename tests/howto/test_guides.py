@@ -95,7 +95,7 @@ def python(tree, arguments, *, code=0):
 _SEVERAL = """
 import contextlib, io, json, sys
 from harness.cli import running
-from harness.cli.main import main
+from harness import main
 from harness.run import rounds
 rounds.MIN_BLOCK_SEC = 0.05
 running._renew_report = lambda store: ""  # one page at the end is enough

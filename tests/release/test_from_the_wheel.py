@@ -274,9 +274,9 @@ def test_each_step_of_the_action_runs(own, environ, tmp_path):
 STAND_IN = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
-from harness.cli.main import cli
+from harness import command_line
 subcommand, *words = sys.argv[1:]
-values = cli.commands[subcommand].make_context(subcommand, list(words)).params
+values = command_line.commands[subcommand].make_context(subcommand, list(words)).params
 written = ("junit=", "markdown=", "gate/published/")
 for word in ("gate/runs/gate/gate.json", *words):
     if word.startswith(written) or word.endswith("gate.json"):

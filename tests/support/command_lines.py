@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.cli.main import SUBCOMMANDS
+from harness import command_line
 from harness.launch import launchers
 from replicator.catalog import BACKENDS
 from reports.exports.export_formats import FORMATS
@@ -69,6 +70,15 @@ def commit(root: Path, name: str) -> None:
     git(root, "tag", name)
 
 
+def run_module(name, *words):
+    """Runs a module as ``python -m`` does; returns the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [name, *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return ended.value.code
+
+
 TESTS = Path(__file__).resolve().parents[1]
 WORKER = (sys.executable, str(TESTS / "harness" / "fake_worker.py"), "--gate")
 # At this alpha five repetitions can pass.
@@ -86,7 +96,7 @@ GATE = (
 # Arguments: the repository, and then those of the harness.
 DRIVER = f"""
 import pathlib, sys
-from harness.cli.main import main
+from harness import main
 from harness.judging import revisions
 revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
 overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
@@ -134,7 +144,7 @@ def install(tmp_path, monkeypatch):
     for name in set(sys.modules) - modules:
         if (site / f"{name}.py").exists() or (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
-    for subcommand in SUBCOMMANDS:
+    for subcommand in command_line.commands.values():
         subcommand.__dict__.pop("_params", None)
     for table, before in zip(TABLES, tables, strict=True):
         table.clear()

@@ -73,6 +73,16 @@ class FakeGpu:
     is_lost: bool = False  # Whether the driver has lost it: every question is an error.
 
 
+def install_packages(folder, patch, versions):
+    """Makes packages installed, as far as what says their versions is concerned."""
+    for name, version in versions.items():
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (info / "METADATA").write_text(metadata)
+    patch.syspath_prepend(str(folder))
+
+
 def without(questions):
     """Returns the functions of a driver that a GPU does not support, by their ends."""
     return frozenset(f"nvmlDeviceGet{name}" for name in questions.split())

@@ -1,6 +1,7 @@
 """Files of studies: changed, published or ended; and those of benchmarks."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,6 +12,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import psutil
+
+from harness.client import scaling_client
 from results import Store
 
 
@@ -62,6 +66,24 @@ def with_blocks(of, change):
 def edit_record(path, **fields):
     """Changes fields of a record on disk."""
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def processes_of(folder):
+    """Returns the living processes of a trial, or of all trials below a folder."""
+    root, found = folder.resolve(), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            trial = process.environ().get(scaling_client.TRIAL_VARIABLE, "")
+            is_of_it = trial == str(root) or trial.startswith(f"{root}/")
+            if is_of_it and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def lines_of(path, kind):
+    """Returns the lines of a kind in the file of a rank."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line["kind"] == kind]
 
 
 def ended_ids(store):

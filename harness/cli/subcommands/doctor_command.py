@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import console
-from harness.doctor import checks, gpu, pair
+from harness.doctor import checks, gpu
 from harness.errors import ParseError
 from harness.options.kinds import duration
 from harness.options.option import Options, option
@@ -44,9 +44,9 @@ class DoctorRequest(Options):
 def run(request: DoctorRequest) -> int:
     interleaved_sec = request.interleaved_sec
     why = ""
-    if 0 < interleaved_sec < pair.LEAST_SEC:
+    if 0 < interleaved_sec < checks.LEAST_SEC:
         why = (
-            f"is too short, must be at least {pair.LEAST_SEC:g}s since starting its"
+            f"is too short, must be at least {checks.LEAST_SEC:g}s since starting its"
             " processes takes 15 s or more; 0 leaves it out"
         )
     elif interleaved_sec > MAX_INTERLEAVED_SEC:
@@ -56,7 +56,7 @@ def run(request: DoctorRequest) -> int:
     measures: list[Measure] = [gpu.check_gpus, checks.check_canaries]
     if interleaved_sec:
         measures.append(
-            functools.partial(pair.check_pair, duration_sec=interleaved_sec)
+            functools.partial(checks.check_pair, duration_sec=interleaved_sec)
         )
     duration_sec = checks.DURATION_SEC + interleaved_sec
     if request.device == "gpu":
@@ -71,7 +71,7 @@ def run(request: DoctorRequest) -> int:
         click.echo(json.dumps({"is_fit": not is_unfit, "findings": rows}, indent=2))
     else:
         _print_table(findings)
-    return exit_codes.UNFIT if is_unfit else exit_codes.OK
+    return ExitCode.UNFIT if is_unfit else ExitCode.OK
 
 
 def _print_table(findings: Sequence[checks.Finding]) -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+import reports
 from harness import catalog
-from harness.cli import commands, exit_codes, running
+from harness.cli import commands, running
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import revisions
@@ -357,7 +359,7 @@ def _beside_revision(request: GateRequest, name: str, rule: Rule) -> int:
         return _conclude(None, gate, request)
     except Interrupted as error:
         running.note(f"interrupted ({error.signal_name})")
-        return exit_codes.INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 def _beside_study(request: GateRequest, stored: Study, name: str, rule: Rule) -> int:
@@ -387,10 +389,8 @@ def _beside_study(request: GateRequest, stored: Study, name: str, rule: Rule) ->
 def _conclude(store: Store | None, gate: gate_module.Gate, request: GateRequest) -> int:
     record = judgement.record_of(gate)
     if store is not None:
-        from reports.page import build
-
         gate_module.write_gate(store, record)
-        build.write_report(store, store.report_path)
+        reports.write_report(store, store.report_path)
     for path, form in _files_of(request).items():
         writing.write_text(path, judgement.WRITERS[form](record) + "\n")
     click.echo(judgement.WRITERS[request.form](record))

@@ -10,7 +10,7 @@ import click
 
 from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
-from harness.cli import exit_codes
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import one_line
 from harness.launch import launchers
 from harness.launch.launchers import Launcher
@@ -79,7 +79,7 @@ def run(request: ListRequest) -> int:
             title = kind if each else f"{kind}: none is installed"
             blocks.append("\n  ".join([title, *_lines(kind, each)]))
         click.echo("\n\n".join(blocks))
-    return exit_codes.USAGE if problems else exit_codes.OK
+    return ExitCode.USAGE if problems else ExitCode.OK
 
 
 def _lines(kind: str, rows: Rows) -> Iterator[str]:

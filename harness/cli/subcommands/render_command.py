@@ -7,7 +7,7 @@ from typing import Annotated
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommands.sweep_command import LAUNCHER, describe_launchers
 from harness.errors import PlanError
 from harness.launch import launchers
@@ -56,4 +56,4 @@ def run(request: RenderRequest) -> int:
             )
     for path in output_file.write_all(output, files, what="output"):
         click.echo(str(path))
-    return exit_codes.OK
+    return ExitCode.OK

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli import commands, exit_codes, running
+import reports
+from harness.cli import commands, running
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import PIPE_WIDTH, console
 from harness.cli.subcommands import status_command
 from harness.errors import StudyError
@@ -184,7 +186,7 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, i
         for reason in missing:
             running.note(f"no raw records beside a page: {reason}")
         path = site.write_site(stores, request.output, metric, records, source_url=url)
-        return str(path), exit_codes.OK
+        return str(path), ExitCode.OK
     path = request.output or stores[0].report_path
     if len(stores) == 1:
         path = path / "index.html" if path.is_dir() else path
@@ -195,7 +197,7 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, i
             links |= site.source_links(load_study(stores[0]), source_url)
         html = build.build_report(stores[0], links)
         output_file.write(path, html, what="report")
-        return str(path), exit_codes.OK
+        return str(path), ExitCode.OK
     compared, code = _compared(request, stores)
     if request.output is None:
         slug = slugs([compared.second.plan.study])[0]
@@ -214,7 +216,7 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared
     commands.check_comparable(
         name, other, compared.reasons, request.is_different_allowed
     )
-    return compared, exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
+    return compared, ExitCode.INCONCLUSIVE if compared.reasons else ExitCode.OK
 
 
 def _write_content(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
@@ -241,26 +243,24 @@ def _content(request: ReportRequest, stores: Sequence[Store]) -> tuple[Content, 
     form = request.format.name
     if request.format.writer:
         metric = gate_metrics.metric_of(request.metric)
-        return request.format.export(stores, metric), exit_codes.OK
+        return request.format.export(stores, metric), ExitCode.OK
     if len(stores) == _TWO:
         compared, code = _compared(request, stores)
         return comparison.WRITERS[form](compared), code
     if len(stores) > 1:
-        return card.INDEX_WRITERS[form](stores), exit_codes.OK
+        return card.INDEX_WRITERS[form](stores), ExitCode.OK
     if form == "text":
-        return _terminal(request, stores[0]), exit_codes.OK
+        return _terminal(request, stores[0]), ExitCode.OK
     write = {"markdown": exports.as_markdown, "json": exports.as_json}[form]
-    return write(stores[0]), exit_codes.OK
+    return write(stores[0]), ExitCode.OK
 
 
 def _terminal(request: ReportRequest, store: Store) -> str:
     from io import StringIO
 
-    from reports.exports import exports
-
     is_terminal = request.output is None and sys.stdout.isatty()
     settings = {} if is_terminal else {"width": PIPE_WIDTH}
     shown = console(file=StringIO(), force_terminal=is_terminal, **settings)
     with shown.capture() as captured:
-        exports.print_summary(store, shown)
+        reports.print_summary(store, shown)
     return captured.get().strip("\n")

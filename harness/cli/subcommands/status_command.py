@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import psutil
 
-from harness.cli import commands, exit_codes, running
+from harness.cli import commands, running
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import one_line
 from harness.errors import PlanError
 from harness.options.option import Options, option
@@ -194,4 +195,4 @@ def name_problems(problems: Sequence[CorruptRecordError]) -> int:
         click.echo(
             f"error: corrupt record {str(problem.path)!r}: {problem.reason}", err=True
         )
-    return exit_codes.USAGE if problems else exit_codes.OK
+    return ExitCode.USAGE if problems else ExitCode.OK

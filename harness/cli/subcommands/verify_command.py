@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from harness.cli import commands, exit_codes
+from harness.cli import commands
+from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import console, one_line
 from harness.options.option import Options
 from harness.planning import plan as plan_module
@@ -85,7 +86,7 @@ def _verify_varied(root: Path) -> int:
         differences.append(f"differs: {path}: stated {error}, recomputed a page")
     for line in differences:
         click.echo(line)
-    return exit_codes.SOME_TRIALS_FAILED if differences else exit_codes.OK
+    return ExitCode.SOME_TRIALS_FAILED if differences else ExitCode.OK
 
 
 def _shown(item: Mismatch) -> str:
@@ -134,8 +135,8 @@ def _plugin_lines(plan: Plan) -> Iterator[str]:
 
 def exit_code(check: Check) -> int:
     if check.differences or (check.missing and check.num_recomputed()):
-        return exit_codes.SOME_TRIALS_FAILED
-    return exit_codes.OK if check.num_recomputed() else exit_codes.NOTHING_MEASURED
+        return ExitCode.SOME_TRIALS_FAILED
+    return ExitCode.OK if check.num_recomputed() else ExitCode.NOTHING_MEASURED
 
 
 def _verify_gate(store: Store, check: Check) -> bool:

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from harness.cli import main as cli
+from harness import main
 
 NUM_TRIALS = 56
 
@@ -34,7 +34,7 @@ def test_report_56_trials(benchmark, runs, tmp_path, form):
     output = tmp_path / "report"
     options = [f"--format={form}", f"--output={output}", f"--runs-dir={runs}"]
     code = benchmark.pedantic(
-        lambda: cli.main(["report", "s", *options]), rounds=3, warmup_rounds=1
+        lambda: main(["report", "s", *options]), rounds=3, warmup_rounds=1
     )
 
     assert 0 == code

@@ -10,7 +10,7 @@ from command_lines import overridden, smoke_sweep
 from fake_machine import two_cores
 
 import reports
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.machine import disturbance
 from reports.page import build
 from results import WriteStoreError
@@ -68,7 +68,7 @@ def test_a_sweep_beside_load_has_figures_and_says_so(beside, succeed):
 
     code, out, err = beside(load, "--repeats=3", "--set=rounds=8", "--json")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     found = efficiency(out)
     assert found["low"] < found["value"] < found["high"]
     assert "beside load" not in found.get("caveats", "")
@@ -89,7 +89,7 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
 
     code, out, err = beside(load, "--mode=weak,strong", "--json")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     found = efficiency(out)
     assert found["value"] > 0
     assert "beside load: no evidence" in found["caveats"]
@@ -107,7 +107,7 @@ def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside):
     beside(lambda _: BUSY)
     code, out, err = beside(lambda _: QUIET, "--json", "--retry=failed")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert "beside load" not in efficiency(out).get("caveats", "")
     assert "beside load" not in err
 
@@ -129,10 +129,10 @@ def test_the_report_is_renewed_after_each_repetition(beside, monkeypatch, order)
             raise WriteStoreError("no space")
         write(store, path)
 
-    monkeypatch.setattr(build, "write_report", counted)
+    monkeypatch.setattr(reports, "write_report", counted)
     code, _, err = beside(lambda _: QUIET, "--repeats=3", f"--order={order}")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert sorted(found) == found
     assert 3 == len(set(found)) == len(found)
     assert "the report is not renewed: no space" in err

@@ -18,8 +18,7 @@ from click.shell_completion import BashComplete
 from command_lines import overridden
 from fake_machine import QUIET
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, command_line, main
 from harness.machine import disturbance
 from harness.run import trial_runner
 from reports.page import build
@@ -54,11 +53,11 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(monkeypatch, capsys, error)
     def crash(*_, **__):
         raise error
 
-    monkeypatch.setattr(cli.cli, "main", crash)
-    code = cli.main(["list"])
+    monkeypatch.setattr(command_line, "main", crash)
+    code = main(["list"])
     message = capsys.readouterr().err
 
-    assert exit_codes.INTERNAL_FAULT == code
+    assert ExitCode.INTERNAL_FAULT == code
     assert "broken inside" in message
     assert (
         "error: internal error; finished trials are kept, "
@@ -70,26 +69,27 @@ def test_without_a_verb_the_help_is_shown(harness):
     """Exit code 2: 0 would tell a script that something was done."""
     code, out, err = harness()
 
-    assert (exit_codes.USAGE, "") == (code, err)
+    assert (ExitCode.USAGE, "") == (code, err)
     assert out.startswith("Usage: python -m harness [OPTIONS] COMMAND")
     assert all(
         re.search(rf"^  {subcommand} ", out, re.MULTILINE)
-        for subcommand in cli.cli.commands
+        for subcommand in command_line.commands
     )
-    assert (exit_codes.OK, out, "") == harness("--help")
-    for subcommand, command in cli.cli.commands.items():
+    assert (ExitCode.OK, out, "") == harness("--help")
+    for subcommand, command in command_line.commands.items():
         assert command.help
-        assert exit_codes.OK == harness(subcommand, "--help")[0]
+        assert ExitCode.OK == harness(subcommand, "--help")[0]
 
 
 def test_the_version_is_that_of_the_package(harness, monkeypatch):
     code, out, err = harness("--version")
 
-    assert (exit_codes.OK, "") == (code, err)
+    assert (ExitCode.OK, "") == (code, err)
     assert re.fullmatch(r"replicator-harness \d+\.\d+\.\d+\S*\n", out)
-    monkeypatch.setattr(cli, "SCRIPT", "no-such-package")
+    monkeypatch.setattr(sys, "path", [])  # where distributions are found
     out = harness("--version")[1]
-    assert out.startswith("no-such-package unknown: the package is not installed; run")
+    reason = "unknown: the package is not installed; run 'make setup'"
+    assert f"replicator-harness {reason}\n" == out
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_studies_are_listed_with_their_progress(harness):
     code, out, err = harness("list", "studies")
     rows = json.loads(harness("list", "studies", "--json")[1])["studies"]
 
-    assert (exit_codes.OK, "") == (code, err)
+    assert (ExitCode.OK, "") == (code, err)
     assert [
         "part   2025-01-01 00:00  3/4 ok  resnet50 laptop, x1,2, in_graph,tf_mirrored",
         "whole  2025-01-01 00:00  4/4 ok  resnet50 laptop, x1,2, in_graph,tf_mirrored",
@@ -123,7 +123,7 @@ def test_studies_are_listed_with_their_progress(harness):
 
 
 def complete(arguments, incomplete):
-    shell = BashComplete(cli.cli, {}, cli.SCRIPT, "")
+    shell = BashComplete(command_line, {}, "replicator-harness", "")
     return [item.value for item in shell.get_completions(arguments, incomplete)]
 
 
@@ -269,7 +269,7 @@ def test_a_sweep_ends_with_table_and_report(
     code, out, err = harness(*args, overrides=overrides)
     page = (root / "report" / "index.html").read_text()
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert "images/s" in out
     assert "[4/4]   ok," in err
     assert "\x1b[" not in out + err
@@ -278,12 +278,12 @@ def test_a_sweep_ends_with_table_and_report(
 
     monkeypatch.setattr(build, "build_report", lambda *_: "made anew")
     code, out, err = harness(*args, "--json", overrides=overrides)
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert 4 == json.loads(out)["coverage"]["ok"]
     assert "4 trials, 4 already finished" in err
     assert "made anew" == (root / "report" / "index.html").read_text()
     code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
-    assert (exit_codes.OK, "elsewhere/r.html\n") == (code, out)
+    assert (ExitCode.OK, "elsewhere/r.html\n") == (code, out)
     assert "made anew" == (root.parents[1] / "elsewhere" / "r.html").read_text()
 
 
@@ -312,8 +312,8 @@ def test_a_study_that_another_harness_measures_is_refused(refuse, root, small):
 @pytest.mark.parametrize(
     ("behavior", "expected", "num_failed"),
     [
-        ("tf_mirrored:2:build_fail", exit_codes.SOME_TRIALS_FAILED, 1),
-        ("*:*:build_fail", exit_codes.NOTHING_MEASURED, 4),
+        ("tf_mirrored:2:build_fail", ExitCode.SOME_TRIALS_FAILED, 1),
+        ("*:*:build_fail", ExitCode.NOTHING_MEASURED, 4),
     ],
 )
 def test_failures_are_finished_and_run_again_when_asked(
@@ -337,7 +337,7 @@ def test_failures_are_finished_and_run_again_when_asked(
     assert "failed in build: the reducer is out of paper" in out
     monkeypatch.delenv("FAKE_BEHAVIOR")
     retry = ("sweep", "--study", "s", "--retry=failed")
-    assert exit_codes.OK == harness(*retry, overrides=overrides)[0]
+    assert ExitCode.OK == harness(*retry, overrides=overrides)[0]
     assert 4 + num_failed == len(count.read_text().split())
 
 

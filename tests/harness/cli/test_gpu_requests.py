@@ -3,14 +3,14 @@
 import contextlib
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from command_lines import overridden, smoke_sweep
 from fake_machine import FakeGpu, FakeMig, make_gpus, without
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.machine import gpu_watch, gpus
-from harness.trial.gpu_probe import TensorFlowGpus
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
@@ -23,7 +23,7 @@ HIDDEN = [FakeGpu(utilization=40, unsupported=without("ComputeRunningProcesses")
 
 def seen(num_gpus, *, has_cuda=True, **versions):
     return {
-        "probe": lambda _ids: TensorFlowGpus(
+        "probe": lambda _ids: SimpleNamespace(
             num_gpus=num_gpus, is_built_with_cuda=has_cuda, **versions
         )
     }
@@ -62,7 +62,7 @@ def test_gpus_that_a_sweep_cannot_use_are_one_line(
     found, out, err = harness(*words, overrides=gpu_overrides | more)
 
     is_unfit = "itself" in message or bool(more)
-    assert (exit_codes.UNFIT if is_unfit else exit_codes.USAGE, "") == (found, out)
+    assert (ExitCode.UNFIT if is_unfit else ExitCode.USAGE, "") == (found, out)
     assert re.fullmatch("error: [^\n]*\n", err)
     assert re.search(message, err.rstrip()), err
     assert [] == written()
@@ -72,7 +72,7 @@ def test_a_plan_does_not_ask_tensorflow(harness, install_gpus, written):
     install_gpus(BUSY)
     code, out, _ = harness("sweep", "--dry-run", *SWEEP[1:], "--replicas=1,2")
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert "in_graph" in out
     assert [] == written()
 
@@ -94,7 +94,7 @@ def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeyp
         monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
         words = (*SWEEP, "--replicas=1,2", "--budget=none", "--no-match", "--study=s")
         code, _, err = harness(*words, overrides=gpu_overrides)
-        assert exit_codes.NOTHING_MEASURED == code, err
+        assert ExitCode.NOTHING_MEASURED == code, err
         monkeypatch.delenv("FAKE_BEHAVIOR")
         shutil.copytree(tmp_path / "runs", failed_study)
 
@@ -109,16 +109,16 @@ def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("machine", "limit", "more", "code", "message"),
     [
-        (make_gpus(8), None, {}, exit_codes.OK, ""),
-        ([], None, {}, exit_codes.USAGE, r"needs 2 GPUs, but this machine shows 0; c"),
-        (make_gpus(2), "0,7", {}, exit_codes.USAGE, r"'7' is no GPU of this machine"),
-        (ONE_BUSY, None, {}, exit_codes.UNFIT, r"GPU 1 .* is used by 1 other process,"),
+        (make_gpus(8), None, {}, ExitCode.OK, ""),
+        ([], None, {}, ExitCode.USAGE, r"needs 2 GPUs, but this machine shows 0; c"),
+        (make_gpus(2), "0,7", {}, ExitCode.USAGE, r"'7' is no GPU of this machine"),
+        (ONE_BUSY, None, {}, ExitCode.UNFIT, r"GPU 1 .* is used by 1 other process,"),
         (
-            *(make_gpus(2), None, seen(0, has_cuda=False), exit_codes.UNFIT),
+            *(make_gpus(2), None, seen(0, has_cuda=False), ExitCode.UNFIT),
             r"TensorFlow sees 0 GPUs, .* make setup-gpu ",
         ),
         (
-            *(make_gpus(2), "another sweep", {}, exit_codes.UNFIT),
+            *(make_gpus(2), "another sweep", {}, ExitCode.UNFIT),
             r"GPU 1 .* used by another sweep \(study 'other'",
         ),
     ],
@@ -158,12 +158,12 @@ def test_what_did_not_fit_is_refused_with_what_does(
         words = (*WITHOUT_MATCH, *overridden(own, *options))
         return harness(*words, overrides=gpu_overrides)
 
-    assert exit_codes.OK == sweep(4, "small")[0]
-    assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
+    assert ExitCode.OK == sweep(4, "small")[0]
+    assert ExitCode.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
     before = written()
     code, out, err = sweep(128, "bigger")
 
-    assert (exit_codes.USAGE, "") == (code, out)
+    assert (ExitCode.USAGE, "") == (code, out)
     assert re.fullmatch(
         r"error: 1 x 128 examples do not fit with backend 'in_graph': 1 x 64 ran out of"
         r" memory on NVIDIA H100 80GB HBM3 in study 'big'; 4 fits: use"
@@ -172,7 +172,7 @@ def test_what_did_not_fit_is_refused_with_what_does(
     )
     assert before == written()
     # What may fit is run.
-    assert exit_codes.OK == sweep(32, "smaller")[0]
-    assert exit_codes.OK == sweep(64, "other", name="NVIDIA H200")[0]
-    assert exit_codes.OK == sweep(64, "third", "--retry=failed")[0]
-    assert exit_codes.NOTHING_MEASURED == sweep(64, "big")[0]
+    assert ExitCode.OK == sweep(32, "smaller")[0]
+    assert ExitCode.OK == sweep(64, "other", name="NVIDIA H200")[0]
+    assert ExitCode.OK == sweep(64, "third", "--retry=failed")[0]
+    assert ExitCode.NOTHING_MEASURED == sweep(64, "big")[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_lines import install
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from results import Store
 
 __all__ = ["install"]
@@ -125,7 +125,7 @@ UNUSABLE = [
 def test_a_name_that_cannot_be_used(harness, options, message):
     code, out, err = harness("sweep", *options.split())
 
-    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
+    assert (ExitCode.USAGE, "", 1) == (code, out, err.count("\n"))
     assert message in err
     assert not Path("runs").exists()
 
@@ -144,7 +144,7 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
     plan = Store.open(next(iter(Path("runs").iterdir())))
     assert "sea_pack 1.2" == plan.read_plan().plugins["launcher boat"]["package"]
     code, _, err = harness(*sweep, "--set=harbour=far", overrides=overrides)
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "--set harbour=far has no effect with --launcher local; add --la" in err
 
 
@@ -204,7 +204,7 @@ def test_a_metric_of_a_package_is_judged_as_ours_are(install, harness, overrides
         ("rank", ", neither, ranks"),
     ):
         code, _, err = harness(*gate, f"--metric={name}", overrides=overrides)
-        assert (exit_codes.USAGE, 1) == (code, err.count("\n"))
+        assert (ExitCode.USAGE, 1) == (code, err.count("\n"))
         assert said in err
 
     _, out, err = harness(*gate, "--metric=ranks", "--study=g", overrides=overrides)
@@ -227,6 +227,6 @@ def test_list_shows_where_each_came_from(install, harness):
 
     install("torn", "1 / 0", workloads={"torn": "torn:WORKLOAD"})
     code, out, err = harness("list", "plugins")
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "workload 'torn' of torn_pack 1.2 raises an error when it is impo" in err
     assert "boat" in out

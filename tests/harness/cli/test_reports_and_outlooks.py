@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from harness.cli import exit_codes
+from harness import ExitCode
 
 SMALL = {"repeats": 3, "num_measured_steps": 3}
 INTERLEAVED = {"repeats": 4, "num_rounds": 10, "noise": 0.01}
@@ -86,11 +86,11 @@ def test_studies_are_written_in_every_format(harness, tmp_path):
         words = ("report", *studies.split(), "--format", form)
         code, out, err = harness(*words)
 
-        assert (exit_codes.OK, "") == (code, err), (studies, form)
+        assert (ExitCode.OK, "") == (code, err), (studies, form)
         assert re.search(expected, out, re.DOTALL | re.IGNORECASE), out
         if studies == "a":
             again = harness(*words, "-o", f"folder/{form}")
-            assert (exit_codes.OK, f"folder/{form}\n", "") == again
+            assert (ExitCode.OK, f"folder/{form}\n", "") == again
             assert out == (tmp_path / "folder" / form).read_text()
 
 
@@ -100,19 +100,19 @@ def test_two_studies_make_a_page_and_more_a_site(harness, tmp_path):
     again = harness("report", "a", "b", "-o", "page.html")
     page = tmp_path / "runs/a/report/compared-with-b.html"
 
-    assert (exit_codes.OK, "runs/a/report/compared-with-b.html\n", "") == (
+    assert (ExitCode.OK, "runs/a/report/compared-with-b.html\n", "") == (
         code,
         out,
         err,
     )
-    assert (exit_codes.OK, "page.html\n", "") == again
+    assert (ExitCode.OK, "page.html\n", "") == again
     assert page.read_bytes() == (tmp_path / "page.html").read_bytes()
     assert "a and b: what changed?</h1>" in page.read_text()
 
     sites = []
     for names in ("abc", "cba"):
         code, out, err = harness("report", *names, "-o", "site")
-        assert (exit_codes.OK, "site/index.html\n", "") == (code, out, err)
+        assert (ExitCode.OK, "site/index.html\n", "") == (code, out, err)
         files = (path for path in tmp_path.glob("site/**/*") if path.is_file())
         sites.append({path: path.read_bytes() for path in files})
     assert 9 == len(sites[0])  # an index, pages of studies and pairs, and records
@@ -131,7 +131,7 @@ def test_what_is_not_comparable_is_refused_with_the_fact(refuse, harness, make_s
     )
     for options in ((), ("--format=text",)):
         code, out, _ = harness("report", "a", "other", "--allow-different", *options)
-        assert exit_codes.INCONCLUSIVE == code
+        assert ExitCode.INCONCLUSIVE == code
     assert "These two studies are not comparable" in out
     assert "not comparable, shown only: workload version" in out
     assert "code: workload version 1 / 2" in out
@@ -168,7 +168,7 @@ def test_bad_requests_are_one_line(harness, written, make_study, tmp_path, row):
     code, out, err = harness(*command.split())
     *notes, last = err.splitlines()
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert re.match(f"error: .*{message}", last), last
     assert before == written()
     if command.startswith("report"):
@@ -192,7 +192,7 @@ def test_two_studies_never_differ(harness, make_study):
     assert not any(row["differs"] for row in comparison["rows"])
     for form in ("text", "markdown"):
         code, out, err = harness("report", "relay", "again", f"--format={form}")
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         assert (
             "a weaker comparison: the two were not measured in the same rounds" in out
         )
@@ -205,7 +205,7 @@ def test_the_outlook_says_that_a_pass_needs_time_for_15_repetitions(harness):
     for minutes in ("30min", "40min"):
         gate = (*GATE.split(), "--baseline=HEAD", f"--time-budget={minutes}")
         code, out, err = harness(*gate)
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         (row,) = re.findall(r"^ +\+0\.0% +(\d\.\d+)", out, re.MULTILINE)
         found[minutes] = float(row)
 

@@ -6,8 +6,7 @@ import re
 import pytest
 from command_lines import overridden
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 
 
 @pytest.fixture
@@ -17,10 +16,10 @@ def refuse(capfd, tmp_path, monkeypatch):
     def run(*options, preset="smoke"):
         base = ("--workload=d4pg", f"--preset={preset}", "--budget=none", "--repeats=1")
         words = overridden((*base, "--backends=in_graph", "--replicas=1"), *options)
-        code = cli.main(("sweep", *words))
+        code = main(("sweep", *words))
         out, err = capfd.readouterr()
 
-        assert (exit_codes.USAGE, "") == (code, out)
+        assert (ExitCode.USAGE, "") == (code, out)
         assert [] == list(tmp_path.iterdir())
         assert re.fullmatch("error: [^\n]*\n", err)
         return err

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from command_lines import overridden, smoke_sweep
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from results import Store
 from results.store import manifest
 
@@ -84,7 +84,7 @@ def test_the_same_command_resumes_and_more_values_extend(
     words = overridden(extended, "--repeats=1", "--budget=20steps")
     code, _, err = harness(*words, overrides=overrides)
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert "study global-batch-size-16: resumed" in err
     names = json.loads((made / "s" / "vary.json").read_text())["studies"]
     assert [f"global-batch-size-{size}" for size in (8, 16, 24)] == names
@@ -113,14 +113,14 @@ def test_the_page_is_verified_with_its_studies(made, harness):
     changed, said, _ = harness("verify", "s")
 
     assert "differs" not in out
-    assert exit_codes.OK == code
-    assert exit_codes.SOME_TRIALS_FAILED == changed
+    assert ExitCode.OK == code
+    assert ExitCode.SOME_TRIALS_FAILED == changed
     assert "index.html is not what the records say" in said
     names = made / "s" / "vary.json"
     record = json.loads(names.read_text())
     record["studies"].reverse()
     names.write_text(json.dumps(record))
-    assert exit_codes.OK == harness("report", "s")[0]
+    assert ExitCode.OK == harness("report", "s")[0]
     assert sorted(re.findall(r"<tr>.*</tr>", written)) == sorted(
         re.findall(r"<tr>.*</tr>", page_of(made))
     )
@@ -134,9 +134,9 @@ def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
     path.write_text(json.dumps(record))
     if is_renewed:
         manifest.renew(path.parent, path.name, {path.name: manifest.digest_of(path)})
-        assert exit_codes.OK == harness("report", "s")[0]
+        assert ExitCode.OK == harness("report", "s")[0]
     code, out, _ = harness("verify", "s")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert f"differs: {left_out}/: stated not in vary.json" in out
     assert is_renewed != ("differs: vary.json: " in out)

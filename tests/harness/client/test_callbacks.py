@@ -4,8 +4,7 @@ import importlib
 import os
 
 import pytest
-
-from harness.client import scaling_callbacks
+from command_lines import run_module
 
 
 def library(name):
@@ -13,6 +12,18 @@ def library(name):
     if os.environ.get("REQUIRE_PEERS"):
         return importlib.import_module(name)
     return pytest.importorskip(name, reason="it is not installed here: make test-peers")
+
+
+@pytest.fixture(scope="module")
+def callbacks(tmp_path_factory):
+    """The file of the callbacks, imported from where a user has put it."""
+    folder = tmp_path_factory.mktemp("beside-a-program")
+    assert 0 == run_module("harness.client", str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        import scaling_callbacks
+
+        return scaling_callbacks
 
 
 class FakeStep:
@@ -39,7 +50,7 @@ class FakeRun:
 
 
 @pytest.mark.parametrize("is_study", [True, False])
-def test_fit_of_keras_takes_part(is_study):
+def test_fit_of_keras_takes_part(callbacks, is_study):
     import keras
     import numpy as np
 
@@ -47,7 +58,7 @@ def test_fit_of_keras_takes_part(is_study):
     run.is_study = is_study
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    callback = scaling_callbacks.keras_callback(run, 4)
+    callback = callbacks.keras_callback(run, 4)
     history = model.fit(
         np.ones((16, 3)), np.ones((16, 1)), 4, epochs=3, verbose=0, callbacks=[callback]
     )
@@ -58,18 +69,18 @@ def test_fit_of_keras_takes_part(is_study):
     assert (2 if is_study else 3) == len(history.epoch)
 
 
-def test_a_loop_of_jax_waits_for_its_arrays():
+def test_a_loop_of_jax_waits_for_its_arrays(callbacks):
     jax = library("jax")
     run = FakeRun(4)
     square = jax.jit(lambda x: (x * x).sum())
-    for step in scaling_callbacks.jax_steps(run):
+    for step in callbacks.jax_steps(run):
         loss = square(jax.numpy.ones(8))
         step.done(loss, loss=loss, examples=8)
 
     assert [(8.0, 8)] * 4 == run.ended
 
 
-def test_a_trainer_of_lightning_takes_part():
+def test_a_trainer_of_lightning_takes_part(callbacks):
     torch, lightning = library("torch"), library("lightning.pytorch")
 
     class Module(lightning.LightningModule):
@@ -92,7 +103,7 @@ def test_a_trainer_of_lightning_takes_part():
         enable_progress_bar=False,
         enable_model_summary=False,
         accelerator="cpu",
-        callbacks=[scaling_callbacks.lightning_callback(run, 4)],
+        callbacks=[callbacks.lightning_callback(run, 4)],
     )
     trainer.fit(Module(), torch.utils.data.DataLoader(data, 4))
 
@@ -100,7 +111,7 @@ def test_a_trainer_of_lightning_takes_part():
     assert all(loss > 0 for loss, _ in run.ended)
 
 
-def test_a_trainer_of_hugging_face_takes_part(tmp_path):
+def test_a_trainer_of_hugging_face_takes_part(callbacks, tmp_path):
     torch, transformers = library("torch"), library("transformers")
     library("accelerate")
 
@@ -126,7 +137,7 @@ def test_a_trainer_of_hugging_face_takes_part(tmp_path):
             remove_unused_columns=False,
         ),
         train_dataset=[{"inputs": torch.ones(3)} for _ in range(16)],
-        callbacks=[scaling_callbacks.trainer_callback(run, 4)],
+        callbacks=[callbacks.trainer_callback(run, 4)],
     )
     trainer.train()
 

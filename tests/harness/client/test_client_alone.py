@@ -2,28 +2,19 @@
 
 import ast
 import json
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_lines import run_module
 
 from harness.client import scaling_client
 from harness.client.scaling_client import AloneRun, ClientError, find_rank
 
 FOLDER = Path(scaling_client.__file__).parent
 FILES = ("scaling_callbacks.py", "scaling_client.py")
-
-
-def run(module, *words):
-    """Runs a module as ``python -m`` does; returns the exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", [module, *words])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return ended.value.code
 
 
 class Clock:
@@ -50,9 +41,9 @@ def test_the_files_are_for_old_interpreters(name):
 
 
 def test_the_files_are_written_beside_a_program(tmp_path, capsys):
-    assert 0 == run("harness.client", str(tmp_path))
+    assert 0 == run_module("harness.client", str(tmp_path))
     assert set(FILES) == {path.name for path in tmp_path.iterdir()}
-    assert 2 == run("harness.client", str(tmp_path / "no"))
+    assert 2 == run_module("harness.client", str(tmp_path / "no"))
     assert "usage: python -m harness.client FOLDER" in capsys.readouterr().err
 
 
@@ -159,7 +150,7 @@ def words_of(*words):
 
 
 def conform(*words):
-    return run("harness.conformance", *words)
+    return run_module("harness.conformance", *words)
 
 
 @pytest.mark.processes

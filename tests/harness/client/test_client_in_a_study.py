@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from command_lines import commit, git, overridden
 from fake_machine import two_cores
+from study_files import processes_of
 
-from harness.cli import exit_codes
+import reports
+from harness import ExitCode
 from harness.client import scaling_client
 from harness.run import rounds, trial_tree
-from harness.trial import process_tree
 from results import Control, Order, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
@@ -101,7 +102,7 @@ def test_a_trial_that_runs_alone_has_one_window(sweep, harness):
     assert 12 == len(trial.result.ranks[0].step_time_sec)
     assert () == trial.result.ranks[0].losses
     assert () == trial.result.blocks
-    assert exit_codes.OK == harness("verify", "s")[0]
+    assert ExitCode.OK == harness("verify", "s")[0]
 
 
 def test_a_loss_that_is_not_finite_gives_no_number(sweep):
@@ -133,7 +134,7 @@ def test_a_bad_program_is_told_what_to_do(sweep, monkeypatch, behavior):
     trial, folder = sweep(BEHAVIOR=behavior)
 
     assert re.search(BAD[behavior], reason_of(trial))
-    assert [] == process_tree.find_tree(str(folder.resolve()))
+    assert [] == processes_of(folder)
 
 
 NEVER = {
@@ -160,7 +161,7 @@ def test_a_rank_that_dies_while_others_wait_is_named(sweep, monkeypatch, lingers
 
     assert how in reason_of(trial)
     assert "rank 1 was in phase measure after" in reason_of(trial)
-    assert [] == process_tree.find_tree(str(folder.resolve()))
+    assert [] == processes_of(folder)
 
 
 def test_two_processes_that_are_the_same_rank_are_refused(sweep):
@@ -195,7 +196,7 @@ for step in run.steps():
 def test_a_slower_commit_of_a_client_regresses(
     harness, tmp_path, overrides, monkeypatch
 ):
-    monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+    monkeypatch.setattr(reports, "write_report", lambda *_: None)
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\n")
     for seconds in (0.004, 0.012):
@@ -211,7 +212,7 @@ def test_a_slower_commit_of_a_client_regresses(
         overrides=overrides,
     )
 
-    assert exit_codes.REGRESSION == code, err
+    assert ExitCode.REGRESSION == code, err
     (case,) = json.loads(out)["cases"]
     assert 1 < case["slowdown"] < 3
     plan = Store.open(tmp_path / "runs" / "g").read_plan()

@@ -8,9 +8,9 @@ import psutil
 import pytest
 import synthetic_trial
 
+from harness.client import scaling_client
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
-from harness.trial import process_tree
 from results import Evidence, Program, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
@@ -89,6 +89,13 @@ with open("rows.csv", "w", buffering=1) as file:
         time.sleep(0.03)
         print(f"{step},{7 + step}", file=file)
 """
+QUANTITIES = {
+    "throughput": lambda number: 8 / number,
+    "throughput_per_replica": lambda number: 8 / (2 * number),
+    "step_time": lambda number: number,
+    "step_time_ms": lambda number: number / 1000,
+}
+"""The seconds of a global batch of 8 on 2 replicas, by what a number is."""
 SLEEPS = ("987", "988")
 # Whose processes are looked for, or ended: the other trials are forked.
 STARTED = ("hangs", "is killed", "leaves a process behind", "writes for ever")
@@ -96,16 +103,23 @@ STARTED = ("hangs", "is killed", "leaves a process behind", "writes for ever")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, make_spec):
-    def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
+    def planned(
+        command,
+        num_measured=None,
+        metric="throughput=rate (\\S+)",
+        num_replicas=1,
+        **options,
+    ):
         return synthetic_trial.planned(
             make_spec(
                 backend="own",
-                num_replicas=1,
-                global_batch_size=4,
+                num_replicas=num_replicas,
+                global_batch_size=4 * num_replicas,
                 num_warmup_steps=3,
                 num_measured_steps=num_measured,
                 program=Program(command=command, metric=metric, unit="runs"),
                 is_evaluated=False,
+                options=options,
             )
         )
 
@@ -124,6 +138,11 @@ def ran(tmp_path_factory, make_spec):
     trials["writes for ever"] = planned(
         "python3 writes.py", 5, "throughput=csv:rows.csv:rate"
     )
+    for name in QUANTITIES:
+        trials[name] = planned("python3 good.py {replicas}", 5, f"{name}=rate (.*)", 2)
+    (root / "words.py").write_text("import sys; print('rate 5', *sys.argv, sep='\\n')")
+    words = "'{output_dir}/a b' --n={replicas} {{literal}} {own}"
+    trials["words"] = planned(f"python3 words.py {words}", own='it\'s "so"')
     settings = RunSettings(
         timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
     )
@@ -171,7 +190,7 @@ def test_nothing_is_left_behind(ran):
 
 def _is_of_a_trial(process):
     try:
-        return process_tree.MARKER in process.environ()
+        return scaling_client.TRIAL_VARIABLE in process.environ()
     except psutil.Error:
         return False
 
@@ -189,6 +208,13 @@ def test_numbers_become_the_record(ran):
     assert result.ranks[0].peak_memory_bytes > 2**20
 
 
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_a_number_stands_for_the_time_of_a_global_batch(ran, name):
+    times = ran[name].result.ranks[0].step_time_sec
+
+    assert times == pytest.approx([QUANTITIES[name](rate) for rate in range(13, 18)])
+
+
 def test_rows_of_a_file_are_timed_and_counted_while_it_is_written(ran):
     trial = ran["writes for ever"]
     rank = trial.result.ranks[0]
@@ -204,11 +230,26 @@ def test_a_program_ends_when_it_has_printed_enough(ran):
     assert 5 == ran["yes 'rate 7'"].result.num_measured_steps
 
 
-def test_output_has_limits(ran, tmp_path_factory):
-    (path,) = tmp_path_factory.getbasetemp().glob(
-        f"programs0/study/trials/{ran['floods'].trial_id}/stdout.log"
-    )
-    text = path.read_bytes()
+@pytest.fixture
+def printed(ran, tmp_path_factory):
+    def read(name):
+        (path,) = tmp_path_factory.getbasetemp().glob(
+            f"programs0/study/trials/{ran[name].trial_id}/stdout.log"
+        )
+        return path.read_bytes()
+
+    return read
+
+
+def test_a_value_with_spaces_or_quotation_marks_is_one_word(printed):
+    folder, *words = printed("words").decode().splitlines()[2:]
+
+    assert folder.endswith("/output/a b")
+    assert ["--n=1", "{literal}", 'it\'s "so"'] == words
+
+
+def test_output_has_limits(printed):
+    text = printed("floods")
 
     assert 4 * 2**20 < len(text) < 4.2 * 2**20
     assert b"bytes left out" in text

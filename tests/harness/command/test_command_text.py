@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from fake_machine import make_gpus
 
-from harness.command import numbers as numbers_lib
-from harness.command import program, reader, worker
+from harness.command import reader, worker
 from harness.command.reader import Reading, ReadingError
 from harness.command.running import Run
 from harness.command.worker import OtherGpus, judge
-from results import Evidence
+from results import Evidence, Program
 
 
-def _of_file(kind, key="rate"):
-    return numbers_lib.parse_metric(f"throughput={kind}:out:{key}")
+def _file(path, kind, key="rate"):
+    metric = f"throughput={kind}:out:{key}"
+    program = Program(command="own", metric=metric, unit="images")
+    return reader.MetricFile(program, path)
 
 
 @pytest.fixture
@@ -25,15 +26,6 @@ def planned(succeed):
         return json.loads(succeed("sweep", "--dry-run", "--json", *words))["trials"]
 
     return plan
-
-
-def test_a_value_with_spaces_or_quotation_marks_is_one_word():
-    words = program.fill(
-        program.split("run '{output_dir}/a b' --n={replicas} {{literal}}"),
-        {"output_dir": "/tmp/it's", "replicas": 2},
-    )
-
-    assert ["run", "/tmp/it's/a b", "--n=2", "{literal}"] == words
 
 
 @pytest.mark.parametrize(
@@ -76,19 +68,6 @@ def test_the_mode_of_a_program_without_batches_says_its_work(planned, mode, batc
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"),
-    [
-        ("throughput", 8 / 4.0),
-        ("throughput_per_replica", 8 / 8.0),
-        ("step_time", 4.0),
-        ("step_time_ms", 0.004),
-    ],
-)
-def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
-    assert seconds == numbers_lib.parse_metric(f"{name}=(x)").seconds(4.0, 8, 2)
-
-
-@pytest.mark.parametrize(
     ("kind", "text", "key", "values"),
     [
         ("json", '{"train": {"rate": 3}}', "train.rate", [3.0]),
@@ -103,7 +82,7 @@ def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
 )
 def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     path = tmp_path / "out"
-    file = reader.MetricFile(_of_file(kind, key), path)
+    file = _file(path, kind, key)
     path.write_text(text)
 
     assert values == [reading.value for reading in file.read()]
@@ -122,7 +101,7 @@ def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
 )
 def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
     path = tmp_path / "out"
-    file = reader.MetricFile(_of_file(kind), path)
+    file = _file(path, kind)
     if text is not None:
         path.write_text(text)
 
@@ -139,7 +118,7 @@ def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
 )
 def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
     path = tmp_path / "out"
-    file = reader.MetricFile(_of_file(kind), path)
+    file = _file(path, kind)
     numbers = []
     for index, text in enumerate(lines):
         with path.open("a") as written:
@@ -152,7 +131,7 @@ def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
 
 def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
     path = tmp_path / "out"
-    file = reader.MetricFile(_of_file("json"), path)
+    file = _file(path, "json")
     path.write_text('{"rate": 3}\n{"rate": 4}\n')
     assert 2 == file.look(10)
     path.write_text('{"rate": 5}\n')
@@ -172,7 +151,7 @@ def test_numbers_of_a_run_before_are_not_read(tmp_path):
     path = tmp_path / "out.jsonl"
 
     def file():
-        return reader.MetricFile(_of_file("json"), path)
+        return _file(path, "json")
 
     first = file()
     path.write_text('{"rate": 3}\n')
@@ -192,7 +171,7 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("step,rate\n")
     os.utime(path, ns=(1, 1))
-    file = reader.MetricFile(_of_file("csv"), path)
+    file = _file(path, "csv")
     path.write_text("step,rate\n0,3\n")
 
     assert [Reading(0, 3.0)] == file.read()

@@ -1,17 +1,15 @@
 """What a program counts: read beside its times, and compared exactly by a gate."""
 
 import json
+import os
 import re
 
 import pytest
 from command_lines import commit, git
 
-from harness.cli import exit_codes
-from harness.command import identity, numbers, program
-from harness.command import reader as reader_lib
-from harness.command.reader import CommandError, ReadingError
-from harness.errors import PlanError, RevisionError
-from harness.judging import revisions
+import reports
+from harness import ExitCode, main
+from harness.command.reader import CommandError, OutputReader, ReadingError
 from results import Program, Store
 from results.records import identity as record_identity
 
@@ -37,7 +35,7 @@ OWN = (
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_trials")
 def test_a_gate_finds_five_percent_more_bytes(harness, succeed, tmp_path, monkeypatch):
-    monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+    monkeypatch.setattr(reports, "write_report", lambda *_: None)
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\nout\n")
     (tmp_path / "out").mkdir()
@@ -48,7 +46,7 @@ def test_a_gate_finds_five_percent_more_bytes(harness, succeed, tmp_path, monkey
     files = ("--write=junit=out/gate.xml", "--write=markdown=out/gate.md")
     code, out, err = harness(*arguments, *files)
 
-    assert exit_codes.REGRESSION == code, err
+    assert ExitCode.REGRESSION == code, err
     assert 'failures="3"' in (tmp_path / "out" / "gate.xml").read_text()
     assert (
         "**REGRESS: throughput, bytes against"
@@ -71,7 +69,8 @@ def test_a_gate_finds_five_percent_more_bytes(harness, succeed, tmp_path, monkey
 
 
 def reader_of(*counts):
-    return reader_lib.OutputReader(numbers.parse_metric("wall"), counts)
+    program = Program(command="own", metric="wall", unit="images", counts=counts)
+    return OutputReader(program)
 
 
 def test_the_last_number_of_either_stream_counts():
@@ -109,108 +108,143 @@ def test_a_program_without_counts_keeps_its_ids(make_spec):
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 
 
+RATES = "for step in range(5):\n    print('rate', step + 1, flush=True)\n"
+
+
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
+    """A repository, in which the command starts."""
     folder = tmp_path / "own"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
     for name in ("src/train.py", "kept.txt", "removed.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("committed")
+        (folder / name).write_text(RATES)
     commit(folder, "first")
+    monkeypatch.chdir(folder)
     return folder
 
 
-def sides(root, folder=None):
-    source = revisions.source_of(root, "HEAD", root / "runs")
-    command = "python3 src/train.py {replicas}"
-    record = Program(command=command, metric="throughput=(x)", unit="runs")
-    own = program.make(record, folder or root, replicas=(1,))
-    commit = revisions.find_commit("HEAD", source)
-    return revisions.side_by_side(own, source, "HEAD", commit, print)
+@pytest.fixture
+def gate(root, capsys):
+    """Returns a function that compares the tree with its commit."""
+
+    def run(*options, script="src/train.py"):
+        code = main(
+            (
+                *("gate", f"--command=python3 {script} {{replicas}}", "--replicas=1"),
+                *("--metric=throughput=rate ([0-9.]+)", "--per-replica-batch-size=1"),
+                *("--mode=weak", "--repeats=2", "--baseline=HEAD", "--study=g"),
+                *options,
+            ),
+            run_overrides={"canary": lambda _core: 0.2},
+        )
+        return code, capsys.readouterr().err
+
+    return run
 
 
-def test_the_present_state_is_that_of_the_working_tree(root):
-    (root / "src" / "train.py").write_text("changed")
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked_trials")
+def test_the_present_state_is_that_of_the_working_tree(root, gate, tmp_path):
+    (root / "src" / "train.py").write_text(f"{RATES}# changed")
     (root / "new.txt").write_text("new")
     (root / "removed.txt").unlink()
     (root / ".gitignore").write_text("ignored\n")
     (root / "runs").mkdir()
     for name in ("ignored", "a.pyc", "runs/plan.json"):
         (root / name).write_text(name)
+    copied = tmp_path / "copied"
+    setup = f'mkdir -p {copied} && cp -a . {copied}/$(basename "$PWD") && pwd'
+    code, err = gate(f"--setup={setup} >> {copied}/folders")
+    here, there = (copied / name for name in ("this", "base"))
+    folders = (copied / "folders").read_text().split()
 
-    with sides(root) as found:
-        folders, revision = found["folders"], found["baseline"].revision
-        here, there = folders[""], folders[revision]
-        # Or the stack of one side would lie elsewhere than that of the other.
-        assert len(str(here)) == len(str(there))
-        assert {".gitignore", "kept.txt", "new.txt", "src"} == names_in(here)
-        assert {"kept.txt", "removed.txt", "src"} == names_in(there)
-        assert "changed" == (here / "src" / "train.py").read_text()
-        assert "committed" == (there / "src" / "train.py").read_text()
-        code = found["program"].code
-        assert code[""].keys() - code[revision].keys() == {
-            f"uncommitted {name}"
-            for name in (
-                *(".gitignore (data)", "new.txt (data)", "removed.txt"),
-                "src/train.py",
-            )
-        }
-
-    assert not here.exists()
-    assert not there.exists()
-    assert "changed" == (root / "src" / "train.py").read_text()
-    with sides(root, root / "src") as found:
-        assert {"src"} == {path.name for path in found["folders"].values()}
-        assert "src" == found["program"].record.folder
+    assert code in (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.REGRESSION), err
+    # Or the stack of one side would lie elsewhere than that of the other.
+    assert [2, 1] == [len(folders), len({*map(len, folders)})]
+    assert {".gitignore", "kept.txt", "new.txt", "src"} == names_in(here)
+    assert {"kept.txt", "removed.txt", "src"} == names_in(there)
+    assert f"{RATES}# changed" == (here / "src" / "train.py").read_text()
+    assert RATES == (there / "src" / "train.py").read_text()
+    (revision,) = {*(code := plan_in(root).program_code)} - {""}
+    assert code[""].keys() - code[revision].keys() == {
+        f"uncommitted {name}"
+        for name in (
+            *(".gitignore (data)", "new.txt (data)", "removed.txt"),
+            "src/train.py",
+        )
+    }
+    assert not any(map(os.path.exists, folders))
+    assert f"{RATES}# changed" == (root / "src" / "train.py").read_text()
 
 
 def names_in(folder):
     return {path.name for path in folder.iterdir()} - {".git"}
 
 
-def test_pointers_of_lfs_are_no_files(root):
+def plan_in(folder):
+    return Store.open(folder / "runs" / "g").read_plan()
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked_trials")
+def test_both_sides_start_where_the_command_was_started(root, gate, monkeypatch):
+    (root / "src" / "train.py").write_text(f"{RATES}# changed")
+    monkeypatch.chdir(root / "src")
+    _, err = gate("--setup=test $(basename $PWD) = src", script="train.py")
+
+    (program,) = {trial.spec.program for trial in plan_in(root / "src").trials}
+    assert "src" == program.folder, err
+
+
+def test_pointers_of_lfs_are_no_files(root, gate):
     (root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (root / "data.bin").write_text(POINTER)
     git(root, "add", "--all")
     git(root, "-c", "filter.lfs.clean=cat", "commit", "--quiet", "-m", "second")
+    code, err = gate()
 
     message = (
         r"this tree has pointers of Git LFS .* such as 'data.bin'; install git-lfs"
     )
-    with pytest.raises(RevisionError, match=message), sides(root):
-        pass
+    assert ExitCode.USAGE == code
+    assert re.search(message, err)
 
 
-def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch):
+def test_a_submodule_that_cannot_be_fetched_is_said(root, gate, tmp_path, monkeypatch):
     git(root, "clone", "--quiet", str(root), str(tmp_path / "library"))
     git(root, "submodule", "add", "--quiet", str(tmp_path / "library"), "library")
     commit(root, "second")
     settings = tmp_path / "home"
     settings.mkdir()
     monkeypatch.setenv("HOME", str(settings))
+    code, err = gate()
 
-    message = r"this tree cannot be checked out: .*; fix"
-    with pytest.raises(RevisionError, match=message), sides(root):
-        pass
+    assert ExitCode.USAGE == code
+    assert re.search(r"this tree cannot be checked out: .*; fix", err)
     (settings / ".gitconfig").write_text('[protocol "file"]\n allow = always\n')
-    with sides(root) as found:
-        assert (found["folders"][""] / "library" / "kept.txt").is_file()
+    _, err = gate("--setup=test -f library/kept.txt && exit 7")
+    assert "fails in this tree with code 7" in err
 
 
-def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):
-    monkeypatch.setattr(identity, "MOST_CHANGED", 2)
-    for number in range(3):
+MOST_CHANGED = 500
+
+
+def test_too_much_that_is_not_committed_is_refused(root, gate):
+    for number in range(MOST_CHANGED + 1):
         (root / f"{number}.txt").touch()
+    code, err = gate()
 
-    with pytest.raises(PlanError, match=r"3 files of .* such as '0.txt', .*gitignore"):
-        identity.find_repository(root)
+    assert ExitCode.USAGE == code
+    assert re.search(r"501 files of .* such as '0.txt', .*gitignore", err)
 
 
-def test_a_repository_that_git_does_not_read_is_none_of_nobody(root):
+def test_a_repository_that_git_does_not_read_is_none_of_nobody(root, gate):
     (root / ".git" / "config").write_text("[core\n")
+    code, err = gate()
 
-    message = r"git does not read the repository of .*bad config line 1.*safe.directory"
-    with pytest.raises(PlanError, match=message):
-        identity.find_repository(root)
-    assert identity.find_repository(root.parent) is None
+    assert ExitCode.USAGE == code
+    assert re.search(
+        r"git does not read the repository of .*bad config line 1.*safe.directory", err
+    )

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.command import numbers
 from harness.command.reader import OutputReader, ReadingError
+from results import Program
 
 
 def read(option, *lines):
-    reader = OutputReader(numbers.parse_metric(option), ())
+    reader = OutputReader(Program(command="own", metric=option, unit="images"))
     text = "".join(f"{line}\n" for line in lines).encode()
     found = [reading.value for reading in reader.feed(0, text, 1)]
     reader.check_missed()
@@ -223,7 +223,9 @@ def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
 @given(st.integers(0, 10**20), st.sampled_from(["", "_", ",", "\u202f"]))
 def test_a_count_is_exact_or_refused(value, separator):
     spelled = grouped(str(value), separator) if separator else str(value)
-    reader = OutputReader(numbers.parse_metric("wall"), ["bytes=sent ([0-9]+)"])
+    count = ("bytes=sent ([0-9]+)",)
+    program = Program(command="own", metric="wall", unit="images", counts=count)
+    reader = OutputReader(program)
     try:
         assert [] == [*reader.feed(0, f"sent {spelled}\n".encode(), 1)]
     except ReadingError:

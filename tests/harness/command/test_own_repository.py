@@ -13,9 +13,8 @@ import pytest
 from command_lines import commit, git
 from fake_machine import two_cores
 
-from harness.cli import exit_codes, running
-from harness.cli import main as cli
-from harness.command import identity
+import reports
+from harness import ExitCode, main
 from harness.judging import revisions
 from harness.run import trial_tree
 from results import Store
@@ -58,10 +57,10 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def run(repository, monkeypatch, capsys, forked_trials):
     monkeypatch.chdir(repository)
-    monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+    monkeypatch.setattr(reports, "write_report", lambda *_: None)
 
     def call(*arguments):
-        code = cli.main(arguments, run_overrides={"canary": lambda _core: 0.2})
+        code = main(arguments, run_overrides={"canary": lambda _core: 0.2})
         return code, *capsys.readouterr()
 
     return call
@@ -78,13 +77,12 @@ def study(repository):
         contextlib.redirect_stdout(printed),
     ):
         patch.chdir(repository)
-        patch.setattr(running, "_renew_report", lambda _store: "")
+        patch.setattr(reports, "write_report", lambda *_: None)
         for name in ("tensorflow", "keras", "tensorflow_datasets"):
             patch.setitem(sys.modules, name, None)
         canary = {"canary": lambda _core: 0.2}
-        assert exit_codes.OK == cli.main(
-            ("sweep", *OWN, *options), run_overrides=canary
-        )
+        assert ExitCode.OK == main(("sweep", *OWN, *options), run_overrides=canary)
+        assert ExitCode.OK == main(("report", "own"))
     assert "bench.py" in printed.getvalue()
     return "own"
 
@@ -92,7 +90,7 @@ def study(repository):
 def test_a_study_is_measured_verified_and_shown(run, repository, study):
     code, out, err = run("verify", study)
 
-    assert exit_codes.OK == code, out + err
+    assert ExitCode.OK == code, out + err
     assert "figures are as recomputed" in out
     report = (repository / "runs" / study / "report" / "index.html").read_text()
     first_screen = report[: report.index('id="steps"')]
@@ -106,7 +104,7 @@ def test_a_study_is_measured_verified_and_shown(run, repository, study):
     assert "author = " not in report
     for words in (("status", study), ("list", "studies")):
         code, out, err = run(*words)
-        assert (exit_codes.OK, True) == (code, bool(out)), err
+        assert (ExitCode.OK, True) == (code, bool(out)), err
     code, out, _ = run("report", study, "--format=json")
     (efficiency,) = {
         round(row["value"], 2)
@@ -131,18 +129,18 @@ def test_a_study_is_resumed_with_the_same_program_only(run, repository, study):
     code, _, err = run("sweep", "--study", study)
     new.unlink()
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "was made with another program: uncommitted src/new.py 'none' / '" in err
     assert 1 == len(err.splitlines())
     lock = repository / "uv.lock"
     lock.write_text("version = 2\n")
     code, _, err = run("sweep", "--study", study)
     lock.write_text("version = 1\n")
-    assert (exit_codes.USAGE, 1) == (code, len(err.splitlines()))
+    assert (ExitCode.USAGE, 1) == (code, len(err.splitlines()))
     assert re.search(
         r"another program: .*uv\.lock '\w{16}' / '\w{16}' \(and 1 more\)", err
     )
-    assert exit_codes.OK == run("sweep", "--study", study)[0]
+    assert ExitCode.OK == run("sweep", "--study", study)[0]
 
 
 def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
@@ -152,7 +150,7 @@ def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
     )
     (failed,) = (repository / "runs").glob("bench.py-*/trials/*/status.json")
 
-    assert exit_codes.NOTHING_MEASURED == code, err
+    assert ExitCode.NOTHING_MEASURED == code, err
     assert (
         "no line that it printed matches"
         in json.loads(failed.read_text())["failure"]["reason"]
@@ -169,7 +167,7 @@ def test_a_gate_judges_two_revisions_of_the_repository(run, repository):
     git(repository, "checkout", "--quiet", "main")
     listed = git(repository, "worktree", "list")
 
-    assert exit_codes.REGRESSION == code, out + err
+    assert ExitCode.REGRESSION == code, out + err
     assert 2 == err.count("--setup in ")
     assert 1 == len(listed.splitlines())
     assert not (repository / ".prepared").exists()
@@ -192,7 +190,7 @@ def test_a_gate_judges_two_revisions_of_the_repository(run, repository):
 def test_a_gate_that_cannot_be_prepared_says_where(run, arguments, message):
     code, out, err = run("gate", *OWN, "--replicas=1", "--mode=weak", *arguments)
 
-    assert (exit_codes.USAGE, "") == (code, out)
+    assert (ExitCode.USAGE, "") == (code, out)
     assert message in err.splitlines()[-1]
 
 
@@ -203,7 +201,7 @@ def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
         "--setup=sleep 986 & wait",
     )
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "takes more than 0.5 s in this tree, and was ended; give" in err
     assert not any(
         process.info["cmdline"] == ["sleep", "986"]
@@ -214,11 +212,11 @@ def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
 def test_a_gate_needs_a_commit(harness, tmp_path):
     gate = ("gate", *OWN, "--replicas=1", "--mode=weak", "--baseline=main")
     code, _, err = harness(*gate)
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "is not in a git repository, so it has no revisions" in err
     git(tmp_path, "init", "--quiet")
     code, _, err = harness(*gate)
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "has no commit yet; commit what" in err
 
 
@@ -267,7 +265,7 @@ def test_a_module_that_changes_makes_another_program(harness, folder):
     model.write_text("EPOCH, FAILS = 1.0, 2\n")
     sweep = (*TRAIN_SWEEP, "--mode=strong", "--repeats=1")
     code, _, err = harness(*sweep)
-    assert exit_codes.OK != code
+    assert ExitCode.OK != code
     assert "its first error: 'ValueError: no data'" in err or "no data" in err
     assert (folder / "data.csv").exists()
     (folder / "weights.bin").write_bytes(b"0" * 10_000)
@@ -276,7 +274,7 @@ def test_a_module_that_changes_makes_another_program(harness, folder):
     model.write_text("EPOCH, FAILS = 2.0, 0\n")
     code, _, err = harness(*sweep, "--retry=failed")
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert re.search("with another program: file lib/model.py '", err)
 
 
@@ -288,10 +286,10 @@ def test_an_imported_module_counts_wherever_it_is(
 ):
     model, script = folder / "lib" / "model.py", "train.py"
     if place == "among data":
-        monkeypatch.setattr(identity, "_MOST_LOOKED_AT", 20)
-        for name in ("pictures", "lib/data/pictures"):
+        # At most 5,000 are looked at, level by level.
+        for name, count in (("pictures", 4_990), ("lib/data/pictures", 15)):
             (folder / name).mkdir(parents=True)
-            for number in range(15):
+            for number in range(count):
                 (folder / name / f"{number}.png").touch()
     elif place == "elsewhere":
         root = tmp_path_factory.mktemp("own")
@@ -300,7 +298,8 @@ def test_an_imported_module_counts_wherever_it_is(
         monkeypatch.chdir(root)
         script = str(folder / script)
     elif place == "many modules":
-        monkeypatch.setattr(identity, "_MOST_MODULES", 1)
+        for number in range(900):  # as many as a plan names
+            (folder / "lib" / f"a{number}.py").touch()
     else:
         ignored = ("lib", "train.py") if place == "ignored" else ()
         (folder / ".gitignore").write_text("\n".join((*ignored, "runs")))

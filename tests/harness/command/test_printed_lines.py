@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.command import numbers
 from harness.command.reader import OutputReader
 from harness.command.running import TerminalLine, first_cause
+from results import Program
 
 MOVES = ("back", "forward", "to", "blank")
 
 
 def make_reader(pattern):
-    return OutputReader(numbers.parse_metric(f"throughput={pattern}"), ())
+    metric = f"throughput={pattern}"
+    return OutputReader(Program(command="own", metric=metric, unit="images"))
 
 
 def timed(*chunks, pattern=r"rate: ([0-9.]+)"):

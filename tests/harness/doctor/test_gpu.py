@@ -5,43 +5,78 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from fake_machine import FakeGpu, FakeMig, make_gpus, without
+from command_lines import run_module
+from fake_machine import FakeGpu, FakeMig, install_packages, make_gpus, without
 
-from harness.cli import exit_codes
-from harness.doctor import checks, gpu
-from harness.machine import environment, gpu_watch, gpus
-from harness.trial import gpu_probe
-from harness.trial.gpu_probe import TensorFlowGpus
+from harness import ExitCode
+from harness.doctor import checks
+from harness.machine import gpu_watch, gpus
 
+ROOT = Path(__file__).resolve().parents[3]
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 
 
+# In place of Python, for the programs of ours that use GPUs.
+STAND_IN = """#!/bin/sh
+module=$2 name=$3
+IFS=,; set -- $CUDA_VISIBLE_DEVICES
+case $module in
+harness.trial.gpu_probe) echo '{probe}' | sed "s/COUNT/$#/" ;;
+harness.doctor.gpu) echo '{rates}' ;;
+workloads.catalog)
+  echo "$name $CUDA_VISIBLE_DEVICES" >> {started}
+  mkdir -p "$CUDA_CACHE_PATH"
+  head -c 1048576 /dev/zero > "$CUDA_CACHE_PATH/$name"  # what a driver could keep
+  exit {code} ;;
+esac
+"""
+
+
 @pytest.fixture
-def doctor(install_gpus, monkeypatch, harness, tmp_path):
+def stand_in(tmp_path, monkeypatch):
+    """Returns a function that says what those programs answer."""
+    started = tmp_path / "started"
+    started.touch()
+
+    def install(seen=None, rates=None, code=0):
+        probe = {"num_gpus": "COUNT", "is_built_with_cuda": True} | (seen or {})
+        text = STAND_IN.format(
+            probe=json.dumps(probe).replace('"COUNT"', "COUNT"),
+            rates=json.dumps(rates),
+            started=started,
+            code=code,
+        )
+        (tmp_path / "python").write_text(text)
+        (tmp_path / "python").chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        return started
+
+    return install
+
+
+@pytest.fixture
+def doctor(install_gpus, stand_in, monkeypatch, harness, tmp_path):
     """Returns a function that runs ``doctor`` on GPUs only; nothing is timed."""
 
-    def multiply(ids, _devices):
-        return dict.fromkeys(["alone", "together"], [9.0] * len(ids))
-
     def diagnosed(measures):
-        return [*gpu.check_gpus(), *measures[-1]([0])]
+        return [finding for each in measures[::2] for finding in each([0])]
 
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
-    monkeypatch.setattr(gpu, "multiply", multiply)
     monkeypatch.setattr(checks, "diagnose", diagnosed)
 
-    def run(machine, seen=None, installed="", **fields):
-        def probe(ids):
-            usual = {"num_gpus": len(ids), "is_built_with_cuda": True}
-            usual |= {"cuda_version": "12.5.1", "cudnn_version": "9"}
-            return TensorFlowGpus(**usual | (seen or {}))
-
-        packages = {"nvidia-cuda-runtime-cu12": installed}
-        monkeypatch.setattr(environment, "read_packages", lambda: packages)
-        monkeypatch.setattr(gpu_probe, "probe", probe)
+    def run(machine, seen=None, installed="", rates=None, **fields):
+        if installed:
+            packages = {"nvidia-cuda-runtime-cu12": installed}
+            install_packages(tmp_path / "site", monkeypatch, packages)
+        usual = dict.fromkeys(["alone", "together"], [9.0] * len(machine))
+        versions = {"cuda_version": "12.5.1", "cudnn_version": "9"}
+        stand_in(versions | (seen or {}), rates or usual)
         install_gpus(machine, **fields)
         code, out, _ = harness("doctor", "--device=gpu", "--aa-pair=0", "--json")
         findings = json.loads(out)["findings"]
@@ -57,7 +92,7 @@ def test_equal_and_idle_gpus_are_fit(doctor, count):
     code, findings = doctor(machine)
     name = "NVIDIA H100 80GB HBM3"
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert {"ok"} == {of["level"] for of in findings.values()}
     assert count == sum(check.startswith("product on GPU ") for check in findings)
     assert {
@@ -127,7 +162,7 @@ def test_what_is_wrong_with_gpus_is_found(doctor, level, machine, fields, check,
     code, findings = doctor(machine, **fields)
     finding = findings[check]
 
-    assert (exit_codes.UNFIT if level == "bad" else exit_codes.OK) == code
+    assert (ExitCode.UNFIT if level == "bad" else ExitCode.OK) == code
     assert level == finding["level"]
     assert found in finding["found"]
     assert finding["advice"]
@@ -144,7 +179,7 @@ def test_hidden_gpus_are_not_checked(doctor, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     code, findings = doctor(machine)
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert {"GPU 1", "GPU 3"} == {of for of in findings if re.match(r"GPU \d", of)}
 
 
@@ -153,88 +188,93 @@ def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
     with gpu_watch.hold_gpus(gpus.read_gpus()[1:], study="s"):
         code, findings = doctor(make_gpus(2))
 
-    assert exit_codes.UNFIT == code
+    assert ExitCode.UNFIT == code
     assert not any(check.startswith("product on GPU") for check in findings)
     assert "bad" == findings["other sweeps"]["level"]
     assert re.match("GPU 1 .* is used by another", findings["other sweeps"]["found"])
 
 
-def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
-    alone, together = [600.0, 610.0, 500.0, 600.0], [590.0, 500.0, 495, 598]
-    findings = gpu.check_rates({"alone": alone, "together": together}, operations=1e12)
-    (only,) = gpu.check_rates({"alone": [3.0], "together": [3.0]}, 1e12)
+OPERATIONS = 2 * 8192**3
+"""Of one product."""
 
-    assert ["ok", "caution", "bad", "ok"] == [f.level for f in findings]
+
+def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution(doctor):
+    def measured(alone, together):
+        rates = {"alone": alone, "together": together}
+        rates = {k: [tera * 1e12 / OPERATIONS for tera in v] for k, v in rates.items()}
+        _, findings = doctor(make_gpus(len(alone)), rates=rates)
+        return [of for check, of in findings.items() if "product on GPU" in check]
+
+    findings = measured([600.0, 610.0, 500.0, 600.0], [590.0, 500.0, 495, 598])
+    (only,) = measured([3.0], [3.0])
+
+    assert ["ok", "caution", "bad", "ok"] == [of["level"] for of in findings]
     expected = "500 TFLOP/s, 0.83 of the median, 0.99 of it when all run"
-    assert expected == findings[2].found
-    assert "product on GPU 2" == findings[2].check
-    assert re.match("every step would wait for it", findings[2].advice)
-    assert re.match("GPUs share power", findings[1].advice)
-    assert ("ok", "3 TFLOP/s") == (only.level, only.found)
+    assert expected == findings[2]["found"]
+    assert re.match("every step would wait for it", findings[2]["advice"])
+    assert re.match("GPUs share power", findings[1]["advice"])
+    assert ("ok", "3 TFLOP/s") == (only["level"], only["found"])
 
 
 @pytest.mark.processes
 def test_the_product_runs_on_any_device():
-    rates = gpu.multiply([], ["CPU:0", "CPU:0"], size=64, block_sec=0.05)
+    words = ("0.05", "64", "CPU:0", "CPU:0")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.doctor.gpu", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    rates = json.loads(done.stdout)
 
     assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
     assert all(rate > 1 for rate in (*rates["alone"], *rates["together"]))
 
 
-class Compiler:
-    """Runs the program, with a workload that only notes how it was started."""
-
-    def __init__(self, folder, monkeypatch, capsys):
-        self.folder, self.code = folder, 0
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-        self.started, self.lines = [], []
-
-    def run(self, name, environ):
-        """Writes as much as a driver could; the folder is the one that was chosen."""
-        assert str(self.folder) == environ["CUDA_CACHE_PATH"]
-        self.started.append((name, environ["CUDA_VISIBLE_DEVICES"]))
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / name).write_bytes(b"x" * 2**20)
-        return self.code
-
-    def __call__(self, **environ):
-        def probe(ids):
-            return TensorFlowGpus(
-                num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
-            )
-
-        self.monkeypatch.setattr(gpu_probe, "probe", probe)
-        self.monkeypatch.setattr(gpu, "_run", self.run)
-        for name, value in {"CUDA_CACHE_PATH": str(self.folder), **environ}.items():
-            self.monkeypatch.setenv(name, value)
-        code = gpu.compile_once()
-        self.lines += self.capsys.readouterr().out.splitlines()
-        return code
-
-
 @pytest.fixture
-def compiler(tmp_path, monkeypatch, capsys):
-    return Compiler(tmp_path / "cache", monkeypatch, capsys)
+def compile_once(tmp_path, monkeypatch, capsys, stand_in):
+    """Returns a function that runs the program, with workloads that compile nothing.
+
+    It returns the exit code, the lines, and which were started with which GPUs.
+    """
+
+    def run(code=0, **environ):
+        started = stand_in({"architectures": WHEEL}, code=code)
+        started.write_text("")
+        folder = str(tmp_path / "cache")
+        for name, value in {"CUDA_CACHE_PATH": folder, **environ}.items():
+            monkeypatch.setenv(name, value)
+        found = run_module("harness.doctor.gpu")
+        lines = capsys.readouterr().out.splitlines()
+        return found, lines, [line.split() for line in started.open()]
+
+    return run
 
 
-def test_the_driver_compiles_once_for_each_model(install_gpus, compiler):
+# Its other half is a part of ``doctor``.
+imported = pytest.mark.filterwarnings("ignore:'harness.doctor.gpu' found in sys.mod")
+
+
+@imported
+def test_the_driver_compiles_once_for_each_model(install_gpus, compile_once):
     install_gpus([*make_gpus(2), *make_gpus(1, capability=B200)])
-    compiler.code = 3
-    assert 1 == compiler()
+    code, lines, _ = compile_once(code=3)
+    assert 1 == code
     expected = "error: resnet50 ended with 3 after 0 s; its last lines say why"
-    assert expected == compiler.lines[-1]
+    assert expected == lines[-1]
 
-    compiler.code, names = 0, ["resnet50", "sngan", "d4pg", "keras_fit", "transformer"]
-    compiler.started.clear()
-    assert 0 == compiler(), compiler.lines
-    assert [(n, i) for i in ("0", "2") for n in names] == compiler.started
-    assert re.search(r"d4pg: \d+ s, 3 MiB are kept", "\n".join(compiler.lines))
+    names = ["resnet50", "sngan", "d4pg", "keras_fit", "transformer"]
+    code, lines, started = compile_once()
+    assert 0 == code, lines
+    assert [[n, i] for i in ("0", "2") for n in names] == started
+    assert re.search(r"d4pg: \d+ s, 3 MiB are kept", "\n".join(lines))
 
-    compiler.started.clear()
-    assert 0 == compiler()
-    assert [] == compiler.started
+    code, _, started = compile_once()
+    assert (0, []) == (code, started)
 
 
+@imported
 @pytest.mark.parametrize(
     ("capability", "environ", "code", "line"),
     [
@@ -251,10 +291,11 @@ def test_the_driver_compiles_once_for_each_model(install_gpus, compiler):
     ],
 )
 def test_where_nothing_can_be_compiled_the_last_line_says_why(
-    install_gpus, compiler, capability, environ, code, line
+    install_gpus, compile_once, capability, environ, code, line
 ):
     install_gpus(make_gpus(1, capability=capability))
+    found, lines, started = compile_once(**environ)
 
-    assert code == compiler(**environ)
-    assert re.fullmatch(line, compiler.lines[-1])
-    assert [] == compiler.started
+    assert code == found
+    assert re.fullmatch(line, lines[-1])
+    assert [] == started

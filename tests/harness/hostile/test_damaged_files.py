@@ -25,16 +25,23 @@ from damaging import Hung, at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
-from harness.command.numbers import parse_metric
+import reports
+from harness import ExitCode, main
 from harness.command.reader import MetricFile, ReadingError
 from harness.machine import gpus
 from harness.run import trial_tree
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.words import judgement
-from results import GateCase, GateRecord, ResultsError, StatusRecord, Store, TrialSpec
+from results import (
+    GateCase,
+    GateRecord,
+    Program,
+    ResultsError,
+    StatusRecord,
+    Store,
+    TrialSpec,
+)
 from results.judging import gate as gate_module
 from results.records import identity
 from results.store import writing
@@ -47,9 +54,9 @@ NUM_STUDIES = int(
 )
 LONGEST_SEC = 30.0
 CODES = {
-    value
-    for name, value in vars(exit_codes).items()
-    if name.isupper() and name not in ("INTERNAL_FAULT", "INTERRUPTED")
+    code
+    for code in ExitCode
+    if code not in (ExitCode.INTERNAL_FAULT, ExitCode.INTERRUPTED)
 }
 NOTES = ("error: ", "left out: ", "report: ", "note: ", "study ")
 
@@ -82,7 +89,7 @@ def run(*words):
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
         patch.setattr("harness.sources.code_digest.check_code", lambda *_, **__: None)
         with at_most(2 * LONGEST_SEC):
-            code = cli.main(words, run_overrides={"canary": lambda _: 0.2})
+            code = main(words, run_overrides={"canary": lambda _: 0.2})
     logging.getLogger("matplotlib").removeHandler(logged)
     logged.lines += [str(warning.message) for warning in warned]
     said = err.getvalue()
@@ -91,7 +98,7 @@ def run(*words):
     assert code in CODES, said[-1500:]
     assert logged.lines == []
     assert time.monotonic() - start < LONGEST_SEC
-    if code == exit_codes.USAGE:
+    if code == ExitCode.USAGE:
         assert said, words
         assert all(line.startswith(NOTES) for line in said.splitlines()), said
     return code, out.getvalue(), said
@@ -136,8 +143,8 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
             ("--study=v", "--repeats=1", "--order=sequential", "--no-match",
              "--vary=data=digits,synthetic"),
         ):  # fmt: skip
-            code = cli.main((*SMALL, *more), run_overrides=overrides)
-            assert exit_codes.OK == code
+            code = main((*SMALL, *more), run_overrides=overrides)
+            assert ExitCode.OK == code
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
     gate_module.write_gate(Store(study), GATE)
@@ -180,8 +187,9 @@ def of_numbers(kind, key):
 
     def read(path):
         with contextlib.suppress(ReadingError):
-            metric = parse_metric(f"throughput={kind}:out:{key}")
-            MetricFile(metric, path).read()
+            metric = f"throughput={kind}:out:{key}"
+            program = Program(command="own", metric=metric, unit="images")
+            MetricFile(program, path).read()
 
     return read
 
@@ -502,7 +510,7 @@ def check(root, reader):
     subcommands = (("status",), ("status", "--json"), *of_report)
     for words in (reader, *((*subcommand, root.name) for subcommand in subcommands)):
         code, out, err = run(*words, "--runs-dir=.")
-        if code == exit_codes.USAGE:
+        if code == ExitCode.USAGE:
             # A report names the damaged record, and shows the others.
             is_shown = words[0] == "report" and "error: corrupt record " in err
             assert is_shown or not root.with_name("written.zip").exists(), words
@@ -510,7 +518,7 @@ def check(root, reader):
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.
-        patch.setattr("reports.page.build.write_report", lambda *_, **__: None)
+        patch.setattr(reports, "write_report", lambda *_, **__: None)
         run("sweep", "--study", root.name, "--runs-dir=.", "--retry=failed")
 
 

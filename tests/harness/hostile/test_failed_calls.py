@@ -15,8 +15,7 @@ import covering
 import pytest
 from damaging import ERRNOS, FailingReads, FailingWrites
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, command_line, main
 
 pytestmark = pytest.mark.processes
 
@@ -75,11 +74,11 @@ def measured(tmp_path_factory, overrides, quick_sweeps):
             options = f"{SWEEP} --repeats=2 --budget=none {order} --study={name}"
             words = ("sweep", *options.split())
             patch.setattr("sys.argv", ["harness", *words])  # which the plan records
-            assert exit_codes.OK == cli.main(words, run_overrides=overrides)
+            assert ExitCode.OK == main(words, run_overrides=overrides)
         words = tuple(GATE.split())
         patch.setattr("sys.argv", ["harness", *words])
-        code = cli.main(words, run_overrides=overrides)
-        assert code in {exit_codes.OK, exit_codes.INCONCLUSIVE}
+        code = main(words, run_overrides=overrides)
+        assert code in {ExitCode.OK, ExitCode.INCONCLUSIVE}
     return root
 
 
@@ -103,7 +102,7 @@ def without_pages(root):
 def run_subcommand(overrides, capsys):
     def run(faults, words, place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
-        code = cli.main(words.split(), run_overrides=overrides)
+        code = main(words.split(), run_overrides=overrides)
         faults.place = -1
         out, err = capsys.readouterr()
         return code, out, err
@@ -134,7 +133,7 @@ def test_a_failed_read_gives_no_other_answer(
         return code, f"{out}{files_in(written)}", err
 
     want = run()
-    assert want[0] in {exit_codes.OK, exit_codes.INCONCLUSIVE}, want
+    assert want[0] in {ExitCode.OK, ExitCode.INCONCLUSIVE}, want
     run()  # what is written once, such as a name, is there now
     num_calls, before = faults.count, files_in(measured)
     wrong = []
@@ -143,7 +142,7 @@ def test_a_failed_read_gives_no_other_answer(
         code, out, err = run(place)
         is_same = (code, out) == want[:2]
         is_named = REFUSED.search(err) is not None
-        is_refused = code == exit_codes.USAGE and is_named and not written.exists()
+        is_refused = code == ExitCode.USAGE and is_named and not written.exists()
         if not (is_same or is_refused) or before != files_in(measured):
             what = place, faults.failed, os.strerror(faults.number)
             wrong.append((*what, code, err[-300:], written.exists()))
@@ -174,7 +173,7 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
 
     before = begin()
     code, _, err = run_subcommand(faults, OUTPUTS[subcommand])
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     num_calls, written = faults.count, files_in(whole)
     assert num_calls > 0
     assert written != before
@@ -184,9 +183,9 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
         faults.number = WRITE_ERRNOS[(number + SHIFT) % len(WRITE_ERRNOS)]
         code, _, err = run_subcommand(faults, OUTPUTS[subcommand], number)
         what, after = faults.failed, files_in(whole)
-        is_refused = code == exit_codes.USAGE and REFUSED.search(err) is not None
+        is_refused = code == ExitCode.USAGE and REFUSED.search(err) is not None
         is_refused &= "write the output" not in err  # which is another file
-        is_whole = code == exit_codes.OK and after == written
+        is_whole = code == ExitCode.OK and after == written
         again, _, said = (
             (code, "", "") if is_whole else run_subcommand(faults, OUTPUTS[subcommand])
         )
@@ -194,7 +193,7 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
             "an end of another kind": not is_refused and not is_whole,
             "half an output": after not in (before, written)
             and not (subcommand in SEVERAL and is_each_whole(before, after, written)),
-            "the same command does not finish": again != exit_codes.OK,
+            "the same command does not finish": again != ExitCode.OK,
             "another output then": files_in(whole) != written,
         }
         found = [text for text, is_wrong in problems.items() if is_wrong]
@@ -227,11 +226,11 @@ def test_a_damaged_record_gives_no_other_verdict(
         if not reads_it or OUTPUT in text:
             continue
         code, out, err = harness(*text.split(), overrides=overrides)
-        assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, subcommand
+        assert code in {ExitCode.USAGE, ExitCode.SOME_TRIALS_FAILED}, subcommand
         said = out + err if "verify" in subcommand else err
         assert str(path.relative_to(runs / "a")) in said, subcommand
     code, _, err = harness("gate", *SWEEP.split()[:2], "--baseline=a", "--study=new")
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert path.name in err
     assert before == without_pages(runs)
 
@@ -253,9 +252,9 @@ def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
             raise ImportError("a module of C") from error
         raise error
 
-    monkeypatch.setattr(cli.cli, "main", lambda *_, **__: fail())
+    monkeypatch.setattr(command_line, "main", lambda *_, **__: fail())
 
-    assert exit_codes.USAGE == cli.main(("status", "s"))
+    assert ExitCode.USAGE == main(("status", "s"))
     assert re.fullmatch(
         r"error: there is not enough memory for this; end other programs, or .*; what"
         r" was finished is kept, so run the same command again\n",
@@ -272,7 +271,7 @@ def test_an_error_that_is_its_own_cause_is_read_once(monkeypatch, capsys):
     def fail(*_, **__):
         raise lost
 
-    monkeypatch.setattr(cli.cli, "main", fail)
+    monkeypatch.setattr(command_line, "main", fail)
 
-    assert exit_codes.USAGE == cli.main(("status", "s"))
+    assert ExitCode.USAGE == main(("status", "s"))
     assert "error: cannot use 'lock': Input/output error" in capsys.readouterr().err

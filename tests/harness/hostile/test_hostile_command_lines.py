@@ -18,9 +18,7 @@ from damaging import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
-from harness.errors import LaunchError
+from harness import ExitCode, LaunchError, command_line, main
 
 DRAWN_HERE = "300" if covering.is_full() else "45"
 NUM_CASES = int(os.environ.get("HOSTILE_COMMAND_LINES", DRAWN_HERE))
@@ -100,11 +98,7 @@ BASES = {
     "gate": ("--workload=resnet50", "--preset=smoke"),
 }
 WRITERS = ("sweep", "gate", "report", "launch")
-DOCUMENTED = {
-    value
-    for name, value in vars(exit_codes).items()
-    if name.isupper() and name != "INTERNAL_FAULT"
-}
+DOCUMENTED = {*ExitCode} - {ExitCode.INTERNAL_FAULT}
 
 
 def subcommands_in(group):
@@ -122,7 +116,7 @@ def values_of(param):
     for name in (*param.opts, str(param.name), param.metavar):
         if name in VALUES:
             return VALUES[name]
-    choices = param.shell_complete(click.Context(cli.cli), "")
+    choices = param.shell_complete(click.Context(command_line), "")
     if choices:
         return some(*(item.value for item in choices))
     return both("{}{}", numbers, UNITS) | anything
@@ -135,7 +129,7 @@ def is_inside(text):
 
 PARAMS = {
     words: [param for param in command.params if "--help" not in param.opts]
-    for words, command in subcommands_in(cli.cli)
+    for words, command in subcommands_in(command_line)
 }
 
 
@@ -216,7 +210,7 @@ def run(arguments):
         contextlib.redirect_stderr(err),
         at_most(2 * PLANNED_SEC),
     ):
-        code = cli.main(arguments)
+        code = main(arguments)
     return code, out.getvalue(), err.getvalue(), time.monotonic() - start
 
 
@@ -237,7 +231,7 @@ def test_no_command_line_ends_in_a_traceback(place, arguments):
     assert "Traceback" not in err
     assert "internal error" not in err
     assert set(before) <= set(after), "something was removed"
-    if code == exit_codes.USAGE:
+    if code == ExitCode.USAGE:
         *notes, last = err.splitlines()
         assert out == ""
         assert not [line for line in notes if not line.startswith(NOTES)], err
@@ -274,7 +268,7 @@ def test_an_option_that_may_not_repeat_is_given_once(harness, words):
             names = [*param.opts, *param.secondary_opts]
             code, out, err = harness(*words, names[0], *value, names[-1], *value)
 
-            assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+            assert (ExitCode.USAGE, "", 1) == (code, out, err.count("\n")), err
             assert re.match(r"error: --[a-z-]+ is given 2 times, and only one", err)
 
 
@@ -295,7 +289,7 @@ def test_a_full_disk_behind_stdout_is_one_line(subcommand, tmp_path):
             check=False,
         )
 
-    assert exit_codes.USAGE == done.returncode, done.stderr
+    assert ExitCode.USAGE == done.returncode, done.stderr
     assert done.stderr == (
         "error: cannot write the output: No space left on device; free space, or"
         " redirect it\n"

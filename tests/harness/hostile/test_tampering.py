@@ -10,8 +10,7 @@ import covering
 import pytest
 from fake_machine import BUSY, QUIET
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 from harness.machine import disturbance
 from reports import write_report
 from results import Store
@@ -48,7 +47,7 @@ def studies(tmp_path_factory, overrides, quick_sweeps):
         )
         for name, options in SWEEPS.items():
             words = ("sweep", *options, f"--study={name}")
-            assert exit_codes.OK == cli.main(words, run_overrides=real_rule)
+            assert ExitCode.OK == main(words, run_overrides=real_rule)
     # The fake worker draws no pictures.
     store = Store(root / "runs" / "sequential")
     first = min(store.trial_ids())
@@ -76,7 +75,7 @@ one_design = pytest.mark.parametrize("study", ["relay"], indirect=True)
 def verified(harness):
     def run():
         code, out, err = harness("verify", "s", "--json")
-        if code == exit_codes.USAGE:
+        if code == ExitCode.USAGE:
             return code, {"differences": [err]}
         assert not err, err
         return code, json.loads(out)
@@ -106,7 +105,7 @@ def test_a_study_is_verified(study, harness, verified):
     counts = kinds(found)
     _, out, _ = harness("verify", "s")
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert [] == found["differences"] == found["missing"]
     ratios = {"throughput", "speedup", "efficiency", "ratios of backends"}
     number = sum(of[0] for kind, of in counts.items() if kind not in RECORDS)
@@ -174,7 +173,7 @@ def test_a_difference_is_named_and_has_its_exit_code(study, harness):
     path.write_text(json.dumps(fields))
     code, out, _ = harness("verify", "s")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert (
         f"differs: trials/{path.parent.name}/result.json ranks[0].step_time_sec[1]:"
         f" stated {before * 2!r}, recomputed {before!r}"
@@ -192,7 +191,7 @@ def test_missing_raw_files_are_never_counted_as_verified(study, harness, verifie
     counts = kinds(found)
     _, out, _ = harness("verify", "s")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert f"not verified: trials/{paths[0].parent.name}: no rank_0.jsonl" in out
     assert "partly verified: " in out
     assert (whole["trials"][0] - 1, 0, 1) == counts["trials"]
@@ -201,7 +200,7 @@ def test_missing_raw_files_are_never_counted_as_verified(study, harness, verifie
     for path in study.rglob("rank_*.jsonl"):
         path.unlink()
     code, out, _ = harness("verify", "s")
-    assert exit_codes.NOTHING_MEASURED == code
+    assert ExitCode.NOTHING_MEASURED == code
     assert "\nnothing verified: there are no raw observations\n" in out
     assert 0 == sum(of[0] for of in kinds(verified()[1]).values())
 
@@ -303,7 +302,7 @@ def test_a_tampering_is_found(study, harness, name):
     TAMPERINGS[name](study)
     code, out, err = harness("verify", "s")
 
-    assert code in (exit_codes.SOME_TRIALS_FAILED, exit_codes.USAGE), (out, err)
+    assert code in (ExitCode.SOME_TRIALS_FAILED, ExitCode.USAGE), (out, err)
     assert re.search("^differs: |^error: ", out + err, re.MULTILINE)
 
 
@@ -325,7 +324,7 @@ def test_every_changed_file_is_found(study, verified, pattern):
             path.unlink()
         code, found = verified()
 
-        assert code in (exit_codes.SOME_TRIALS_FAILED, exit_codes.USAGE), changed
+        assert code in (ExitCode.SOME_TRIALS_FAILED, ExitCode.USAGE), changed
         assert found["differences"] or found["missing"]
 
 
@@ -354,7 +353,7 @@ def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
     paths = {line.partition("  ")[2] for line in sums.splitlines() if line[0] != "#"}
     num_trials = len(Store(study).read_plan().trials)
 
-    assert exit_codes.OK == code, out
+    assert ExitCode.OK == code, out
     assert re.search("^ *page +1 +0 +0 *$", out, re.MULTILINE)
     assert f"\nSHA256SUMS: the files of {num_trials} trials\n" in out
     assert f"not covered: {NOT_COVERED}" == out.splitlines()[-1]
@@ -371,7 +370,7 @@ def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
     for name, edit in PAGES.items():
         page.write_text(edit(text))
         code, found = verified()
-        assert exit_codes.SOME_TRIALS_FAILED == code, name
+        assert ExitCode.SOME_TRIALS_FAILED == code, name
         assert ["page"] == [item["kind"] for item in found["differences"]], name
     _, out, _ = harness("verify", "s")
     assert "differs: report/index.html line " in out
@@ -386,24 +385,24 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
     status.unlink()
     Store(study).list_trial(folder.name, {"status.json": manifest.digest(text)})
     code, found = verified()
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert [
         f"trials/{folder.name} was stopped as it ended; run the same command again"
     ] == found["missing"]
     status.write_bytes(text)
-    assert exit_codes.OK == verified()[0]
+    assert ExitCode.OK == verified()[0]
 
     for is_written in (True, False):
         changed = plan.read_bytes() + b"\n"
         manifest.renew(study, "plan.json", {"plan.json": manifest.digest(changed)})
-        assert exit_codes.OK == verified()[0]
+        assert ExitCode.OK == verified()[0]
         if is_written:
             plan.write_bytes(changed)
-        assert exit_codes.OK == verified()[0]
+        assert ExitCode.OK == verified()[0]
         Store(study).list_trial(folder.name)
-        assert exit_codes.OK == verified()[0]
+        assert ExitCode.OK == verified()[0]
     plan.write_bytes(plan.read_bytes() + b"\n")
-    assert exit_codes.SOME_TRIALS_FAILED == verified()[0]
+    assert ExitCode.SOME_TRIALS_FAILED == verified()[0]
 
 
 @pytest.mark.parametrize("has_seal", [False, True])
@@ -416,7 +415,7 @@ def test_a_study_of_an_earlier_version_is_not_listed(study, verified, has_seal):
     code, found = verified()
     num_trials = len(Store(study).read_plan().trials)
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     counts = found["manifest"]["num_listed"], found["manifest"]["num_unlisted"]
     assert (0, num_trials) == counts
     not_listed = f"{num_trials} of {num_trials} finished trials are not in SHA256SUMS"

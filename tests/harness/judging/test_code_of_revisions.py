@@ -11,8 +11,7 @@ import fork_server
 import pytest
 from command_lines import WORKER, commit, git
 
-from harness.cli import exit_codes
-from harness.errors import RevisionError
+from harness import ExitCode, HarnessError
 from harness.judging import revisions
 from harness.sources import code_digest
 from results import Store
@@ -71,7 +70,7 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
     words = (f"--baseline={other_lock}", "--repeats=2", "--study=s")
     with fork_server.installed(WORKER, fork_server.GATES):  # not of its Python
         code, out, err = gate(*words, worker_command=WORKER)
-    assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
+    assert code in (ExitCode.OK, ExitCode.INCONCLUSIVE), (out, err)
     trials = list(Store.open(tmp_path / "runs" / "s").trials())
     versions = {of.spec.revision: of.env.packages["tensorflow"] for of in trials}
 
@@ -108,7 +107,7 @@ def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
         r"^revision 'same' has no requirements-gpu.lock, which says what to install for"
         r" these devices; choose a later revision, or use a stored study as baseline$"
     )
-    with pytest.raises(RevisionError, match=message):
+    with pytest.raises(HarnessError, match=message):
         check_out("same", "gpu")
 
 
@@ -138,7 +137,7 @@ def test_a_package_of_the_working_tree_is_refused(
     install(monkeypatch, tmp_path / "site", tree)
 
     message = r"Python of base has the package 'own' from '.*/tree/src', so both sides"
-    with pytest.raises(RevisionError, match=message):
+    with pytest.raises(HarnessError, match=message):
         revisions.check_imports(command, base, base, "base", [tree])
     revisions.check_imports(command, tree, tree, "tree", [base])
 
@@ -161,14 +160,14 @@ def test_a_path_to_the_working_tree_is_refused(
 ):
     tree, base = trees
     monkeypatch.setenv("PYTHONPATH", str(tree / path))
-    refused = pytest.raises(RevisionError, match=message or None)
+    refused = pytest.raises(HarnessError, match=message or None)
     with refused if message else contextlib.nullcontext():
         revisions.check_imports(command, base / folder, base, "base", [tree])
 
 
 def test_what_starts_the_program_has_to_be_there(tmp_path):
     message = r"base has no '\.venv/bin/python', which --command starts: git does not"
-    with pytest.raises(RevisionError, match=message):
+    with pytest.raises(HarnessError, match=message):
         revisions.check_start(".venv/bin/python a.py", tmp_path, "base")
     for command in ("python a.py", "/bin/sh a", "./a{seed}"):
         revisions.check_start(command, tmp_path, "base")

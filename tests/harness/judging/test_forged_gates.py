@@ -10,7 +10,7 @@ import pytest
 from command_lines import GATE
 from fake_machine import QUIET
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.machine import disturbance
 from results import Store
 from results.store import manifest
@@ -27,7 +27,7 @@ def shown(harness, study, *forms):
     found = {}
     for form in forms or ("html", "json"):
         code, _, err = harness("report", study, f"--format={form}", "-o", "shown.out")
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         found[form] = Path("shown.out").read_text(encoding="utf-8")
     return found
 
@@ -59,7 +59,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
     path, chance = study / "gate.json", random.Random(16)
     text = path.read_text()
     whole = shown(harness, "stored")
-    assert exit_codes.OK == harness("verify", "stored")[0]
+    assert ExitCode.OK == harness("verify", "stored")[0]
     by_path = {
         tuple(key for key in of if isinstance(key, str)): of
         for of in places(json.loads(text))
@@ -70,7 +70,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
     assert {*wanted, "alpha", "headline", "slowdown", "baseline"} <= fields
     path.write_text(text + " ")  # the manifest alone
     code, out, _ = harness("verify", "stored", "--json")
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert "gate.json" in {of["where"] for of in json.loads(out)["differences"]}
     # What has no value is forged alone: then a record may not be one.
     alone = {of: value_at(json.loads(text), of) is None for of in by_path.values()}
@@ -83,7 +83,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
         path.write_text(json.dumps(record))
         manifest.renew(study, path.name, {path.name: manifest.digest_of(path)})
         code, out, err = harness("verify", "stored", "--json")
-        assert exit_codes.SOME_TRIALS_FAILED == code, (forgeries, err)
+        assert ExitCode.SOME_TRIALS_FAILED == code, (forgeries, err)
         where = {of["where"] for of in json.loads(out)["differences"]}
         for place in forgeries:
             keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
@@ -96,15 +96,15 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
 def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness):
     whole = shown(harness, "stored", "text")
     zipped = ("report", "stored", "--format=zip", "-o", "records.zip")
-    assert exit_codes.OK == harness(*zipped)[0]
-    assert exit_codes.OK == harness("verify", "records.zip")[0]
+    assert ExitCode.OK == harness(*zipped)[0]
+    assert ExitCode.OK == harness("verify", "records.zip")[0]
     shutil.unpack_archive("records.zip", "copy")
     copy = tmp_path / "copy" / "stored"
     assert (study / "gate.json").read_bytes() == (copy / "gate.json").read_bytes()
     assert whole == shown(harness, str(copy), "text")
     (copy / "gate.json").unlink()
     code, out, _ = harness("verify", str(copy))
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert "differs: gate.json: " in out
     assert whole == shown(harness, str(copy), "text")
 
@@ -122,7 +122,7 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness):
     for name in kept:
         Store(study).list_trial(name)
     code, out, err = harness("verify", "stored")
-    assert exit_codes.OK == code, out + err
+    assert ExitCode.OK == code, out + err
     assert "it has not concluded" in shown(harness, "stored", "html")["html"]
 
 
@@ -135,10 +135,10 @@ def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypa
     options = (replicas, f"--metric={metric}", f"--order={order}", "--repeats=2")
     rounds = ["--set=rounds=2"] * (order == "relay")
     code, _, err = gate("--baseline=slower", "--study=m", *options, *rounds, of=GATE)
-    assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE, exit_codes.REGRESSION), err
+    assert code in (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.REGRESSION), err
     code, out, err = harness("verify", "m", "--json")
     kinds = {of["kind"]: of for of in json.loads(out)["kinds"]}
-    assert exit_codes.OK == code, out + err
+    assert ExitCode.OK == code, out + err
     assert kinds["verdict"]["num_recomputed"] >= 2
     assert kinds["record of the gate"]["num_recomputed"] > 15
     specs = [trial.spec for trial in Store.open("runs/m").trials()]
@@ -159,7 +159,7 @@ def test_every_listed_file_is_evidence(study, harness):
     kinds = {(of.partition("/")[0], of.rpartition("/")[2]): of for of in listed.sums}
     places = {"plan.json", "gate.json", "trials", "earlier", "match"}
     assert places == {of for of, _ in kinds}
-    assert exit_codes.OK == harness("verify", "stored")[0]
+    assert ExitCode.OK == harness("verify", "stored")[0]
     for name in kinds.values():
         path, said = study / name, []
         content = path.read_bytes()
@@ -168,7 +168,7 @@ def test_every_listed_file_is_evidence(study, harness):
             code, out, err = harness("verify", "stored", "--json")
             said.append((code, (name.rpartition("/")[0] or name) in out + err))
             path.write_bytes(content)
-        bad = (exit_codes.SOME_TRIALS_FAILED, exit_codes.USAGE)
+        bad = (ExitCode.SOME_TRIALS_FAILED, ExitCode.USAGE)
         assert all(code in bad and is_named for code, is_named in said), (name, said)
     (study / "earlier" / f"{trial.name}-1" / "samples_7.png").write_bytes(b"x")
     assert "samples_7.png" in harness("verify", "stored")[1]

@@ -3,6 +3,7 @@
 One that is killed leaves a worktree and folders, which the next one removes.
 """
 
+import fcntl
 import itertools
 import json
 import os
@@ -17,11 +18,10 @@ from pathlib import Path
 import covering
 import pytest
 from command_lines import DRIVER, GATE, WORKER, git, worktrees
+from study_files import processes_of
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.judging import revisions
-from harness.machine import owned_folders
-from harness.trial import process_tree
 from results import Control, Store
 from results.judging import gate as gate_module
 
@@ -44,7 +44,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
     statuses = written_at()
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert 15 == len(statuses)
     assert statuses == written_at()
     assert re.search(
@@ -57,7 +57,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
         (spec.revision, spec.control) for spec in first
     }
     resumed, _, err = harness("sweep", "--study", stored)
-    assert exit_codes.USAGE == resumed
+    assert ExitCode.USAGE == resumed
     assert re.search(r"compares this tree with revision '\w+'.* repeat the gate", err)
 
 
@@ -82,7 +82,7 @@ def test_a_disturbed_machine_gives_no_verdict(gate, reasons, options, stopped, m
     words = ("--baseline=same", "--repeats=2", *options)
     code, out, err = gate(*words, discard_reason=lambda *_: next(found))
 
-    assert exit_codes.UNFIT == code, err
+    assert ExitCode.UNFIT == code, err
     assert stopped in err
     assert re.search(message, out, re.MULTILINE)
 
@@ -106,19 +106,18 @@ def test_an_interrupt_removes_the_worktree(repository, tmp_path, temporary):
     finally:
         process.kill()
 
-    assert (exit_codes.INTERRUPTED, "") == (process.returncode, out)
+    assert (ExitCode.INTERRUPTED, "") == (process.returncode, out)
     assert re.search(r"resume with: python -m harness gate .*--baseline=same", err)
     assert [] == worktrees(repository)
     assert [] == list(temporary.iterdir())
-    trials = [str(path) for path in tmp_path.glob("runs/*/trials/*")]
-    assert trials
-    assert not [trial for trial in trials if process_tree.find_tree(trial)]
+    assert list(tmp_path.glob("runs/*/trials/*"))
+    assert [] == processes_of(tmp_path)
 
 
 def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
     code, out, err = gate("--baseline=fails", "--repeats=2")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert re.search(
         r"stopped: all trials of revision \w+ in run 1 failed, so nothing can be"
         r" compared; see why above, and run the same command with --retry failed",
@@ -138,7 +137,7 @@ def test_an_efficiency_needs_blocks(gate):
     words = (*EFFICIENCY, "--replicas=1,2", "--order=sequential")
     code, _, err = gate(*words, of=GATE)
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert re.search(r"efficiency needs cases that take .*; leave --order", err)
 
 
@@ -150,7 +149,7 @@ def test_equal_code_passes_at_once(gate, written):
     code, out, err = gate("--baseline=same", of=LOOKING)
     _, junit, _ = gate("--baseline=same", "--format=junit", of=LOOKING)
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert "PASS: throughput against revision same (" in out
     assert "nothing was measured, since the code of both sides is the same" in out
     assert ("0", "0", "0") == counts_of(ET.fromstring(junit))
@@ -163,7 +162,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     )
 
     data = json.loads(out)
-    assert (exit_codes.REGRESSION, "regress") == (code, data["verdict"]), err
+    assert (ExitCode.REGRESSION, "regress") == (code, data["verdict"]), err
     (case,) = data["cases"]
     assert pytest.approx(0.10, abs=0.02) == case["slowdown"]
     assert 4 == case["n"]
@@ -186,7 +185,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
 def test_a_stored_study_is_judged_as_weaker(gate, stored):
     code, out, err = gate(f"--baseline={stored}", "--study=new", "--set=seed=1")
 
-    assert exit_codes.INCONCLUSIVE == code, err
+    assert ExitCode.INCONCLUSIVE == code, err
     assert "\na weaker comparison: the two were not" in out
     verdict = r"\nADVICE, NO VERDICT: (PASS|IMPROVE): throughput against study stored"
     assert re.search(verdict, out)
@@ -199,13 +198,13 @@ def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
     code, out, err = gate("--baseline=stored", "--study=new")
     shown = gate("--baseline=stored", "--study=new", "--allow-different", "--repeats=2")
 
-    assert (exit_codes.USAGE, "") == (code, out)
+    assert (ExitCode.USAGE, "") == (code, out)
     assert re.search(
         r"'this tree' and 'study stored' are not comparable: machine fingerprint:"
         r" \w{20} / 0{20}; measure both",
         err,
     )
-    assert exit_codes.INCONCLUSIVE == shown[0], shown[2]
+    assert ExitCode.INCONCLUSIVE == shown[0], shown[2]
     assert (
         "not comparable, shown only and never a pass: machine fingerprint" in shown[1]
     )
@@ -221,7 +220,7 @@ def test_three_percent_more_bytes_are_shown_before_the_first_block(gate):
     files = ("--write=junit=gate.xml", "--write=json=gate.json")
     code, out, err = gate(*OF, "--study=g", *files)
 
-    assert exit_codes.INCONCLUSIVE == code, err
+    assert ExitCode.INCONCLUSIVE == code, err
     line = "counted in a step: in_graph x1: collective bytes +3.0 % (exact: 1000 to"
     assert err.index(line) < err.index("checking and recording")
     assert 1 == err.count("counted in a step")
@@ -249,7 +248,7 @@ def test_three_percent_more_bytes_are_shown_before_the_first_block(gate):
     # It was measured, and is only judged again: by itself, since no step takes longer.
     names = ("--count=collective_bytes", "--count=graph_nodes")
     code, out, err = gate(*OF, "--study=g", *names)
-    assert exit_codes.REGRESSION == code, err
+    assert ExitCode.REGRESSION == code, err
     assert "REGRESS: throughput, graph nodes, collective bytes against revision" in out
     assert re.search(r"collective bytes +\+3.0 %, exact: 1000 to 1030 +2 +regress", out)
     assert re.search(r"graph nodes +exact: 100 +2 +pass", out)
@@ -261,7 +260,7 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate):
     asked = ("--count=collective_bytes", "--write=junit=gate.xml", "--format=github")
     code, out, err = gate(*OF, *asked, discard_reason=lambda *_: "noise")
 
-    assert exit_codes.REGRESSION == code, err
+    assert ExitCode.REGRESSION == code, err
     assert "counted in a step: in_graph x1: collective bytes +3.0 %" in err
     assert "collective bytes: regress: +3.0 %25, exact: 1000 to 1030, n 1" in out
     last = out.splitlines()[-1]
@@ -282,7 +281,7 @@ def test_a_gate_ends_with_the_repetition_in_which_a_count_rose(gate):
         words = (*arguments, "--study=g")
         code, out, err = gate(*words, of=AS_LONG_AS_NEEDED, worker_command=WORKER)
 
-        assert exit_codes.REGRESSION == code, err
+        assert ExitCode.REGRESSION == code, err
         assert "stopped: a count rose, which makes it a regression" in err
         assert is_first == ("counted in a step" in err)
         assert re.search(r"collective bytes +\+3.0 %, exact: 1000 to 1030 +1 +reg", out)
@@ -306,7 +305,7 @@ def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
     (case,) = data["cases"]
     specs = [trial.spec for trial in Store.open(tmp_path / "runs/q").read_plan().trials]
 
-    assert exit_codes.REGRESSION == code, err
+    assert ExitCode.REGRESSION == code, err
     assert pytest.approx(0.2) == case["slowdown"]
     assert 5 == case["n"]
     assert all(spec.budget is not None for spec in specs)
@@ -322,13 +321,13 @@ def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):
     refused, _, message = gate("--baseline=none", of=OF_QUALITY)
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert re.search(r"in_graph x1, weak +0\.0\s% \[\S+\s\S+\] +5 +pass", out)
     assert re.search(r"PASS: top_1 against study stored", out)
     assert "the median over seeds (n) of how much worse quality runs end" in out
     assert "the runs of the two studies do not share their seeds" in out
     assert 5 == len(Store.open(study).read_plan().trials)
-    assert exit_codes.USAGE == refused
+    assert ExitCode.USAGE == refused
     assert "study 'none' has no quality run; run its sweep with --budget" in message
 
 
@@ -367,7 +366,7 @@ def test_a_gate_that_cannot_be_run_is_one_line(
 ):
     code, out, err = gate(*words.split(), of=of)
 
-    assert (exit_codes.USAGE, "") == (code, out)
+    assert (ExitCode.USAGE, "") == (code, out)
     assert re.search(f"^error: .*{message}", err, re.MULTILINE), err
     assert ["temporary"] == written()
     assert [] == worktrees(repository)
@@ -396,7 +395,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
         )
         if kill == 0:  # at least one where a worktree is left
             deadline = time.monotonic() + 60
-            while not list(temporary.glob(f"{owned_folders.TRIAL}*")):
+            while not list(temporary.glob("replicator-trial-*")):
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
@@ -436,9 +435,9 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
     repository, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
-    root = tmp_path / f"{owned_folders.GATE}x" / "tree"
+    root = tmp_path / "replicator-gate-x" / "tree"
     git(repository, "worktree", "add", "--quiet", "--lock", "--detach", str(root))
-    (root.parent / owned_folders._OWNER).touch()
+    (root.parent / ".owner").touch()
     others = tmp_path / "others"
     git(repository, "worktree", "add", "--quiet", "--detach", str(others))
     try:
@@ -450,32 +449,36 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
         git(repository, "worktree", "remove", str(others))
 
 
-def test_folders_that_somebody_holds_stay(temporary):
-    foreign = temporary / "replicator-notes"
-    foreign.mkdir()
-    with owned_folders.made(owned_folders.GATE) as own:
-        owned_folders.remove_abandoned()
-        assert own.path.is_dir()
-        command = subprocess.Popen(["sleep", "60"], pass_fds=(own.descriptor,))
-        os.close(own.descriptor)
-        owned_folders.remove_abandoned()
-        assert own.path.is_dir()
-        command.kill()
-        command.wait()
-        owned_folders.remove_abandoned()
-        assert [foreign] == list(temporary.iterdir())
-        own.path.mkdir()
-        own.descriptor = os.open(own.path, os.O_RDONLY)
-    assert foreign.is_dir()
+@pytest.mark.usefixtures("finished")
+def test_folders_that_somebody_holds_stay(temporary, succeed):
+    """A sweep removes the others, even if it has nothing to measure."""
+    foreign, own = temporary / "replicator-notes", temporary / "replicator-gate-x"
+    for folder in (foreign, own):
+        folder.mkdir()
+    with (own / ".owner").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        succeed("sweep", "--study=s")
+        assert own.is_dir()
+        command = subprocess.Popen(["sleep", "60"], pass_fds=(held.fileno(),))
+    succeed("sweep", "--study=s")
+    assert own.is_dir()
+    command.kill()
+    command.wait()
+    succeed("sweep", "--study=s")
+
+    assert [foreign] == list(temporary.iterdir())
 
 
-def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(temporary):
-    new, old, full = (temporary / f"{owned_folders.TRIAL}{n}" for n in "abc")
+@pytest.mark.usefixtures("finished")
+def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(
+    temporary, succeed
+):
+    new, old, full = (temporary / f"replicator-trial-{n}" for n in "abc")
     for folder in (new, old, full):
         folder.mkdir()
     (full / "file").touch()
     for folder in (old, full):
         os.utime(folder, (1, 1))
-    owned_folders.remove_abandoned()
+    succeed("sweep", "--study=s")
 
     assert {new, full} == set(temporary.iterdir())

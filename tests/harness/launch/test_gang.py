@@ -1,6 +1,7 @@
 """How a gang ends: with its ranks, with its engine, in time, or not at all."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,11 +16,9 @@ import slurm_cluster
 from command_lines import smoke_sweep
 from damaging import until
 
-from harness.cli import exit_codes
-from harness.errors import LaunchError
+from harness import ExitCode, LaunchError
 from harness.launch import gang
 from harness.launch.gang import ClientEngine, Engine, Gang, RunningGang
-from harness.trial import rank_file
 from results import Store, TrialStatus
 
 LONGEST_SEC = 30.0
@@ -46,13 +45,13 @@ def test_a_trial_of_two_hosts_and_what_its_failure_says(
 
     code, err, trial, _ = sweep("good")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert TrialStatus.OK is trial.status.status, trial.status.failure
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
     monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:rank1_exit3")
     code, err, trial, said = sweep("bad")
 
-    assert exit_codes.NOTHING_MEASURED == code, err
+    assert ExitCode.NOTHING_MEASURED == code, err
     assert "exit code 3" in trial.status.failure.reason
     assert re.search(r"-- process 1 on \S+:\nlibfoo: cannot open shared object", said)
 
@@ -100,18 +99,19 @@ LOST, WELL = "lost", ended(0)
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts two ranks and a server."""
+    """Returns a function that starts two ranks, or more, and a server."""
     core = min(os.sched_getaffinity(0))
-    planned = Gang(
-        trial_dir=tmp_path,
-        members=(("worker", 0), ("worker", 1), ("ps", 0)),
-        cpusets=((core,), (4095,), (core,)),
-        num_ranks=2,
-        members_per_host=1,
-        variables={},
-    )
 
-    def run(members):
+    def run(members, num_ranks=2):
+        workers = [("worker", index) for index in range(num_ranks)]
+        planned = Gang(
+            trial_dir=tmp_path,
+            members=(*workers, ("ps", 0)),
+            cpusets=((core,), *((4095,) for _ in workers[1:]), (core,)),
+            num_ranks=num_ranks,
+            members_per_host=1,
+            variables={},
+        )
         made = RunningGang(members, planned)
         made.start()
         return made
@@ -169,15 +169,46 @@ def test_a_gang_ends(start, tmp_path, monkeypatch, how):
     assert (cause is None) == (made.output == ())
     if cause is not None:
         rank, reason = cause
-        found = rank_file.read_first_exit(tmp_path)
-        assert rank == found.rank
-        assert re.search(reason, found.reason)
+        found = json.loads((tmp_path / "first_exit.json").read_text())
+        assert rank == found["rank"]
+        assert re.search(reason, found["reason"])
     if "not who lost the rank" in how:
         assert "-- process 0 on n0:\nlost rank 1" in made.output
     if members.connections:
         assert members.num_cancels
         with contextlib.suppress(ConnectionResetError):
             assert b"" == members.connections[2].recv(1)  # which ends it
+
+
+@pytest.mark.parametrize(
+    ("bad", "said", "cause"),
+    [
+        ({2: 1, 0: 1}, (), 2),  # the first that ended
+        ({1: 3, 0: 1}, (0, 1), 1),  # whatever its number
+        ({0: 1, 1: -9}, (), 1),  # a kill explains the others
+        ({0: 1, 2: -11, 1: -9}, (1, 2), 2),  # the first of them
+        ({0: 1, 1: 3}, (0,), 1),  # the other one only lost it
+        ({0: 1, 1: 3, 2: -9}, (0,), 2),
+    ],
+)
+def test_the_cause_is_the_first_kill_or_the_first_end_without_a_word(
+    start, tmp_path, monkeypatch, bad, said, cause
+):
+    for rank in said:
+        line = '{"kind": "failure", "exception_type": "WorkerLostError"}\n'
+        (tmp_path / f"rank_{rank}.jsonl").write_text(line)
+    members = Members(None, None, None, None)
+    made = start(members, num_ranks=3)
+    for rank, code in bad.items():
+        gang.send(members.connections[rank], **ended(code))
+        while rank not in made._exits.ends:
+            made._exits.read(LONGEST_SEC)
+    monkeypatch.setattr(gang, "GRACE_SEC", 0.0)  # of those that have not ended
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert bad[cause] == made.exit_code
+    assert cause == json.loads((tmp_path / "first_exit.json").read_text())["rank"]
 
 
 STRANGERS = [

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 from kubernetes_api import expanded
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 from replicator.cluster import environment
 
 SCHEMA = json.loads(
@@ -36,7 +35,7 @@ def rendered(*words, command=("python", "train.py"), pod_template=None):
         path.write_text(json.dumps(pod_template or pod_of_one()))  # JSON is YAML
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            code = cli.main(
+            code = main(
                 (
                     *("launch", "render", "--launcher=jobset", "--name=study"),
                     *(f"--set=pod-template={path}", f"--output={folder}"),
@@ -53,7 +52,7 @@ def rendered(*words, command=("python", "train.py"), pod_template=None):
 
 def parsed(*words, **options):
     code, printed, manifest = rendered(*words, **options)
-    assert exit_codes.OK == code, printed
+    assert ExitCode.OK == code, printed
     return manifest
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +15,9 @@ import synthetic_trial
 import yaml
 from damaging import until
 
-from harness.cli import exit_codes
-from harness.errors import LaunchError, PlanError
-from harness.launch import kubernetes, launchers
+from harness import ExitCode, LaunchError, PlanError
+from harness.launch import launchers
 from harness.launch.gang import Gang
-from harness.launch.kubernetes import KubernetesOptions
 from harness.launch.launchers import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
 from results import Store, TrialStatus
@@ -33,12 +32,11 @@ for step in range(8):
 """
 # In pods: a page takes longer than the trials.
 WITHOUT_PAGES = """
-import sys, types
-made = types.SimpleNamespace(write_report=lambda *_: None)
-sys.modules["reports.page.build"] = made
+import reports
+reports.write_report = lambda *_: None
 """
 needs_kubectl = pytest.mark.skipif(
-    shutil.which(kubernetes.PROGRAM) is None,
+    shutil.which("kubectl") is None,
     reason="needs kubectl (a package of that name, or kubernetes-client)",
 )
 
@@ -89,19 +87,45 @@ def conditions_of(server, job):
     return [one["type"] for one in status.get("conditions", ())]
 
 
+KUBERNETES = launchers.info("kubernetes")
+
+
 def options_of(nodes=None, **fields):
     template = kubernetes_api.template(**fields)
-    return KubernetesOptions(pod_template=template, nodes=nodes)
+    return KUBERNETES.options(pod_template=template, nodes=nodes)
 
 
-def job_of(options, **fields):
-    job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
-    made = kubernetes.sweep_job(job, options, "runs")
-    assert [] == kubernetes_api.problems("jobs", made)
-    return made["spec"], made["spec"]["template"]["spec"]
+# Keeps what is created last, and finds a claim that all pods can write to.
+KUBECTL = """#!/bin/sh
+case $2 in
+create) cat > {made}; echo '{{"metadata": {{"name": "s-1"}}}}' ;;
+get) echo '{{"spec": {{"accessModes": ["ReadWriteMany"]}}}}' ;;
+esac
+"""
 
 
-def test_a_job_has_the_claim_the_secret_and_the_gpus():
+@pytest.fixture
+def job_of(tmp_path_factory, monkeypatch):
+    """Returns a function that gives what a sweep would submit."""
+    folder = tmp_path_factory.mktemp("kubectl")
+    made = folder / "made.json"
+
+    def submit(options, **fields):
+        (folder / "kubectl").write_text(KUBECTL.format(made=made))
+        (folder / "kubectl").chmod(0o755)
+        command = (sys.executable, "-m", "harness", "sweep")
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+            job = Job(name="s", command=command, **fields)
+            assert "s-1" == KUBERNETES.submit(job, options, Path("runs")).number
+        found = json.loads(made.read_text())
+        assert [] == kubernetes_api.problems("jobs", found)
+        return found["spec"], found["spec"]["template"]["spec"]
+
+    return submit
+
+
+def test_a_job_has_the_claim_the_secret_and_the_gpus(job_of):
     options = options_of(claim="studies", secret="hub", account="sweeper")
     job, pod = job_of(options, gpus_per_worker=8)
     (container,) = pod["containers"]
@@ -158,7 +182,7 @@ def test_a_sweep_that_fails_is_not_started_again(server, harness, sweep, tmp_pat
 
     assert ["Failed"] == conditions_of(server, job)
     (pod,) = server.pods
-    assert exit_codes.NOTHING_MEASURED == pod.process.poll(), pod.log.read_text()
+    assert ExitCode.NOTHING_MEASURED == pod.process.poll(), pod.log.read_text()
 
 
 NOT_THERE = [
@@ -216,7 +240,7 @@ def test_what_a_pod_needs_is_asked_for(harness, sweep, tmp_path, left_out, messa
         (tmp_path / "pod.yaml").write_text(json.dumps(content))
     code, _, err = harness(*sweep)
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert message in err
 
 
@@ -231,9 +255,9 @@ def test_without_kubectl_the_message_says_so(refuse, sweep, monkeypatch, tmp_pat
 
 
 def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_spec):
-    options = KubernetesOptions(nodes=2)
+    options = KUBERNETES.options(nodes=2)
     with pytest.raises(PlanError, match=r"this process is in no pod of a sweep .*REPL"):
-        launchers.info("kubernetes").start(options)
+        KUBERNETES.start(options)
     spec = make_spec(
         backend="multi_worker",
         num_replicas=4,
@@ -243,19 +267,19 @@ def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_
     with pytest.raises(
         PlanError, match=r"has 4 processes, and a pod runs one; use --set n"
     ):
-        kubernetes.Kubernetes(options).check([spec])
+        KUBERNETES.plan(options).check([spec])
 
 
 @pytest.fixture
 def in_pod(server, tmp_path, monkeypatch):
     for name, value in {
-        kubernetes.POD_VARIABLE: "s-1",
-        kubernetes.UID_VARIABLE: "0000-1",
-        kubernetes.NAMESPACE_VARIABLE: "team",
-        kubernetes.ADDRESS_VARIABLE: "127.0.0.1",
-        kubernetes.RUNS_VARIABLE: str(tmp_path),
+        "POD": "s-1",
+        "POD_UID": "0000-1",
+        "NAMESPACE": "team",
+        "POD_ADDRESS": "127.0.0.1",
+        "CLAIM_AT": str(tmp_path),
     }.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(f"REPLICATOR_HARNESS_{name}", value)
     monkeypatch.setenv("A_TOKEN", "not-for-everybody")
 
 
@@ -268,7 +292,7 @@ OPTIONS = options_of(claim="studies", nodes=2)
 def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
     trial = synthetic_trial.planned(spec)
-    launcher = kubernetes.Kubernetes(OPTIONS)
+    launcher = KUBERNETES.start(OPTIONS)
     run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
     (found,) = store.trials()
 
@@ -294,7 +318,7 @@ def gang_of(folder, *command, **variables):
 def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
     program = "print('said'); raise SystemExit(3)"
     gang = gang_of(tmp_path, sys.executable, "-c", program, **os.environ)
-    engine = kubernetes.GangSet(gang, OPTIONS, os.environ)
+    engine = KUBERNETES.start(OPTIONS).engine(gang)
     made = {kind: one for (kind, _), one in server.objects.items()}
     secret = made["secrets"]["stringData"]
 
@@ -318,12 +342,12 @@ def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
     monkeypatch.delitem(kubernetes_api.KINDS, "jobsets")
 
     with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
-        kubernetes.GangSet(gang_of(tmp_path, "true"), OPTIONS, os.environ)
+        KUBERNETES.start(OPTIONS).engine(gang_of(tmp_path, "true"))
     assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
 
 
 @needs_kubectl
-def test_the_documented_template_is_one(server, harness, tmp_path):
+def test_the_documented_template_is_one(server, harness, tmp_path, job_of):
     page = Path(__file__).resolve().parents[3] / "docs" / "clusters.md"
     (template,) = re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "pod.yaml").write_text(template)
@@ -332,7 +356,15 @@ def test_the_documented_template_is_one(server, harness, tmp_path):
     code, out, err = harness("launch", "render", *gang, "--", "python", "train.py")
     assert 0 == code, err
     made = yaml.safe_load((tmp_path / out.strip()).read_text())
-    created = kubernetes.Server("team").create("jobsets", made, "dryRun=All")
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
+    words = ("--raw", f"{path}?fieldValidation=Strict&dryRun=All", "--filename=-")
+    created = subprocess.run(
+        ["kubectl", "create", *words],
+        input=json.dumps(made),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
-    assert "g" == created["metadata"]["name"]
-    assert job_of(KubernetesOptions(pod_template=yaml.safe_load(template)))
+    assert "g" == json.loads(created.stdout)["metadata"]["name"]
+    assert job_of(KUBERNETES.options(pod_template=yaml.safe_load(template)))

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from study_files import processes_of
 
-from harness.cli import exit_codes
-from harness.trial import process_tree
+from harness import ExitCode
 from replicator.cluster import local_cluster
 from results import Evidence, Store
 
@@ -105,7 +105,7 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
     words = shlex.split(command.replace("weak,strong", "strong"))
     code, out, err = harness(*words, "--repeats=2", "--study=heat")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert "cells/s" in out
     store = Store(tmp_path / "runs" / "heat")
     trials = [*store.trials()]
@@ -127,4 +127,4 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
         (count,) = trial.result.window_metrics
         assert 32000 * (number - 1) == count.value
         folder = store.trial_dir(trial.trial_id).resolve()
-        assert [] == process_tree.find_tree(str(folder))
+        assert [] == processes_of(folder)

@@ -14,16 +14,15 @@ import pytest
 import synthetic_trial
 from command_lines import smoke_sweep
 from damaging import until
+from study_files import processes_of
 
-from harness.cli import exit_codes
-from harness.errors import LaunchError
+from harness import ExitCode, LaunchError
 from harness.launch import launchers
 from harness.launch import ray as ray_launcher
 from harness.launch.launchers import HOSTS_VARIABLE
 from harness.launch.ray import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
-from harness.trial import process_tree
 from results import Store
 
 
@@ -87,10 +86,6 @@ def cluster():
             yield made
         finally:
             made.shutdown()
-
-
-def marked(trial_dir):
-    return process_tree.find_tree(str(trial_dir.resolve()))
 
 
 @needs_ray
@@ -162,7 +157,7 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
         assert found[0]["workers"] == found[1]["workers"]
         assert 2 == len(set(found[0]["workers"]))
         assert 2 == len({one["node_id"] for one in found})
-        assert [] == marked(trial_dir)
+        assert [] == processes_of(trial_dir)
     first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
     last = max(one["end_sec"] for one in first)
 
@@ -184,10 +179,10 @@ def test_a_sweep_that_is_killed_continues(start_harness, harness, overrides, tmp
     ended.send_signal(signal.SIGKILL)
     ended.communicate(timeout=LONGEST_SEC)
 
-    until(lambda: not marked(trial_dir), "all processes of the trial end")
+    until(lambda: not processes_of(trial_dir), "all processes of the trial end")
     # It gets both nodes, so they were given back.
     code, _, err = harness(*sweep, overrides=overrides)
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
     assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()

@@ -3,16 +3,15 @@
 import os
 import re
 import subprocess
+import time
 
 import pytest
 import slurm_cluster
 from command_lines import overridden, smoke_sweep
 
-from harness.cli import exit_codes
-from harness.errors import PlanError
+from harness import ExitCode, PlanError
 from harness.launch import launchers
 from harness.launch import ray as ray_launcher
-from harness.launch import slurm as slurm_lib
 from harness.launch.launchers import HOSTS_VARIABLE
 from harness.launch.ray import RayHost
 
@@ -111,7 +110,7 @@ def test_a_job_on_gpus_gets_those_of_the_largest_number_of_replicas(
     sizes = ("--replicas=2,4", "--set=replicas-per-worker=2", "--set=nodes=2")
     code, _, err = harness(*without, "--device=gpu", *sizes)
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     text = slurm.read_text(encoding="utf-8")
     assert '#SBATCH --ntasks-per-node="1"' in text
     assert '#SBATCH --gpus-per-node="2"' in text
@@ -138,19 +137,21 @@ def test_what_slurm_has_to_have_is_named(refuse, monkeypatch, words, message):
 def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
     tmp_path, monkeypatch
 ):
-    ran = []
-
-    def run(command):
-        ran.append(tuple(command))
-        return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
-
+    ran = tmp_path / "ran"
+    for name, said in (("squeue", tmp_path.name), ("scancel", ""), ("srun", "")):
+        noted = "" if said else f'echo {name} "$@" >> {ran}\n'
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/sh\n{noted}echo 42.0 other; echo 42.1 {said}\n")
+        stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    monkeypatch.setattr(slurm_lib, "run", run)
-    monkeypatch.setattr(slurm_lib, "_END_BY_ITSELF_SEC", 0.1)
-    slurm_lib.Slurm(2).end(tmp_path)
-    cancelled, ended = [command for command in ran if command[0] != "squeue"]
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    launcher, clock = launchers.start("slurm"), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: 60 * clock())  # it waits for 6 s
+    launcher.end(tmp_path)
+    cancelled, ended = [line.split() for line in ran.read_text().splitlines()]
 
-    assert ("scancel", "42.1") == cancelled
+    assert ["scancel", "42.1"] == cancelled
     assert {"srun", "--nodes=2", "harness.trial.process_tree"} <= set(ended)
     assert str(tmp_path) == ended[-1]
 

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 from fake_machine import FakeGpu, FakeMig, make_gpus, without
 
-from harness.errors import PlanError, UnfitMachineError
+from harness import PlanError
 from harness.machine import gpu_watch, gpus
 from harness.machine.gpu_watch import GpuReading, GpuWatch
 from results import GpuSettings, GpuUse
@@ -333,34 +333,6 @@ def test_errors_of_the_memory_that_appear_discard_a_trial(install_gpus):
     assert ("2 uncorrected ECC errors appeared on GPU 1",) == second.faults
     assert "faults" not in first.model_dump()
     assert GpuUse.model_validate(second.model_dump()) == second
-
-
-def test_an_attempt_that_fails_holds_no_lock(install_gpus):
-    install_gpus(make_gpus(2))
-    first, second = gpus.read_gpus()
-    refused = pytest.raises(UnfitMachineError, match=r"another sweep \(study 'theirs'")
-    with gpu_watch.hold_gpus([first], study="theirs"):
-        with refused, gpu_watch.hold_gpus([second, first], study="ours"):
-            pass
-        with gpu_watch.hold_gpus([second], study="ours"):
-            pass
-
-
-def test_a_link_in_place_of_a_lock_is_not_followed(install_gpus, tmp_path):
-    install_gpus(make_gpus(1))
-    (gpu,) = gpus.read_gpus()
-    with gpu_watch.hold_gpus([gpu], study="ours"):
-        (lock,) = gpu_watch.lock_folder().iterdir()
-    lock.unlink()
-    target = tmp_path / "precious"
-    target.write_text("kept")
-    lock.symlink_to(target)
-    message = r"cannot lock GPU 0 .*; remove that file"
-    refused = pytest.raises(UnfitMachineError, match=message)
-    with refused, gpu_watch.hold_gpus([gpu], study="ours"):
-        pass
-
-    assert "kept" == target.read_text()
 
 
 NO_LIST = without("ComputeRunningProcesses")

@@ -7,13 +7,17 @@ import socket
 from pathlib import Path
 
 import pytest
-from command_lines import commit, git
+from command_lines import commit, git, smoke_sweep
+from fake_machine import install_packages
 
-from harness.cli import exit_codes
-from harness.machine import environment, machine_state
+from harness import ExitCode
+from harness.judging import revisions
+from harness.machine import machine_state
+from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import trial_tree
 from results import MachineState, Placement, Store
 
+ROOT = Path(__file__).resolve().parents[3]
 PLACE = Placement(
     cpusets=((0, 1),),
     cores_per_replica=2,
@@ -25,12 +29,32 @@ PLACE = Placement(
 )
 
 
-def test_the_record_has_versions_and_no_host_name():
-    kept = {"OMP_NUM_THREADS": "2", "TF_GPU_THREAD_MODE": "global"}
-    others = {"HOSTNAME": "h", "TF_TOKEN_app": "s", "TF_CONFIG": "{}"}
-    record = environment.read_environment(PLACE, kept | others)
+LOCK = (ROOT / "requirements-gpu.lock").read_text()
+LIBRARIES = {*re.findall(r"^(nvidia-[\w-]+)==", LOCK, re.MULTILINE)} - {"nvidia-ml-py"}
 
-    assert kept == record.environment_variables
+
+@pytest.mark.usefixtures("finished", "forked_trials")
+def test_the_record_has_versions_and_no_host_name(
+    succeed, overrides, tmp_path, monkeypatch
+):
+    """With those of CUDA: trials with another cuDNN or NCCL are of another machine."""
+    kept = {"OMP_WAIT_POLICY": "passive", "TF_GPU_THREAD_MODE": "global"}
+    others = {"HOSTNAME": "h", "TF_TOKEN_app": "s", "TF_CONFIG": "{}"}
+    for name, value in (kept | others).items():
+        monkeypatch.setenv(name, value)
+    libraries = dict.fromkeys(LIBRARIES, "9.9")
+    install_packages(tmp_path / "site", monkeypatch, libraries)
+    words = ("--replicas=1", "--backends=in_graph", "--mode=weak", "--repeats=1")
+    own = ("--no-match", "--budget=none", "--order=sequential", "--study=t")
+    succeed(*smoke_sweep(" ".join((*words, *own))), overrides=overrides)
+    stores = (Store.open(tmp_path / "runs" / name).trials() for name in ("s", "t"))
+    before, (made,) = map(list, stores)
+    record = made.env
+    usual = next(of.env for of in before if of.spec.seed == made.spec.seed)
+
+    assert usual.environment_variables | kept == record.environment_variables
+    assert len(libraries) > 8
+    assert usual.packages | libraries == record.packages
     assert "tensorflow" in record.packages
     assert record.memory_bytes > 2**28
     host, text = socket.gethostname(), record.model_dump_json()
@@ -38,22 +62,26 @@ def test_the_record_has_versions_and_no_host_name():
     assert len(host) < 6 or not re.search(rf"\b{re.escape(host)}\b", text)
 
 
-def test_what_moves_performance_is_in_the_fingerprint():
-    def fingerprint(place=PLACE, inherited=(), **fields):
-        fields["inherited"] = dict(inherited)
-        return environment.read_environment(place, {}, **fields).fingerprint
+def test_what_moves_performance_is_in_the_fingerprint(make_spec, monkeypatch):
+    def fingerprint(cpus=(0, 1), quota=None, inherited=(), **state):
+        machine = tuple(LogicalCpu(cpu=cpu) for cpu in cpus)
+        topology = CpuTopology(cpus=machine, quota_cores=quota)
+        read = MachineState(**{"cpu_governor": "performance"} | state)
+        with monkeypatch.context() as patch:
+            patch.setattr(revisions, "read_topology", lambda: topology)
+            patch.setattr(machine_state, "read_machine_state", lambda _cores: read)
+            for name, value in dict(inherited).items():
+                patch.setenv(name, value)
+            return revisions.fingerprint(make_spec(num_replicas=1))
 
-    usual = {"cpu_governor": "performance"}
-    moved = MachineState(**usual, git_commit="a" * 40, container="docker")
-    plain = fingerprint(state=MachineState(**usual))
-    other_cores = PLACE.model_copy(update={"cpusets": ((1,),)})
-    limited = PLACE.model_copy(update={"cgroup_quota_cores": 1.5})
+    plain = fingerprint()
+    moved = {"git_commit": "a" * 40, "container": "docker"}
 
-    assert plain == fingerprint(state=moved, inherited={"TF_CONFIG": "{}"})
-    assert plain == fingerprint(other_cores, state=moved)
-    assert plain != fingerprint(limited, state=moved)
-    assert plain != fingerprint(state=MachineState(cpu_governor="powersave"))
-    assert plain != fingerprint(state=moved, inherited={"MALLOC_ARENA_MAX": "1"})
+    assert plain == fingerprint(**moved, inherited={"TF_CONFIG": "{}"})
+    assert plain == fingerprint((1, 0), **moved) == fingerprint((2, 3), **moved)
+    assert plain != fingerprint(quota=1.5, **moved)
+    assert plain != fingerprint(cpu_governor="powersave")
+    assert plain != fingerprint(**moved, inherited={"MALLOC_ARENA_MAX": "1"})
 
 
 def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
@@ -202,11 +230,16 @@ IMAGE = "0123456789abcdef" * 4
         ),
     ],
 )
-def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expected):
+def test_a_container_is_recorded_with_its_image(
+    fake_root, monkeypatch, files, environ, expected
+):
     for name, text in files.items():
         fake_root.write(name, text)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    state = machine_state.read_machine_state((0,), root=fake_root.path)
 
-    assert expected == environment.read_container(fake_root.path, environ)
+    assert expected == state.container
 
 
 @pytest.fixture
@@ -256,7 +289,7 @@ def test_what_moves_performance_is_identity_and_nothing_else_is_recorded(
         smoke = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
         code, out, err = harness("sweep", "--dry-run", "--json", *smoke)
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     for trial in json.loads(out)["trials"]:
         assert expected | {"LD_PRELOAD": name} == trial["spec"]["variables"]
 

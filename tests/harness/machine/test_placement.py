@@ -8,7 +8,7 @@ from fake_machine import make_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.machine import allocation, machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import trial_tree
@@ -263,7 +263,7 @@ def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
     if count != "2":
         monkeypatch.setenv("TF_GPU_THREAD_COUNT", count)
     code, out, err = harness(*DRY_RUN, f"--device={device}", "--replicas=1,2")
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     ours = {} if device == "cpu" else LAUNCHES
     mine = {} if count == "2" else {"TF_GPU_THREAD_COUNT": count}
     for trial in json.loads(out)["trials"]:

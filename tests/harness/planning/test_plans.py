@@ -13,8 +13,7 @@ from fake_machine import FakeNvml, make_gpus, set_cores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def _run(options, num_cores, num_gpus, preset="smoke"):
     ):
         set_cores(patch, range(num_cores))
         patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(num_gpus)))
-        code = cli.main(words)
+        code = main(words)
     return code, out.getvalue(), err.getvalue()
 
 
@@ -55,7 +54,7 @@ def plan(folder):
 
     def run(options, num_cores=8, num_gpus=2, **preset):
         code, out, err = _run(f"{options} --json", num_cores, num_gpus, **preset)
-        assert (exit_codes.OK, "") == (code, err)
+        assert (ExitCode.OK, "") == (code, err)
         return json.loads(out)
 
     return run
@@ -67,7 +66,7 @@ def notes(folder):
 
     def run(options, num_cores=8, num_gpus=2):
         code, _, err = _run(options, num_cores, num_gpus)
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         return err.splitlines()
 
     return run
@@ -373,7 +372,7 @@ def test_controls_are_those_of_the_case_that_they_explain(
 def test_controls_without_a_case_are_refused(replicas, num_cores, expected):
     code, _, err = _run(f"--replicas={replicas} {THREE}", num_cores, 0)
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert "explain a case of 2 replicas or more, " + expected in err
 
 

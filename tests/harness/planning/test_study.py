@@ -6,7 +6,7 @@ import pytest
 from command_lines import overridden
 from fake_machine import set_cores
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from results import Store
 from results.records import identity
 
@@ -24,9 +24,9 @@ def sweep(harness, monkeypatch, tmp_path):
 
     def run(*changes):
         code, _, err = harness("sweep", *overridden(BASE, *changes))
-        if code == exit_codes.USAGE:
+        if code == ExitCode.USAGE:
             return None, err
-        assert exit_codes.NOTHING_MEASURED == code, err
+        assert ExitCode.NOTHING_MEASURED == code, err
         return Store(tmp_path / "runs" / "s").read_plan(), err
 
     return run

@@ -8,8 +8,6 @@ import time
 import pytest
 
 from harness.run import aggregate, trial_tree
-from harness.trial import rank_file
-from harness.trial.rank_file import FirstExit
 from results import Failure, Phase, TrialStatus
 
 SECOND = 1_000_000_000
@@ -101,10 +99,15 @@ def test_a_rank_file_that_appears_late_is_waited_for(tmp_path, conclude, monkeyp
     assert TrialStatus.OK is made.status
 
 
+DONE = '{"kind": "done", "ns": 1}\n'
+BROKEN = ("{", '{"kind": "wat"}', '{"kind": "step"}', "[]")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("what\n", "rank_0.jsonl line 1"),
+        *((f"{DONE}{line}\n", "rank_0.jsonl line 2 is malformed") for line in BROKEN),
         (None, "rank_0.jsonl: it is not a regular file"),
         ('{"kind": "failure", "phase": "lunch"}\n', "rank 0 recorded a malformed fail"),
     ],
@@ -121,16 +124,21 @@ def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, conclude, text, r
     ("first", "exit_code", "phase", "reason"),
     [
         # Although the other one was further behind.
-        (FirstExit(rank=1), -11, "build", "signal SIGSEGV: rank 1 was in phase build"),
+        (
+            {"rank": 1, "reason": ""},
+            -11,
+            "build",
+            "signal SIGSEGV: rank 1 was in phase build",
+        ),
         (None, -11, "launch", "signal SIGSEGV: rank 0 was in phase launch"),
         # A lost host is not taken for the kernel's out-of-memory killer.
         (
-            *(FirstExit(rank=1, reason="the connection was lost"), -9, "build"),
+            *({"rank": 1, "reason": "the connection was lost"}, -9, "build"),
             "the connection was lost: rank 1 was in phase build",
         ),
         # Where the engine, or a host, refused, no rank is blamed.
         (
-            *(FirstExit(reason="host 'a' cannot read the trial"), 78, "launch"),
+            *({"rank": None, "reason": "host 'a' cannot read the trial"}, 78, "launch"),
             "host 'a' cannot read the trial",
         ),
     ],
@@ -142,13 +150,13 @@ def test_the_first_rank_that_ended_is_named(
     write_lines(tmp_path, 0, phases[0])
     write_lines(tmp_path, 1, *phases)
     if first is not None:
-        rank_file.write_first_exit(tmp_path, first)
+        (tmp_path / "first_exit.json").write_text(json.dumps(first))
     made = conclude(exit_code)
 
     assert TrialStatus.FAILED is made.status
     assert phase == made.failure.phase.value
     assert made.failure.reason.endswith(reason)
-    is_engine = first is not None and first.reason
+    is_engine = first is not None and first["reason"]
     assert bool(is_engine) == (made.failure.exception_type == "LaunchError")
 
 

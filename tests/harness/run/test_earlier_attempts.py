@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,11 @@ from command_lines import smoke_sweep
 from fake_machine import QUIET
 from study_files import finished_in, observed_in
 
-from harness.cli import exit_codes
-from harness.errors import Interrupted, StudyError
+from harness import ExitCode, HarnessError
+from harness.client import scaling_client
 from harness.machine import disturbance
 from harness.machine.machine_state import read_huge_pages
 from harness.run import trial_tree
-from harness.trial import process_tree, rank_file
 from results import Allocator, Store, UnavailableRecordError
 
 SWEEP = smoke_sweep(
@@ -29,7 +29,7 @@ SWEEP = smoke_sweep(
 
 
 def interrupt(*_):
-    raise Interrupted("SIGINT")
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.processes
@@ -38,7 +38,7 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
 ):
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     root = tmp_path / "runs" / "s"
-    assert exit_codes.OK == harness(*SWEEP, overrides=overrides)[0]
+    assert ExitCode.OK == harness(*SWEEP, overrides=overrides)[0]
     planned = Store(root).read_plan().trials
     again = [of.trial_id for of in planned if of.spec.repetition_index == 1]
     # A kill between the two records of the second repetition.
@@ -47,21 +47,21 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.run.rounds.Repetition.start_side_by_side", interrupt)
         code, _, _ = harness(*SWEEP, overrides=overrides)
-    assert exit_codes.INTERRUPTED == code
+    assert ExitCode.INTERRUPTED == code
     assert observed <= observed_in(root)
     code, out, _ = harness("verify", "s")
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert f"trials/{again[1]} was to be measured again, and is not yet" in out
     assert "differs" not in out
     code, _, err = harness(*SWEEP, overrides=overrides)
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
 
     assert observed <= observed_in(root)
     assert first.items() <= finished_in(root).items()
     assert {f"{name}-1" for name in again} == {
         path.name for path in (root / "earlier").iterdir()
     }
-    assert exit_codes.OK == harness("verify", "s")[0]
+    assert ExitCode.OK == harness("verify", "s")[0]
     said = "  3 earlier attempts at trials that were measured again: "
     assert said in harness("status", "s")[1]
     assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
@@ -104,8 +104,8 @@ def test_what_observed_nothing_is_removed(trial_dir, name, text, is_measured):
 @pytest.mark.parametrize("name", [".", "status.json"])
 def test_one_failed_look_removes_and_mixes_nothing(name, trial_dir, monkeypatch):
     """A trial that is not seen would run among the files of the attempt before."""
-    (trial_dir / rank_file.DIRECTORY).mkdir(parents=True)
-    (trial_dir / rank_file.DIRECTORY / "weights").write_bytes(b"1")
+    (trial_dir / "checkpoint").mkdir(parents=True)
+    (trial_dir / "checkpoint" / "weights").write_bytes(b"1")
     (trial_dir / "status.json").write_text("{}")
     before = sorted(trial_dir.rglob("*"))
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_moved_or_removed_is_reported(
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("shutil.rmtree", refuse)
-    with pytest.raises(StudyError, match=message):
+    with pytest.raises(HarnessError, match=message):
         trial_tree.clear_trials(trial_dir)
 
     assert trial_dir.is_dir()
@@ -203,7 +203,7 @@ def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
     trial_dir = tmp_path / "here" / "trial"
     variables = {
         "PYTHONPATH": str(tmp_path / "planned"),
-        process_tree.MARKER: str(trial_dir),
+        scaling_client.TRIAL_VARIABLE: str(trial_dir),
         trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
     }
     command = (sys.executable, "-m", "probe")
@@ -221,7 +221,7 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
     trees = []
     for name in ("trial", "other"):
         (tmp_path / name).mkdir(exist_ok=True)
-        marked = {process_tree.MARKER: str(tmp_path / name)}
+        marked = {scaling_client.TRIAL_VARIABLE: str(tmp_path / name)}
         trees.append(trial_tree.ProcessTree(tmp_path / name, marked, ("true",)))
         trees[-1].start()
         (trial_tree.folder_of(tmp_path / name) / "file").touch()
@@ -232,7 +232,7 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
     assert (other / "file").exists()
     mine.touch()
     expected = r"cannot make .* for temporary files of a trial: File exists; remove it"
-    with pytest.raises(StudyError, match=expected) as caught:
+    with pytest.raises(HarnessError, match=expected) as caught:
         trees[0].start()
     assert f"'{mine}'" in str(caught.value)
     for tree in trees:

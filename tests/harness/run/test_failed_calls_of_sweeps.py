@@ -20,8 +20,8 @@ from damaging import ERRNOS, FailingReads, FailingWrites
 from fake_machine import QUIET
 from study_files import ended_ids, finished_in, observed_in
 
-from harness.cli import exit_codes, running
-from harness.cli import main as cli
+import reports
+from harness import ExitCode, main
 from harness.machine import disturbance
 from results import Store, TrialStatus
 from results.store import manifest, writing
@@ -44,7 +44,7 @@ WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 def quiet(tmp_path, monkeypatch):
     """Goes to a folder in which sweeps see a quiet machine, and write no page."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    monkeypatch.setattr(reports, "print_summary", lambda *_: None)
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     return tmp_path / "runs" / "s"
 
@@ -68,18 +68,18 @@ def test_a_failed_call_loses_nothing_of_what_was_measured(
 
     def run(place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
-        code = cli.main(arguments, run_overrides=overrides)
+        code = main(arguments, run_overrides=overrides)
         faults.place = -1
         return code, capsys.readouterr().err
 
     code, err = run()
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     if is_read:
         trials = Store(root).read_plan().trials
         last = max(trials, key=lambda of: of.spec.repetition_index)
         (Store(root).trial_dir(last.trial_id) / "status.json").unlink()
         shutil.copytree(root, start)
-        assert exit_codes.OK == run()[0]
+        assert ExitCode.OK == run()[0]
     num_calls, num_trials = faults.count, len(Store(root).read_plan().trials)
     assert num_calls > (50 if is_read else 20), "it read or wrote nothing"
     chance = covering.chance(f"{kind} {order}")
@@ -102,7 +102,7 @@ def test_a_failed_call_loses_nothing_of_what_was_measured(
         statuses = [of.status and of.status.status for of in Store(root).trials()]
         problems = {
             "an end of another kind": not all(is_said(*end[1:]) for end in ends),
-            "the same command does not finish": again != exit_codes.OK,
+            "the same command does not finish": again != ExitCode.OK,
             "a trial is missing": statuses != [TrialStatus.OK] * num_trials,
             "a finished trial changed": is_changed
             or not before.items() <= finished_in(root).items(),
@@ -118,7 +118,7 @@ def test_a_failed_call_loses_nothing_of_what_was_measured(
 
 def is_said(code, err):
     is_line = (err.splitlines() or [""])[-1].startswith("error: ")
-    is_end = code == exit_codes.OK or (code == exit_codes.USAGE and is_line)
+    is_end = code == ExitCode.OK or (code == ExitCode.USAGE and is_line)
     # What failed is a file of the study, and no standard output.
     return is_end and "Traceback" not in err and "write the output" not in err
 
@@ -127,14 +127,14 @@ def test_what_a_killed_writer_left_is_removed(
     tmp_path, harness, overrides, forked_trials
 ):
     arguments = (*SWEEP, *ORDERS["sequential"])
-    assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
+    assert ExitCode.OK == harness(*arguments, overrides=overrides)[0]
     root = tmp_path / "runs" / "s"
     folders = [root, next((root / "trials").iterdir())]
     for folder in folders:
         (folder / ".tmp-x-env.json").write_text("{")
     before = finished_in(root)
 
-    assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
+    assert ExitCode.OK == harness(*arguments, overrides=overrides)[0]
     assert [] == list(root.rglob(".tmp-*"))
     assert before == finished_in(root)
 
@@ -166,7 +166,7 @@ def found_after_a_cut(root, kept, observed, sweep, run):
     if kept != evidence_of(root, kept):
         problems.append(f"finished trials changed: {sorted(kept)}")
     code, said = run(*sweep)
-    if code != exit_codes.OK:
+    if code != ExitCode.OK:
         problems.append(f"the same command: {code} {said}")
     if kept != evidence_of(root, kept):
         problems.append("finished trials were measured again")
@@ -174,7 +174,7 @@ def found_after_a_cut(root, kept, observed, sweep, run):
         problems.append("what ended before the cut is gone")
     for subcommand in (("status",), ("report", "--format=text"), ("verify",)):
         code, said = run(*subcommand, str(root))
-        if code != exit_codes.OK:
+        if code != ExitCode.OK:
             problems.append(f"{subcommand[0]}: {code} {said}")
     return problems
 
@@ -201,12 +201,12 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
     monkeypatch.setattr(Store, "write_status", written)
 
     def run(*words):
-        code = cli.main(words, run_overrides=overrides)
+        code = main(words, run_overrides=overrides)
         said = capsys.readouterr()
         return code, (said.out + said.err)[-500:]
 
     disk.insert(MOUNTS[0])
-    assert exit_codes.OK == run(*sweep)[0]
+    assert ExitCode.OK == run(*sweep)[0]
     num_calls, num_trials = writes.count, len(Store(root).read_plan().trials)
     chance = covering.chance(f"power {order}")
     wrong, num_kept = [], 0
@@ -225,7 +225,7 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
         disk.restore(options)
         kept, ended = dict(before), set(observed)
         # Ok where only the locks were left to remove.
-        is_said = code in {exit_codes.OK, exit_codes.USAGE}
+        is_said = code in {ExitCode.OK, ExitCode.USAGE}
         problems = [] if is_said else [f"at the cut: {code} {said}"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writing, "kernel_id", lambda: "after the cut")
@@ -301,10 +301,10 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(small_disk, sweep, free_kib)
     again, _, err_again = sweep("--no-match", "--retry=failed")
     started = collections.Counter((small_disk.parent / "count").read_text().split())
 
-    assert exit_codes.USAGE == code, err
+    assert ExitCode.USAGE == code, err
     assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)
     assert "Traceback" not in err
-    assert exit_codes.OK == again, err_again
+    assert ExitCode.OK == again, err_again
     assert 4 == len(ended_ids(Store(root)))
     assert all(1 == started[trial_id] for trial_id in finished - failed)
 
@@ -322,6 +322,6 @@ def test_a_study_that_cannot_be_written_can_be_read(
     page, _, _ = harness("report", "s", runs, "-o", str(tmp_path / "page.html"))
     code, out, err = harness("sweep", "--study", "s", runs, overrides=overrides)
 
-    assert [exit_codes.OK] * 3 == [status, verified, page]
-    assert (exit_codes.USAGE, "") == (code, out)
+    assert [ExitCode.OK] * 3 == [status, verified, page]
+    assert (ExitCode.USAGE, "") == (code, out)
     assert re.fullmatch(r"error: cannot .*: Read-only file system; .*\n", err)

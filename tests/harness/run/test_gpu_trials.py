@@ -5,11 +5,10 @@ import os
 import re
 
 import pytest
-from command_lines import smoke_sweep
+from command_lines import overridden, smoke_sweep
 from fake_machine import ANSWERS, make_gpus, without
 
-from harness.cli import exit_codes
-from harness.cli import main as cli
+from harness import ExitCode, main
 from harness.machine import gpu_watch
 from results import Phase, Store, TrialStatus, trials_frame
 
@@ -34,7 +33,7 @@ def sweep(harness, gpu_overrides, install_gpus):
 def measured(sweep, tmp_path):
     def run(machine, *options, **overrides):
         code, _, err = sweep(machine, *options, **overrides)
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         return {
             trial.spec.num_replicas: trial.env
             for trial in Store.open(tmp_path / "runs" / "s").trials()
@@ -145,7 +144,7 @@ def test_a_trial_that_others_or_heat_disturbed_is_discarded(
     failure = trials[2].status.failure
     is_started = "before it was started" not in reason
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert TrialStatus.OK is trials[1].status.status
     assert TrialStatus.DISCARDED is trials[2].status.status
     assert re.match(reason, failure.reason)
@@ -170,34 +169,58 @@ def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
     monkeypatch.setitem(ANSWERS, "ComputeRunningProcesses", leave)
     code, _, err = sweep(machine, "--backends=single", "--replicas=1")
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert next(answers, None) is None
 
 
 def test_a_second_sweep_on_the_same_gpus_is_one_line(
-    sweep, harness, gpu_overrides, tmp_path, written
+    sweep, harness, gpu_overrides, tmp_path, written, monkeypatch
 ):
     found = []
     machine = make_gpus(4, unsupported=without("ComputeRunningProcesses"))
 
+    def second(visible, backend="single", replicas=1):
+        words = [part for part in SWEEP if part != "--study=s"]
+        options = (f"--backends={backend}", f"--replicas={replicas}", "--study=second")
+        with monkeypatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            return main((*words, *options), run_overrides=gpu_overrides)
+
     def canary(_core):  # no trial has a process now
         if not found:
             before = written()
-            second = [part for part in SWEEP if part != "--study=s"]
-            options = ("--backends=single", "--replicas=1", "--study=second")
-            found.append(cli.main((*second, *options), run_overrides=gpu_overrides))
-            found.append(before == written())
+            # An attempt that fails holds no lock, also of what was free.
+            found.extend([second("0"), second("1,0", "in_graph", 2)])
+            found.extend([before == written(), second("1")])
         return 0.2
 
     code, _, err = sweep(machine, "--backends=single", "--replicas=1", canary=canary)
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
 
-    assert exit_codes.OK == code, err
-    assert [exit_codes.UNFIT, True] == found
-    assert 1 == len(lines)
+    assert ExitCode.OK == code, err
+    assert [ExitCode.UNFIT, ExitCode.UNFIT, True, ExitCode.OK] == found
+    assert [lines[0]] * 2 == lines
     assert re.fullmatch(
         r"error: GPU 0 \(NVIDIA H100 80GB HBM3\) is used by another sweep \(study 's',"
         rf" process {os.getpid()}\), but a trial needs its GPUs for itself; wait for"
         r" its end, or choose other GPUs with CUDA_VISIBLE_DEVICES",
         lines[0],
     )
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(
+    sweep, harness, gpu_overrides, tmp_path
+):
+    one = ("--backends=single", "--replicas=1")
+    assert ExitCode.OK == sweep(make_gpus(1), *one)[0]
+    (lock,) = gpu_watch.lock_folder().iterdir()
+    lock.unlink()
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    lock.symlink_to(target)
+    words = overridden(SWEEP, *one, "--study=t")
+    code, _, err = harness(*words, overrides=gpu_overrides)
+
+    assert ExitCode.UNFIT == code
+    assert re.search(r"^error: cannot lock GPU 0 .*; remove that file", err)
+    assert "kept" == target.read_text()

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from command_lines import overridden, smoke_sweep
 from fake_machine import set_cores, two_cores
+from study_files import lines_of, processes_of
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.run import rounds
 from harness.run.trial_tree import Session
-from harness.trial import process_tree, rank_file
 from results import Control, Order, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
 ROUNDS = 3
-ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
+ENDS = ExitCode.OK, ExitCode.SOME_TRIALS_FAILED, ExitCode.NOTHING_MEASURED
 SWEEP = smoke_sweep(
     "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 "
     "--set=rounds=3 --order=interleaved --budget=none --no-match --study=s"
@@ -41,9 +41,7 @@ def run(harness, overrides, tmp_path, monkeypatch):
         assert code in ENDS, err
         store = Store.open(tmp_path / "runs" / "s")
         # No process of a trial is left, however it ended.
-        for trial in store.trials():
-            marker = str(store.trial_dir(trial.trial_id).resolve())
-            assert [] == process_tree.find_tree(marker)
+        assert [] == processes_of(store.root)
         found = {
             (of.spec.backend, of.spec.num_replicas, of.spec.control.value): of
             for of in store.trials()
@@ -88,7 +86,7 @@ def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
         assert {0, 1, 2} == set(trial.result.rates)
         assert not trial.result.quality
         folder = tmp_path / "runs" / "s" / "trials" / trial.trial_id
-        first = rank_file.read_rank(folder, 0).last("first_step_done")
+        (first,) = lines_of(folder / "rank_0.jsonl", "first_step_done")
         assert not first["is_alone"]
         assert first["time_to_first_step_sec"] > 0
         assert 0 == rank.time_to_first_step_sec
@@ -231,7 +229,7 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, overrides=overrides)
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert re.search(
         r"5 processes do not fit into memory at once: the first \d occupy \d\.\d GiB"
         r", 0\.0 GiB are free, and the next may need \d\.\d GiB: the trials run in seq",
@@ -257,7 +255,7 @@ def test_what_needs_an_interleaved_study_is_an_error(
     words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, option, overrides=overrides)
 
-    assert exit_codes.USAGE == code
+    assert ExitCode.USAGE == code
     assert re.search(
         r"error: \d+ processes do not fit into memory at once: .*; free some memory, or"
         rf" use --order sequential, or {fewer} --backends or --replicas\n",
@@ -266,7 +264,7 @@ def test_what_needs_an_interleaved_study_is_an_error(
     assert "in sequence" not in err
     for folder in (tmp_path / "runs" / "s" / "trials").iterdir():
         assert not (folder / "status.json").exists()
-        assert [] == process_tree.find_tree(str(folder.resolve()))
+    assert [] == processes_of(tmp_path)
 
 
 @dataclasses.dataclass

@@ -14,11 +14,10 @@ import psutil
 import pytest
 from command_lines import overridden, smoke_sweep
 from damaging import until
-from study_files import ended_ids, observed_in
+from study_files import ended_ids, observed_in, processes_of
 
-from harness.cli import exit_codes, running
-from harness.cli import main as cli
-from harness.trial.process_tree import MARKER, find_tree
+import reports
+from harness import ExitCode, main
 from results import Store, TrialStatus
 from results.store import writing
 
@@ -37,17 +36,6 @@ SWEEP = smoke_sweep(
 # By order: trials of the sweep, and those that one kill can hit.
 NUM_TRIALS = {"sequential": 2 * REPEATS, "relay": 3 * REPEATS}
 HIT_BY_A_KILL = {"sequential": 1, "relay": 3}
-
-
-def processes_of(folder):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            marker = process.environ().get(MARKER, "")
-            is_dead = process.status() == psutil.STATUS_ZOMBIE
-            if marker.startswith(f"{folder.resolve()}/") and not is_dead:
-                found.append(process)
-    return found
 
 
 def wait_until_gone(folder):
@@ -76,7 +64,7 @@ def held(path):
 def figures(harness):
     def read(root):
         code, out, err = harness("report", str(root), "--format=csv")
-        assert exit_codes.OK == code, err
+        assert ExitCode.OK == code, err
         return out
 
     return read
@@ -86,7 +74,7 @@ def figures(harness):
 def whole(harness, overrides, forked_trials, figures, tmp_path):
     """Returns what a sweep without a kill has measured."""
     options = ("--order=sequential", f"--runs-dir={tmp_path / 'whole'}")
-    assert exit_codes.OK == harness(*SWEEP, *options, overrides=overrides)[0]
+    assert ExitCode.OK == harness(*SWEEP, *options, overrides=overrides)[0]
     return figures(tmp_path / "whole" / "s")
 
 
@@ -167,11 +155,11 @@ def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
     process = start_harness(*SMALL, "--no-match", FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
     until(lambda: list(trials.glob("*/rank_0.jsonl")))
-    workers = psutil.Process(process.pid).children()
     (trial_dir,) = trials.iterdir()
+    assert processes_of(trial_dir)
     process.kill()
     process.communicate()
-    until(lambda: not find_tree(str(trial_dir.resolve()), workers[0].pid))
+    until(lambda: not processes_of(trial_dir))
 
 
 @pytest.mark.usefixtures("finished", "forked_trials")
@@ -186,12 +174,12 @@ def test_resume_runs_what_is_missing_and_only_that(
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
     code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert [trial_id] == count.read_text().split()
     assert "8 trials, 7 already finished" in err
     assert before == figures(store.root)
     code, _, err = harness(*overridden(SMALL, "--repeats=3"), overrides=overrides)
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert 1 + 4 == len(count.read_text().split())
     assert "study s: extended by 4 trials to 12" in err
 
@@ -213,7 +201,7 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     order, start_harness, overrides, forked_trials, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    monkeypatch.setattr(reports, "print_summary", lambda *_: None)
     root = tmp_path / "runs" / "s"
     small = ("--backends=in_graph", "--replicas=1", "--no-match", "--budget=none")
     words = overridden(SMALL, *small, *ORDERS[order])
@@ -226,17 +214,17 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     monkeypatch.setattr(writing, "kernel_id", lambda: "another")
     monkeypatch.setattr(writing, "DEAD_SEC", STOPPED_SEC / 2)
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    code = cli.main(words, run_overrides=overrides)
-    assert exit_codes.OK == code, capsys.readouterr().err
+    code = main(words, run_overrides=overrides)
+    assert ExitCode.OK == code, capsys.readouterr().err
     capsys.readouterr()
     before = digests(root)
     first.send_signal(signal.SIGCONT)
     _, err = first.communicate(timeout=60)
 
     assert before == digests(root)
-    assert exit_codes.USAGE == first.returncode, err
+    assert ExitCode.USAGE == first.returncode, err
     said = "was taken over by a process of another machine, since this one gave no sign"
     assert f"error: study {str(root)!r} {said} of life" in err
-    assert exit_codes.OK == cli.main(("status", "s"))
+    assert ExitCode.OK == main(("status", "s"))
     trials = list(Store.open(root).trials())
     assert {TrialStatus.OK} == {trial.status.status for trial in trials}

@@ -11,9 +11,10 @@ import pytest
 from command_lines import overridden, smoke_sweep
 from damaging import until
 from fake_machine import two_cores
-from study_files import ended_ids
+from study_files import ended_ids, processes_of
 
-from harness.cli import exit_codes
+from harness import ExitCode
+from harness.client import scaling_client
 from harness.run import trial_tree
 from harness.trial import process_tree
 from results import Phase, Store, TrialStatus
@@ -187,7 +188,7 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(
     (folder / "rank_0.jsonl").write_text('{"kind": "phase", "pha')
     stray = psutil.Popen(
         ["sleep", "600"],
-        env={**os.environ, process_tree.MARKER: str(folder.resolve())},
+        env={**os.environ, scaling_client.TRIAL_VARIABLE: str(folder.resolve())},
         start_new_session=True,
     )
     trial = run_one()
@@ -221,12 +222,11 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     thread.join()
     store = Store.open(study)
 
-    assert exit_codes.INTERRUPTED == code
+    assert ExitCode.INTERRUPTED == code
     assert "resume with: python -m harness sweep --study runs/s" in err
     assert 1 == len(ended_ids(store))
-    for folder in (study / "trials").iterdir():
-        assert not process_tree.find_tree(str(folder.resolve()))
-    assert exit_codes.OK == harness("verify", "s")[0]
+    assert [] == processes_of(study)
+    assert ExitCode.OK == harness("verify", "s")[0]
     assert store.report_path.exists()
 
 
@@ -253,7 +253,7 @@ def test_a_sweep_compares_before_it_measures(sweep, store):
     compared = list(store.equivalence.trials())
     started = [trial.status.started_at for trial in store.trials()]
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert (3, 4) == (len(compared), len(started))
     assert re.search(
         r"matching replicas with one, untimed: single x1, .*in_graph x2", err
@@ -272,7 +272,7 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
         if (row["quantity"], row["kind"]) == ("throughput", "crossed_out")
     }
 
-    assert (exit_codes.SOME_TRIALS_FAILED, {("in_graph", 2)}) == (code, missing)
+    assert (ExitCode.SOME_TRIALS_FAILED, {("in_graph", 2)}) == (code, missing)
     assert re.search(
         r"in_graph x2 differs from one replica: what 2 steps change in network"
         r" differs by \d+% .*; none of its numbers is used",
@@ -280,7 +280,7 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     )
     assert "1 of 4 trials are not ok" in err
     assert "\nin_graph x2 differs from one replica: " in harness("status", "s")[1]
-    assert exit_codes.OK == harness("verify", "s")[0]
+    assert ExitCode.OK == harness("verify", "s")[0]
 
 
 def test_what_changed_or_is_missing_of_a_comparison_is_seen(
@@ -306,14 +306,14 @@ def test_what_changed_or_is_missing_of_a_comparison_is_seen(
         path.write_text(changed)
         code, out, _ = harness("verify", "s")
 
-        assert exit_codes.SOME_TRIALS_FAILED == code
+        assert ExitCode.SOME_TRIALS_FAILED == code
         assert re.search(f"{where}.*: .*{said}", out), out
     path.write_text(text)
     kept = (folders["in_graph"] / "status.json").stat().st_mtime_ns
     (folders["single"] / "status.json").unlink()
     code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
-    assert exit_codes.OK == code, err
+    assert ExitCode.OK == code, err
     assert (folders["single"] / "status.json").exists()
     assert kept == (folders["in_graph"] / "status.json").stat().st_mtime_ns
 
@@ -325,18 +325,18 @@ def test_a_comparison_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     unchanged, _, _ = sweep(ONE_BACKEND)
     repeated, _, again = sweep(ONE_BACKEND, "--retry=failed")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code == unchanged
+    assert ExitCode.SOME_TRIALS_FAILED == code == unchanged
     assert re.search(
         r"in_graph x2 is not checked against one replica: the run of single x1 ended as"
         r" failed: the reducer is out of paper",
         err,
     )
-    assert exit_codes.OK == repeated, again
+    assert ExitCode.OK == repeated, again
 
 
 def test_no_match_says_so(sweep, store):
     code, _, err = sweep(ONE_BACKEND, "--no-match")
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert "in_graph x2 is not checked against one replica: --no-match was given" in err
     assert not (store.root / "match").exists()

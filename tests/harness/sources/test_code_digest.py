@@ -3,6 +3,7 @@
 import ast
 import gc
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.command import identity
-from harness.errors import PlanError
+from harness import PlanError
 from harness.sources import code_digest
 from harness.sources.code_digest import DISTRIBUTIONS, MEASURED, CodeWatch, SourceTree
 
@@ -213,7 +213,20 @@ def test_other_code_is_refused(refuse, small, monkeypatch):
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def identify(succeed):
+    """Returns a function that gives the parts of a program, as a plan has them."""
+
+    def parts(command):
+        words = ("--command", f"{command} {{replicas}}", "--metric=step_time=(x)")
+        size = ("--replicas=1", "--mode=weak", "--per-replica-batch-size=1")
+        planned = succeed("sweep", "--dry-run", "--json", *words, *size)
+        return json.loads(planned)["program_code"][""]
+
+    return parts
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, identify):
     root = tmp_path / "repository"
     root.mkdir()
     monkeypatch.chdir(root)
@@ -226,13 +239,12 @@ def program(tmp_path, monkeypatch):
     ):
         subprocess.run(["git", *who, *words], check=True)
     (root / "own.log").write_text("1\n")
-    command = f"{sys.executable} train.py {{replicas}}"
+    command = f"{sys.executable} train.py"
 
     def watch():
-        parts = identity.program_identity(command, root, left_out=[root / "runs"])
-        record = SimpleNamespace(command=command)
+        record = SimpleNamespace(command=f"{command} {{replicas}}")
         plan = SimpleNamespace(
-            program_code={"": parts},
+            program_code={"": identify(command)},
             trials=[SimpleNamespace(spec=SimpleNamespace(program=record))],
         )
         return CodeWatch(plan, folders={}, left_out=[root / "runs"])
@@ -252,14 +264,14 @@ def test_a_program_that_is_edited_has_changed(program, tmp_path):
     assert "" == program().changed()
 
 
-def test_an_interpreter_is_asked_again_once_it_has_changed(tmp_path):
+def test_an_interpreter_is_asked_again_once_it_has_changed(identify, tmp_path):
     """To list its packages takes 0.15 s, and was done twice for each trial."""
     python = tmp_path / "python3"
     python.write_text(f'#!/bin/sh\necho >> asked\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
 
     def times_asked():
-        parts = identity.program_identity(f"{python} train.py", tmp_path)
+        parts = identify(f"{python} train.py")
         assert re.fullmatch(r"[0-9]+ \(\w{16}\)", parts["packages"])
         return (tmp_path / "asked").read_text().count("\n")
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import math
 import time
 
 import pytest
+from study_files import lines_of
 
 from harness.client.scaling_client import (
     RESET_METHOD,
     SAMPLED_METHOD,
     RankFile,
     ResidentMemory,
+    rank_path,
 )
 from harness.run import aggregate
-from harness.trial import measure, rank_file
-from harness.trial.rank_file import rank_path
+from harness.run.trial_tree import TrialExit
+from harness.trial import measure
 from results import Phase
 
 SECOND = 1_000_000_000
@@ -132,7 +135,8 @@ def measured(tmp_path, make_spec, monkeypatch):
             clock.now += 100 * SECOND
             seen.append((made.num_steps, hasattr(made, "window_start")))
 
-        writer = RankFile(rank_file.rank_path(tmp_path, 0), clock)
+        path = rank_path(tmp_path, 0)
+        writer = RankFile(path, clock)
         measure.measure_trial(
             build,
             make_spec(
@@ -148,44 +152,48 @@ def measured(tmp_path, make_spec, monkeypatch):
         writer.close()
         # The program is in memory then; nothing is counted yet.
         assert [(1, False)] == seen
-        return made, rank_file.read_rank(tmp_path, 0)
+        return made, functools.partial(lines_of, path)
 
     return run
 
 
 def test_steps_are_timed_alone_and_by_phase(measured):
     program, log = measured(num_warmup=3, num_measured=4)
-    phases = [step.phase for step in log.steps]
+    steps = log("step")
+    phases = [Phase(step["phase"]) for step in steps]
 
     assert [Phase.FIRST_STEP] + [Phase.WARMUP] * 2 + [Phase.MEASURE] * 4 == phases
-    assert list(range(7)) == [step.index for step in log.steps]
-    assert {1.0} == {step.time_sec for step in log.steps}
-    assert log.is_done
-    assert Phase.REPORT is log.phase
+    assert list(range(7)) == [step["index"] for step in steps]
+    assert {SECOND} == {step["end_ns"] - step["start_ns"] for step in steps}
+    assert log("done")
+    assert Phase.REPORT.value == log("phase")[-1]["phase"]
     # Ten seconds of build and one of step, and no more.
-    assert 11.0 == log.last("first_step_done")["time_to_first_step_sec"]
-    assert [{"name": "steps", "value": 4}] == log.all("window_metric")
-    assert (log.steps[3].start_ns, 3) == program.window_start
+    assert [11.0] == [of["time_to_first_step_sec"] for of in log("first_step_done")]
+    (counted,) = log("window_metric")
+    assert ("steps", 4) == (counted["name"], counted["value"])
+    assert (steps[3]["start_ns"], 3) == program.window_start
 
 
-def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
+def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec, tmp_path):
     _, log = measured(num_warmup=1, num_measured=2)
-    log.lines.pop("window_metric")
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
+    path, ended = rank_path(tmp_path, 0), TrialExit(exit_code=0, num_oom_kills=0)
 
-    def recorded():
-        made = aggregate.make_result("0" * 20, spec, [log], ())
+    def recorded(*left_out):
+        lines = map(json.loads, path.read_text().splitlines())
+        lines = [line for line in lines if line["kind"] not in left_out]
+        for line in lines:
+            line.pop(left_out[-1], None)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        made = aggregate.conclude("0" * 20, spec, tmp_path, ended).result
         return made.flops_per_example, made.ranks[0].peak_flops_per_sec
 
     # There is always a step before the window.
-    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
-        step.phase for step in log.steps
-    ]
-    assert {"flops_per_sec": 2e9, "method": "of bfloat16"} == log.last("peak")
-    assert (600, 2e9) == recorded()
-    log.lines.pop("peak")
-    log.last("facts").pop("flops_per_example")
-    assert (None, None) == recorded()
+    assert ["first_step", "measure", "measure"] == [of["phase"] for of in log("step")]
+    (peak,) = log("peak")
+    assert (2e9, "of bfloat16") == (peak["flops_per_sec"], peak["method"])
+    assert (600, 2e9) == recorded("window_metric")
+    assert (None, None) == recorded("peak", "flops_per_example")
 
 
 def test_steps_between_two_syncs_are_started_together(measured):
@@ -196,18 +204,20 @@ def test_steps_between_two_syncs_are_started_together(measured):
         *(f"read {number}" for number in (3, 4, 5)),
         *(f"{what} {number}" for what in ("start", "read") for number in (6, 7)),
     ]
-    steps = [step for step in log.steps if step.phase is Phase.MEASURE]
-    assert [1.0 / number for number in range(3, 8)] == [step.loss for step in steps]
-    assert [1.1] * 5 == pytest.approx([step.time_sec for step in steps], abs=2e-9)
-    assert [step.end_ns for step in steps[:2]] == [s.start_ns for s in steps[1:3]]
-    assert int(3.3 * SECOND) == steps[2].end_ns - steps[0].start_ns
+    steps = [step for step in log("step") if step["phase"] == "measure"]
+    starts, ends = ([step[name] for step in steps] for name in ("start_ns", "end_ns"))
+    assert [1.0 / number for number in range(3, 8)] == [step["loss"] for step in steps]
+    times = [(end - start) / SECOND for start, end in zip(starts, ends, strict=True)]
+    assert [1.1] * 5 == pytest.approx(times, abs=2e-9)
+    assert ends[:2] == starts[1:3]
+    assert int(3.3 * SECOND) == ends[2] - starts[0]
 
 
 def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(measured):
     program, log = measured(1, 3, steps_per_sync=3, program={"bad_step": 3})
 
     assert ["read 2", "read 3", "ask", "read 4"] == program.events[-4:]
-    (check,) = (c for c in log.all("sanity") if c["name"] == "every_loss_is_finite")
+    (check,) = (c for c in log("sanity") if c["name"] == "every_loss_is_finite")
     assert "nan in step 2, seen by replica 1 of 2" == check["detail"]
 
 
@@ -239,7 +249,7 @@ def test_quality_is_measured_when_asked_and_sane(
 
     assert expected == made.num_evaluations
     assert ["bad_step" not in program, made.is_sane] == [
-        check["is_passed"] for check in log.all("sanity")
+        check["is_passed"] for check in log("sanity")
     ]
 
 
@@ -247,15 +257,6 @@ def test_a_program_with_another_batch_is_refused(measured):
     sizes = {"per_replica_batch_size": 4, "global_batch_size": 4}
     with pytest.raises(ValueError, match=r"has global_batch_size 8, the trial 4"):
         measured(num_replicas=1, **sizes)
-
-
-@pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
-def test_a_broken_line_is_named(tmp_path, line):
-    text = f'{{"kind": "done", "ns": 1}}\n{line}\n'
-    rank_file.rank_path(tmp_path, 0).write_text(text)
-    message = r"rank_0.jsonl line 2 is malformed"
-    with pytest.raises(rank_file.RankFileError, match=message):
-        rank_file.read_rank(tmp_path, 0)
 
 
 def fake_proc(tmp_path, peak_kib, size_kib):
@@ -308,8 +309,7 @@ def test_a_rate_is_recorded_for_each_device(tmp_path):
         writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
         measure.write_tflops(writer, *arguments, **sizes)
         writer.close()
-        lines = map(json.loads, rank_path(tmp_path, 0).read_text().splitlines())
-        return [line for line in lines if line["kind"] == "gpu_canary"]
+        return lines_of(rank_path(tmp_path, 0), "gpu_canary")
 
     tf.random.set_seed(7)
     expected = tf.random.uniform([3]).numpy().tolist()

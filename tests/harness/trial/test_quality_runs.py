@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from command_lines import overridden, smoke_sweep
 
-from harness.cli import exit_codes
+from harness import ExitCode
 from harness.trial import measure as steps_lib
 from results import Budget, BudgetUnit, Store
 
@@ -98,7 +98,7 @@ def trained(harness, overrides, tmp_path):
 def test_a_quality_run_records_its_curve(trained, tmp_path):
     code, trials = trained()
 
-    assert exit_codes.OK == code
+    assert ExitCode.OK == code
     assert {1, 2} == {trial.spec.num_replicas for trial in trials}
     for trial in trials:
         result = trial.result
@@ -141,7 +141,7 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
     code, (trial,) = trained("--replicas=2")
     failure = trial.status.failure
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ExitCode.SOME_TRIALS_FAILED == code
     assert ("train", "FloatingPointError") == (
         failure.phase.value,
         failure.exception_type,

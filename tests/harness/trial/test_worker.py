@@ -14,10 +14,10 @@ import psutil
 import pytest
 import synthetic_trial
 
+from harness import HarnessError
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
-from harness.trial import gpu_probe, process_tree, worker
-from harness.trial.rank_file import cause_of
+from harness.trial import process_tree, worker
 from replicator.cluster import environment
 from results import Control, Phase, TrialStatus
 
@@ -103,38 +103,30 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def test_each_process_of_a_cluster_sees_its_own_gpus(
     monkeypatch, kind, index, num_each, expected
 ):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
+    monkeypatch.setenv(VISIBLE, "4,5,6,MIG-7")
     addresses = {"chief": ["a:1"], "worker": ["a:2", "a:3", "b:2"], "ps": ["a:4"]}
     config = {"cluster": addresses, "task": {"type": kind, "index": index}}
     cluster = environment.detect({"TF_CONFIG": json.dumps(config)}).config()
     worker._choose_gpus(cluster, num_each)
+    assert expected == os.environ[VISIBLE]
 
-    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
-    # Processes that coordinate or store are not compared with what TensorFlow sees.
-    own = () if expected == "-1" else tuple(expected.split(","))
-    assert own == gpu_probe.given_ids()
-    assert () == gpu_probe.given_ids({}) == gpu_probe.given_ids({VISIBLE: ""})
-
-
-@pytest.mark.parametrize(
-    ("bad", "said", "cause"),
-    [
-        ({2: 1, 0: 1}, (), 2),  # the first that ended
-        ({1: 3, 0: 1}, (0, 1), 1),  # whatever its number
-        ({0: 1, 1: -9}, (), 1),  # a kill explains the others
-        ({0: 1, 2: -11, 1: -9}, (1, 2), 2),  # the first of them
-        ({0: 1, 1: 3}, (0,), 1),  # the other one only lost it
-        ({0: 1, 1: 3, 2: -9}, (0,), 2),
-    ],
-)
-def test_the_cause_is_the_first_kill_or_the_first_end_without_a_word(
-    tmp_path, bad, said, cause
-):
-    for rank in said:
-        line = '{"kind": "failure", "exception_type": "WorkerLostError"}\n'
-        (tmp_path / f"rank_{rank}.jsonl").write_text(line)
-
-    assert cause == cause_of(bad, tmp_path)
+    config = types.SimpleNamespace(list_physical_devices=lambda _kind: [])
+    build = types.SimpleNamespace(get_build_info=dict)
+    cuda = types.SimpleNamespace(is_built_with_cuda=lambda: True)
+    blind = types.SimpleNamespace(config=config, sysconfig=build, test=cuda)
+    serving = types.SimpleNamespace(server=types.SimpleNamespace(main=lambda _: None))
+    placement = types.SimpleNamespace(num_intra_op_threads=1, num_inter_op_threads=1)
+    monkeypatch.setitem(sys.modules, "tensorflow", blind)
+    monkeypatch.setitem(sys.modules, "replicator", serving)
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        monkeypatch.setenv(name, "1")
+    message = rf"sees 0 GPUs, but was given {num_each} \({VISIBLE}={expected}\)"
+    if expected != "-1":
+        with pytest.raises(HarnessError, match=message):
+            worker._serve(placement)
+        # Processes without any are not compared with what TensorFlow sees.
+        monkeypatch.setenv(VISIBLE, "")
+    assert 0 == worker._serve(placement)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import study_files
 from click.testing import CliRunner
 
-from harness.cli import exit_codes, main
+from harness import ExitCode, command_line
 from reports.exports import export_formats, exports
 from reports.site import build
 from results import Store, TrialStatus
@@ -23,7 +23,7 @@ PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\
 
 
 def run(*words):
-    return CliRunner().invoke(main.cli, [*map(str, words)])
+    return CliRunner().invoke(command_line, [*map(str, words)])
 
 
 def test_verify_accepts_what_was_downloaded(tmp_path):
@@ -42,7 +42,7 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
     assert {original.parent / name for name in names} >= records
     with studies.opened(tmp_path / "unpacked") as unpacked:
         assert STUDY == unpacked.name
-    assert exit_codes.OK == done.exit_code, done.output
+    assert ExitCode.OK == done.exit_code, done.output
     assert re.search(
         r"^verified: \d+ headline figures are as rec", done.output, re.MULTILINE
     )
@@ -77,7 +77,7 @@ def test_a_study_with_the_old_names_is_verified_and_exported_with_the_new(tmp_pa
     done = run("verify", root)
 
     assert 2 <= sum(b"void_reason" in p.read_bytes() for p in root.rglob("result.json"))
-    assert exit_codes.OK == done.exit_code, done.output
+    assert ExitCode.OK == done.exit_code, done.output
     with zipfile.ZipFile(io.BytesIO(exports.records_of(Store.open(root)))) as file:
         for name in set(file.namelist()) - {f"{STUDY}/SHA256SUMS"}:
             kept = original.parent / name.replace("/turns.jsonl", "/blocks.jsonl")
@@ -192,7 +192,7 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
     assert not {p.name for p in written} & {"stdout.log", "stderr.log"}
     assert [] == list(again.read().problems)
     assert all(trial.spec.is_abridged for trial in again.trials())
-    assert exit_codes.OK == verified.exit_code, verified.output
+    assert ExitCode.OK == verified.exit_code, verified.output
     assert (out / "index.html").read_text() == (out / "html").read_text(), page.output
 
 

@@ -9,7 +9,7 @@ import study_files
 from click.testing import CliRunner
 from command_lines import plain
 
-from harness.cli import main
+from harness import command_line
 from reports.site import build
 from reports.words import names
 from results import Store, load_study
@@ -38,7 +38,7 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build.build, "page_of", page_of)
         zips = [records(NAME), records(OTHER)]
-        done = CliRunner().invoke(main.cli, ["report", *zips, "-o", str(folder)])
+        done = CliRunner().invoke(command_line, ["report", *zips, "-o", str(folder)])
     assert 0 == done.exit_code, done.output
     return folder
 
@@ -74,13 +74,15 @@ def test_a_page_says_whose_it_is_without_a_click(built):
 
 
 def test_a_zip_needs_a_name_for_its_page():
-    done = CliRunner().invoke(main.cli, ["report", records(NAME)])
+    done = CliRunner().invoke(command_line, ["report", records(NAME)])
 
     assert "is a zip file; name the page with -o" in str(done.exception)
 
 
 def test_the_readme_has_the_ratios_of_the_published_study():
-    done = CliRunner().invoke(main.cli, ["report", records(OTHER), "--format", "json"])
+    done = CliRunner().invoke(
+        command_line, ["report", records(OTHER), "--format", "json"]
+    )
     assert 0 == done.exit_code, done.output
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     mirrored = "`tf.distribute.MirroredStrategy`"

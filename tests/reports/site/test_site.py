@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from command_lines import plain, visible
 from study_files import with_environments
 
-from harness.cli import main
+from harness import command_line
 from reports.charts import bars
 from reports.site import build, comparison
 from results import (
@@ -185,12 +185,12 @@ def test_pages_link_the_code(small, tmp_path, page_of_a_study):
     del small
     page = tmp_path / "page.html"
     arguments = ["report", "a", "--runs-dir", str(tmp_path), "-o", str(page)]
-    done = CliRunner().invoke(main.cli, arguments)
+    done = CliRunner().invoke(command_line, arguments)
     assert 0 == done.exit_code, done.output
     assert "Source code" not in page.read_text()
 
     arguments.append("--source-url=https://example.org/code?a=1&b=2")
-    done = CliRunner().invoke(main.cli, arguments)
+    done = CliRunner().invoke(command_line, arguments)
     assert 0 == done.exit_code, done.output
     link = '<a href="https://example.org/code?a=1&amp;b=2">Source code</a>'
     assert link in page.read_text()

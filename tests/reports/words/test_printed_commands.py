@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from fake_machine import set_cores
 
 import reports
-from harness.cli import main, running
+from harness import command_line
+from harness.cli import running
 from harness.sources import code_digest
 from reports import view_store
 from reports.exports import exports
@@ -39,7 +40,7 @@ def _run(command, runs_dir, monkeypatch):
         is_new = subcommand == "sweep" and {"--workload", "--command"} & {*options}
         dry = ["--dry-run"] if is_new else []
         arguments = [subcommand, *options, *dry, "--runs-dir", str(runs_dir)]
-        done = CliRunner().invoke(main.cli, arguments)
+        done = CliRunner().invoke(command_line, arguments)
     assert 0 == done.exit_code, (command, done.output, done.exception)
     return done.output
 
@@ -68,7 +69,7 @@ def planned(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
             patch.setattr(sys, "argv", ["harness", *arguments])
-            assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
+            assert 0 == CliRunner().invoke(command_line, arguments).exit_code
         return Store.open(tmp_path / "mine").read_plan()
 
     return plan

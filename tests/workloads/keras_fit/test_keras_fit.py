@@ -13,9 +13,9 @@ from fake_machine import set_cores
 from small_programs import WORKLOADS, build, match, published, sane
 
 import replicator
+from harness import PlanError
 from harness import catalog as harness_catalog
-from harness.cli.main import main as run_harness
-from harness.errors import PlanError
+from harness import main as run_harness
 from results.study import equivalence as verdict
 from workloads import catalog
 from workloads.common.training import flops_of

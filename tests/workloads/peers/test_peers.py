@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from study_files import lines_of
 
-from harness import catalog
-from harness.cli.exit_codes import UNFIT
+from harness import ExitCode, PlanError, catalog
+from harness.client.scaling_client import rank_path
 from harness.command import peers
-from harness.errors import PlanError
-from harness.trial.rank_file import rank_path, read_rank
 from results import Control
 from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
@@ -324,7 +323,7 @@ def test_the_check_of_16_bits_finds_a_wrong_step(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     peers.check_losses(tmp_path, spec)
 
-    (check,) = read_rank(tmp_path, 0).all("sanity")
+    (check,) = lines_of(path, "sanity")
     is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
     assert is_right == check["is_passed"]
     assert check["detail"].startswith(message) or dtype == "float32"
@@ -369,7 +368,9 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         check=False,
     )
 
-    assert done.returncode in (0, UNFIT), done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode in (0, ExitCode.UNFIT), (
+        done.stdout[-2000:] + done.stderr[-2000:]
+    )
     found = {}
     for path in tmp_path.glob("peers/trials/*/result.json"):
         result = json.loads(path.read_text())
