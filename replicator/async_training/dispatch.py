@@ -284,8 +284,6 @@ _OF_LOST_WORKERS = (
 )
 _POLL_SEC = 0.02
 _SERVERS_POLL_SEC = 1.0
-# A server whose threads all wait for each other does not respond to reads either.
-_ANSWER_SEC = 60.0
 
 
 @dataclasses.dataclass
@@ -299,6 +297,9 @@ class _FirstWait:
 
 class Dispatcher:
     """Hands assignments to the workers of one replicator."""
+
+    # A server whose threads all wait for each other does not respond to reads either.
+    answer_sec = 60.0
 
     def __init__(
         self,
@@ -406,7 +407,7 @@ class Dispatcher:
         asked = _tf_workers.in_thread(lambda: self._read_sequence_numbers(worker))
         # Errors are raised elsewhere.
         with contextlib.suppress(futures.TimeoutError, tf.errors.OpError):
-            wait.seen = asked.result(_ANSWER_SEC)
+            wait.seen = asked.result(self.answer_sec)
         if any(wait.seen) and wait.seen != before:
             wait.since = None
             return False

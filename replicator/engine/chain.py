@@ -25,17 +25,13 @@ import tensorflow as tf
 
 from replicator.collectives.transport import wire_over_workers
 from replicator.core import devices
-from replicator.core.devices import NCCL_DTYPES, cpu_of, place_group_key
-from replicator.engine import emitter
+from replicator.core.devices import NCCL_DTYPES, cpu_of
+from replicator.engine import emitter, plan
 from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
     from replicator.engine.body import Ref, Tensor
     from replicator.engine.plan import UpdatedVariable
-
-
-# Algorithms between processes whose ops wait for the start of their predecessor.
-_BY_START = ("nccl",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +131,7 @@ class Chain:
         }
         hint = {"communication_hint": "ring" if algorithm == "ring" else "nccl"}
         is_alone = self.group is None
-        waits_for_start = not is_alone and algorithm in _BY_START
+        waits_for_start = not is_alone and algorithm in plan.BY_START
         sums = {}
         for index, (device, ref) in enumerate(operands.items()):
             part = f"{name}_{index}"
@@ -183,7 +179,7 @@ class Chain:
         cpu = cpu_of(device)
         keys = {
             "group_size": self.group.num_workers,
-            "group_key": place_group_key(device),
+            "group_key": devices.place_group_key(device),
             "instance_key": self.group.keys.draw(num_instances),
         }
         size, group, instance = self._keys(name, cpu, keys)

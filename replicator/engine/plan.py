@@ -65,6 +65,8 @@ LEAST_GPU_BUCKET_BYTES = 1024 * 1024
 MOST_GPU_BUCKET_BYTES = 25 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
 FLAT = ("nccl", "ring")
+# Of these, those whose ops wait for the start of the one before, between processes.
+BY_START = ("nccl",)
 _WAYS = {GATHER: "ring", BROADCAST: "tree"}
 
 

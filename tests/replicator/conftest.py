@@ -30,7 +30,7 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator.cluster import membership
 from replicator.core import devices
 from replicator.core.devices import Group, make_topology
-from replicator.engine import body, chain, plan
+from replicator.engine import body, plan
 from replicator.engine.linker import Linker
 
 NUM_VIRTUAL_DEVICES = 4
@@ -238,7 +238,7 @@ def workers(monkeypatch):
         def group_key(device):
             return key + int(device.rpartition(":")[2]) % num_devices
 
-        monkeypatch.setattr(chain, "place_group_key", group_key)
+        monkeypatch.setattr(devices, "place_group_key", group_key)
         order = tuple(range(num_workers))
         return [
             Group(num_workers=num_workers, worker_id=worker, order=order)

@@ -9,7 +9,6 @@ import tensorflow as tf
 from damaging import until
 
 import replicator
-from replicator.async_training import dispatch
 
 WAIT_SEC = 60.0
 
@@ -201,7 +200,7 @@ def test_a_first_dispatch_without_progress_says_what_to_set(
     if how == "no response":
         number = repl._table.commit_states[0].sequence_numbers[0]
         monkeypatch.setattr(number, "numpy", ended.wait)
-        monkeypatch.setattr(dispatch, "_ANSWER_SEC", 0.2)
+        monkeypatch.setattr(repl._dispatcher, "answer_sec", 0.2)
 
     def wait():
         num_calls.append(1)

@@ -19,7 +19,7 @@ from replicator.collectives.kinds import (
     ReduceScatter,
 )
 from replicator.core.devices import make_topology
-from replicator.engine import emitter, plan
+from replicator.engine import plan
 
 
 def _run(repl, step, values):
@@ -129,16 +129,6 @@ def test_sparse_slices_are_broadcast_as_they_are(repl_once):
     for r in range(n):
         assert [[float(n)] * 3] * 2 == out["values"][r].numpy().tolist()
         assert [n - 1, 4] == out["indices"][r].numpy().tolist()
-
-
-def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process():
-    gpu = "/job:worker/replica:0/task:3/device:GPU:2"
-
-    assert gpu == emitter.supported_device("AddN", tf.float32, gpu)
-    assert "/job:worker/replica:0/task:3/device:CPU:0" == emitter.supported_device(
-        "AddN", tf.int8, gpu
-    )
-    assert "/device:CPU:1" == emitter.supported_device("AddN", tf.int8, "/device:CPU:1")
 
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

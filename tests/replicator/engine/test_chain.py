@@ -13,8 +13,6 @@ from graphs import make_call
 from replicator.collectives.kinds import AllReduce
 from replicator.core.devices import FlatGroup, Group, make_topology
 from replicator.engine import body, plan
-from replicator.engine.chain import Chain
-from replicator.engine.emitter import Emitter
 from replicator.engine.linker import Linker
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
@@ -25,10 +23,11 @@ ATTRS = {"merge_op": "Add", "final_op": "Id"}
 
 class Emitted:
     def __init__(self, first_controls=(), *, is_alone=False):
-        self.emit = Emitter()
         group = Group(num_workers=2, worker_id=0, order=(0, 1))
         self.flat = FlatGroup(size=4, key=99, keys=group.keys)
-        self.chain = Chain(None if is_alone else group, self.emit, first_controls)
+        places, alone = make_topology([[CPU]]), None if is_alone else group
+        linker = Linker(places, "step", alone, first_controls)
+        self.chain, self.nodes = linker.chain, linker.nodes
 
     def add(self, name, device=CPU, dtype=tf.float32, **options):
         op = "CollectiveReduceV2"
@@ -42,11 +41,8 @@ class Emitted:
         self.chain.continue_after_gate(dict(zip(OPERANDS, nodes, strict=True)))
 
     def node(self, name):
-        (found,) = [node for node in self.emit.nodes if node.name == name]
+        (found,) = [node for node in self.nodes if node.name == name]
         return found
-
-    def number(self, name):
-        return tf.make_ndarray(self.node(name).attr["value"].tensor).item()
 
     def waits(self):
         return {
@@ -56,7 +52,7 @@ class Emitted:
                     *(f"start-{key}" for key in node.attr["wait_for"].list.i),
                 ]
             )
-            for node in self.emit.nodes
+            for node in self.nodes
             if node.op.startswith("CollectiveReduce")
         }
 
@@ -154,11 +150,12 @@ SIZES = (7_000_000, 8_000_000)  # too large to be sent together
 _BATCHES = ("batch_0", "batch_1")
 
 
-def link(places, *, kind=None, shapes=None, group=None):
+def link(places, *, kind=None, shapes=None, group=None, dtypes=None):
     call = make_call(
         shapes or [[size] for size in SIZES],
         kind or AllReduce(op="sum"),
         num_replicas=places.num_replicas,
+        dtypes=dtypes,
     )
     (planned,) = plan.make_plan([call], places)
     linker = Linker(places, "step", group, _BATCHES)
@@ -215,6 +212,25 @@ def test_collectives_of_one_process_wait_for_batches_only():
         key = nodes[f"step/collective_{name}/group_key"]
         assert not [text for text in node.input if text.startswith("^")]
         assert ("Const", []) == (key.op, [*key.input])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "expected"),
+    [
+        ("GPU", tf.float32, "GPU:2"),
+        ("GPU", tf.int8, "CPU:0"),
+        ("CPU", tf.int8, "CPU:2"),
+    ],
+)
+def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process(
+    kind, dtype, expected
+):
+    names = [f"/job:worker/replica:0/task:3/device:{kind}:{i}" for i in (2, 1)]
+
+    _, nodes, _ = link(on(names), shapes=[[None]], dtypes=[dtype])
+
+    (total,) = [node for node in nodes.values() if node.op == "AddN"]
+    assert f"/job:worker/replica:0/task:3/device:{expected}" == total.device
 
 
 def test_two_programs_of_eight_gpus_form_one_group():

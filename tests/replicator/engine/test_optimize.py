@@ -58,6 +58,24 @@ def test_a_rule_that_the_user_turns_off_does_not_run(options, is_folded, topolog
         assert optimize.cut(traced) == graph_def
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("", "GPU:1"),
+        ("/device:CPU:0", "CPU:0"),
+        ("/device:CPU:*", "CPU:0"),
+        ("/device:GPU:0", "GPU:1"),
+    ],
+)
+def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
+    asked, expected
+):
+    """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
+    found = optimize.ReplicaDevices(TWO_GPUS).device(asked, 1)
+
+    assert f"{LOCAL}{expected}" == found
+
+
 def test_a_change_holds_from_the_next_run_on(in_graph, per_replica):
     """A step that ran before is built again, once per setting; results are the same."""
     xs = per_replica([1.0, 2.0])

@@ -1,66 +1,42 @@
-"""Copies of a step's nodes: devices, random streams, ports, and what comes first."""
+"""Copies of a step's nodes: random streams, ports, and what comes first."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from graphs import linked_graph, only_program
 
 import replicator
 from replicator import PerReplica
-from replicator.core.devices import make_topology
-from replicator.engine import replicate
-
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
-GPU = [name.replace("CPU", "GPU") for name in CPU]
 
 
-def _copies(body, merged=(), devices=CPU):
-    replicas = replicate.Replicas(
-        body,
-        make_topology([[device] for device in devices]),
-        merged=merged,
-        resolve=lambda r, name: f"{name}_of_{r}",
-        handle_device=lambda r, name: None,
-    )
-    return {node.name: node for node in replicas.nodes()}
+def test_a_merged_node_exists_once_and_waits_for_every_replica(per_replica):
+    """What each replica has of its own waits for that of its own replica alone."""
+    devices = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
+    repl = replicator.create("in_graph", num_replicas=3, devices=devices)
+    with repl.context():
+        count = tf.Variable(2.0, trainable=False)
 
+    def step(x):
+        tf.debugging.Assert(x > 0.0, ["negative"])
+        check = tf.debugging.Assert(x < 9.0, ["large"])
+        with tf.control_dependencies([check]):
+            once = count.read_value()
+        with tf.device("CPU:0"):  # of the replica, whichever it is
+            return once - x
 
-def test_a_merged_node_exists_once_and_waits_for_every_replica(node, make_body):
-    body = make_body(
-        node("read", "NoOp"),
-        node("once", "Const"),
-        node("both", "Neg", "once", "^read"),
-        node("mine", "Neg", "both", "^read"),
-    )
-    found = _copies(body, {"once", "both"})
+    repl.run(step, per_replica([1.0, 2.0, 3.0]))
 
-    reads = [f"^replica_{r}/read" for r in range(3)]
-    assert ["replica_0/once:output:0", *reads] == list(found["replica_0/both"].input)
-    assert ["replica_0/both:y:0", reads[2]] == list(found["replica_2/mine"].input)
-    assert not {"replica_1/once", "replica_1/both"} & set(found)
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ("", GPU[1]),
-        ("/device:CPU:0", CPU[0]),
-        ("/device:CPU:*", CPU[0]),
-        ("/device:GPU:0", GPU[1]),
-    ],
-)
-def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
-    node, make_body, asked, expected
-):
-    """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
-    placed = node("a", "NoOp")
-    placed.device = asked
-
-    copies = _copies(make_body(placed), devices=GPU[:2])
-    assert expected == copies["replica_1/a"].device
+    by_type = {}
+    for op in linked_graph(only_program(repl)).get_operations():
+        by_type.setdefault(op.type, []).append(op)
+    (merged,) = {op.inputs[0].op for op in by_type["Sub"]}
+    assert devices == [op.device for op in by_type["Sub"]]
+    firsts, seconds = by_type["Assert"][:3], by_type["Assert"][3:]
+    assert set(seconds) == set(merged.control_inputs)
+    assert [[op] for op in firsts] == [op.control_inputs for op in seconds]
 
 
 # Folded for replica 1, this seed is 0, and 0, 0 asks TensorFlow for a random seed.
-UNLUCKY = -replicate._SEED_STEP & replicate._SEED_LIMIT
+UNLUCKY = -0x9E3779B1 & 0x7FFFFFFF
 
 
 def test_replicas_draw_apart_wherever_they_draw():

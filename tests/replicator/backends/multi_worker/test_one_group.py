@@ -11,7 +11,7 @@ from tiny_models import Training, share, take_cpus_for_gpus
 
 import replicator
 from replicator.core import devices
-from replicator.engine import chain
+from replicator.engine import plan
 
 NUM_STEPS = 20
 TIMEOUT_SEC = 60.0
@@ -31,9 +31,9 @@ def replicas_of_two_workers_meet(repl):
     check([weights] * 2, gathered(repl, weights))
     if repl.is_chief:
         check_close(train(replicator.create("single")), weights)
-    plan = repl.explain()
-    assert "algorithm ring" in plan, plan
-    assert "over all replicas of 2 workers" in plan, plan
+    explained = repl.explain()
+    assert "algorithm ring" in explained, explained
+    assert "over all replicas of 2 workers" in explained, explained
     other_collectives_go_through_one_device(repl)
 
 
@@ -62,7 +62,7 @@ def other_collectives_go_through_one_device(repl):
 def replicas_of_two_workers_meet_in_an_op_that_starts(repl):
     """The op that GPUs use between processes, as a ring."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chain, "_BY_START", ("nccl", "ring"))
+        patch.setattr(plan, "BY_START", ("nccl", "ring"))
         replicas_of_two_workers_meet(repl)
 
 
