@@ -236,11 +236,10 @@ def call_with_gradient(
     return results
 
 
-@functools.cache
 def vectorize_markers(
     convert: Callable[[str, Callable[[str], Any]], tuple[tf.Tensor, bool] | None],
 ) -> None:
-    """Tells vectorized loops what becomes of a marker; for a trace (test_mapping)."""
+    """Tells vectorized loops what becomes of a marker (test_mapping)."""
     # Otherwise a loop copies, under a new name, what is the same in all iterations.
     pfor.force_stateful_ops.add("PlaceholderWithDefault")
 

@@ -179,9 +179,10 @@ class InGraphReplicator(base.ProgramReplicator):
         self, program: Program, call: programs.Call
     ) -> tuple[context_lib.Scope, bool]:
         """What limits the time of steps; whether data of another process may end."""
+        if not program.is_limited:
+            return contextlib.nullcontext(), False
         # One step more than there are: the first run also compiles.
-        what, num_steps = f"step {call.name!r}", call.num_steps + 1
-        return self._limit.guard(program, what, num_steps), False
+        return self._limit.guard(f"step {call.name!r}", call.num_steps + 1), False
 
     def _is_repairable(self, _error: BaseException) -> bool:
         """Whether the devices of all copies still respond after an error."""

@@ -70,11 +70,13 @@ class ProgramCache(step.StepCache):
             # only garbage-collected ones count.
             before = self._in_a_row[code]
             num_collected = sum(each not in self._held for each in before)
-            self._report_retracing(step_fn, num_collected + 1)
+            if num_collected + 1 == NUM_FUNCTIONS_TO_WARN:
+                self._report_retracing(step_fn, num_collected + 1)
             before.append(function)
             held = step.hold(owner, self, ProgramCache._forget, key)
         self._num_traced[key] = num_traced + 1, held
-        self._report_retracing(step_fn, num_traced + 1, MAX_FUNCTIONS_PER_CODE)
+        if num_traced + 1 >= NUM_FUNCTIONS_TO_WARN:
+            self._report_retracing(step_fn, num_traced + 1, MAX_FUNCTIONS_PER_CODE)
         return num_traced >= MAX_FUNCTIONS_PER_CODE
 
     def _forget(self, key: Hashable) -> None:

@@ -24,7 +24,6 @@ from replicator.backends import base, programs, sharding, summary
 from replicator.backends.multi_worker import BetweenGraphReplicator
 from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
-from replicator.collectives import differentiable
 from replicator.collectives.kinds import TENSORS, CollectiveKind
 from replicator.collectives.transport import positions_by_dtype
 from replicator.core import context as context_lib
@@ -62,7 +61,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         self.num_replicas = self.num_replicas_in_sync = num_replicas
         # Whether it is of a measuring control: as if all replicas held the own values.
         self._is_local = is_local
-        _tf_distribute.vectorize_markers(differentiable.vectorized)
 
     @property
     def replica_id(self) -> tf.Tensor:

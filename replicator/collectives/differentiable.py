@@ -174,6 +174,9 @@ def vectorized(
     return result, is_stacked
 
 
+_tf_distribute.vectorize_markers(vectorized)
+
+
 # AutoGraph would convert every call of the library again, which would take most of the
 # tracing time of a collective. No Python control flow here depends on tensors.
 as_written = tf.autograph.experimental.do_not_convert

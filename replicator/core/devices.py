@@ -215,6 +215,7 @@ class Topology:
     first_replica_id: int = 0  # Id in the job of this program's replica 0.
     num_programs: int = 1  # Programs of the job that run concurrently.
     program_id: int = 0  # Index of this program.
+    spans_processes: bool = False  # Whether its replicas are in several processes.
     # Whether some of its GPUs are parts of one physical GPU, which NCCL refuses.
     has_virtual_gpus: bool = False
 
@@ -247,22 +248,11 @@ class Topology:
         return self.num_programs > 1 or len(set(self.memories)) > 1
 
     @property
-    def spans_processes(self) -> bool:
-        """Whether the replicas of this program are in several processes."""
-        return len(set(map(process, self.replica_devices))) > 1
-
-    @property
-    def orders_transfers(self) -> bool:
-        """Whether the order of transfers matters: some wait, or are long on the way."""
-        return self.num_programs > 1 or self.spans_processes or self.has_own_gpus
-
-    @property
     def has_own_gpus(self) -> bool:
         """Whether every replica has a logical GPU of its own in this process."""
         names = self.replica_devices
         is_distinct = len(set(names)) == len(names)
-        are_gpus = all(map(is_gpu, names))
-        return are_gpus and is_distinct and not self.spans_processes
+        return is_distinct and not self.spans_processes and all(map(is_gpu, names))
 
     def leaders(self, owner: int) -> tuple[int, ...]:
         """By replica, the one through whose device its process sends to an owner."""
@@ -306,6 +296,7 @@ def make_topology(
         devices=tuple(tuple(names) for names in devices),
         memories=memories,
         primaries=tuple(range(len(places))) if is_mirrored else memories,
+        spans_processes=len({process(names[0]) for names in devices}) > 1,
         **{"num_replicas": len(places), **facts},
     )
 

@@ -257,7 +257,9 @@ def analyze(
     counts = topology.num_replicas, topology.num_logical_devices
     trace_step = functools.partial(trace, step_fn, specs, *counts)
     traced = context.in_first_trace(trace_step)
-    if table.ownership.settle():  # the trace has variables where they were
+    ownership = table.ownership
+    # The trace has variables where they were.
+    if ownership.is_used and ownership.settle():
         traced = context.in_first_trace(trace_step)
     body = to_body(traced, name, topology)
     # A kind says whether replicas get the same: taken for granted, copies of variables
@@ -268,7 +270,7 @@ def analyze(
     )
     if topology.num_replicas > 1:
         check_invariance(traced, body, invariance, invariance.local)
-    variables, ownership = traced.variables, table.ownership
+    variables = traced.variables
     gathers: tuple[VariableGather, ...] = ()
     # Variables that some replicas have to gather.
     sizes = {
@@ -291,9 +293,12 @@ def analyze(
         if is_local and kind is Kind.MIRRORED:
             kind = Kind.LOCAL
         entries[handle] = table.require(variable, kind)
-    owners = find_owners(variables, ownership)
-    marked = {n: v for n, v in traced.owned.items() if n in invariance.nodes}
-    kept = find_owners(marked, ownership)
+    owners: dict[str, Owner] = {}
+    kept: dict[str, Owner] = {}
+    if ownership.is_used:
+        owners = find_owners(variables, ownership)
+        marked = {n: v for n, v in traced.owned.items() if n in invariance.nodes}
+        kept = find_owners(marked, ownership)
     # Who emits what, where variables have owners; otherwise all emit all.
     live = None
     if owners and not (topology.is_shared and topology.num_programs == 1):
@@ -307,6 +312,9 @@ def analyze(
             topology.program_id,
             {name: variables[name].name for name in slots},
         )
+    # Where the order of transfers matters: some wait, or are long on the way.
+    are_apart = topology.num_programs > 1 or topology.spans_processes
+    orders_transfers = are_apart or topology.has_own_gpus
     return Analysis(
         traced=traced,
         body=body,
@@ -318,7 +326,7 @@ def analyze(
         plans=plan.make_plan(
             traced.collectives,
             topology,
-            _depths(traced, body) if topology.orders_transfers else None,
+            _depths(traced, body) if orders_transfers else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
             (plan.operand_devices(traced) if topology.num_logical_devices > 1 else {}),
@@ -338,7 +346,8 @@ def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
         plan.place(traced, topology)
     notes: list[str] = []
     optimized = optimize.optimize(traced, topology, notes)
-    optimize.own_functions(optimized, name)
+    if optimized.library.function:
+        optimize.own_functions(optimized, name)
     body = body_lib.from_graph_def(optimized)
     return dataclasses.replace(body, notes=tuple(notes))
 

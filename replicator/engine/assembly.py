@@ -151,6 +151,7 @@ class Assembly:
         self._received: dict[tuple[str, str], Any] = {}
         self._replica_ids: dict[int, Ref] = {}
         # What the function returns: every output, unless some are joined.
+        self.output_specs = list(self._traced.output_specs) * len(self._replicas)
         self._specs, self._packed = self.output_specs, None
         if topology.spans_processes:
             self._packed = PackedOutputs(self._traced.output_specs, topology)
@@ -217,10 +218,6 @@ class Assembly:
     def has_collectives(self) -> bool:
         """Whether it has ops that meet those of other devices or processes by keys."""
         return bool(self._linker.awaited)
-
-    @property
-    def output_specs(self) -> list[tf.TensorSpec]:
-        return list(self._traced.output_specs) * len(self._replicas)
 
     def pack(self, flat: Sequence[Any]) -> Any:
         return per_replica_nest(self._traced.structure, flat, len(self._replicas))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import (
     Callable,
-    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -163,10 +162,6 @@ def called_names(node: Any) -> list[str]:
     return [node.op, *(called.name for called in called_functions(node))]
 
 
-def calls(node: Any, functions: Collection[str]) -> bool:
-    return bool(functions) and any(name in functions for name in called_names(node))
-
-
 def functions_with(
     library: Iterable[Any], is_sought: Callable[[Any], bool]
 ) -> frozenset[str]:
@@ -176,7 +171,10 @@ def functions_with(
         more = {
             function.signature.name
             for function in library
-            if any(is_sought(node) or calls(node, names) for node in function.node_def)
+            if any(
+                is_sought(node) or (names and not names.isdisjoint(called_names(node)))
+                for node in function.node_def
+            )
         }
         if more == names:
             return names

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _OPS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+# In a graph without any of them, nothing here has an effect.
+CONCERNED = _OPS | {"AvgPoolGrad"}
 _RANK = 4
 _FLOAT32, _BFLOAT16 = tf.float32.as_datatype_enum, tf.bfloat16.as_datatype_enum
 
@@ -143,20 +145,21 @@ def _is_faster_as_product(sizes: _Sizes, dtype: int) -> bool:
     return is_small and dtype == _FLOAT32
 
 
-def mark(graph: Any, graph_def: Any) -> None:
+def mark(graph: Any, graph_def: Any) -> bool:
     """Leaves its sizes on every convolution that may become a product, in place."""
     plain = (n for n in graph_def.node if n.op in _OPS and _is_plain(n))
     known = [(n, _sizes_of(graph.get_operation_by_name(n.name))) for n in plain]
+    has_marked = False
     for node, sizes in known:
         if sizes is not None and _is_faster_as_product(sizes, node.attr["T"].type):
             node.attr[_SIZES].list.i.extend(tf.nest.flatten(sizes))
+            has_marked = True
+    return has_marked
 
 
 def multiply(graph_def: Any, keep: Iterable[str]) -> Any:
     """Puts products of matrices in the place of marked convolutions of a graph."""
     marked = [node for node in graph_def.node if _SIZES in node.attr]
-    if not marked:
-        return graph_def
     # What several multiply, the patches of an image for example, is made once.
     additions = Additions(graph_def, "replicator_convolution")
     for node in marked:

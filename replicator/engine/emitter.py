@@ -33,13 +33,6 @@ _COMBINING = frozenset(
 ).union(PAIRWISE.values())
 
 
-def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
-    """The device on which an op that is placed on ``device`` can run."""
-    if "GPU" not in device or op not in _COMBINING or dtype is None:
-        return device
-    return device if _tf_dispatch.has_kernel(op, "GPU", dtype) else cpu_of(device)
-
-
 @dataclasses.dataclass(eq=False, slots=True)
 class Emitter:
     nodes: list[Any] = dataclasses.field(default_factory=list)
@@ -53,8 +46,10 @@ class Emitter:
         controls: Sequence[str] = (),
         **attrs: Any,
     ) -> Ref:
-        """Any node, whose first output it returns."""
-        device = supported_device(op, attrs.get("T"), device)
+        """Any node, whose first output it returns, where it can run."""
+        if "GPU" in device and op in _COMBINING:
+            has_kernel = _tf_dispatch.has_kernel(op, "GPU", attrs["T"])
+            device = device if has_kernel else cpu_of(device)
         self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
         return Ref(node=name, port=f"{_tf_compat.op_def(op).output_arg[0].name}:0")
 

@@ -105,9 +105,10 @@ class BucketLinks:
         within = [self._within_memories(op, position) for position in positions]
         partials, shape = within[0], self._shape
         shapes: list[list[int]] = []
-        if len(positions) == 1:
-            self._check_shape(partials[0], self._devices[self._memories[0]])
-        else:
+        if self._workers is not None and len(positions) == 1:
+            device = self._devices[self._memories[0]]
+            self._check_shape(self._workers, partials[0], device)
+        if len(positions) > 1:
             # Several tensors are sent as one: one row of ``within`` per tensor, one
             # vector per memory.
             shapes = [self._plan.collective.shapes[p].as_list() for p in positions]
@@ -136,7 +137,7 @@ class BucketLinks:
         if self._workers is not None:
             shape = tf.TensorShape([count]).concatenate(self._shape)
             device = self._devices[owner]
-            self._check_shape(stacked, device)
+            self._check_shape(self._workers, stacked, device)
             given = Operand(stacked, self._dtype, shape, device)
             stacked = self._workers.gather(self._name, given)
         return (stacked,) * count
@@ -156,7 +157,7 @@ class BucketLinks:
             return (self.operands[replica_id],) * count
         program_id, local = divmod(replica_id, count)
         device, own = self._devices[local], self.operands[local]
-        self._check_shape(own, device)
+        self._check_shape(self._workers, own, device)
         given = Operand(own, self._dtype, self._shape, device)
         return (self._workers.broadcast(self._name, given, program_id),) * count
 
@@ -258,11 +259,11 @@ class BucketLinks:
             ]
         return sums
 
-    def _check_shape(self, ref: Tensor, device: str) -> None:
+    def _check_shape(self, workers: Chain, ref: Tensor, device: str) -> None:
         """Compares shapes over workers where the trace does not know them."""
-        if self._workers is not None and not self._shape.is_fully_defined():
+        if not self._shape.is_fully_defined():
             given = Operand(ref, self._dtype, self._shape, device)
-            self._workers.check_shape(f"{self._name}/check", given)
+            workers.check_shape(f"{self._name}/check", given)
 
 
 class Linker:

@@ -261,7 +261,7 @@ def optimize(
         has_device_rules=stamps.is_on_cpus or stamps.is_complete,
     )
     stamps.remove(optimized)
-    if has_cpu_rules:
+    if has_cpu_rules and traced.has_products:
         optimized = _rewritten(
             PRODUCTS, notes, optimized, lambda it: convolutions.multiply(it, keep)
         )

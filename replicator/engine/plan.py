@@ -117,7 +117,9 @@ def make_plan(
             logical_device = (logical_devices or {}).get(operand, 0)
             # One algorithm per call: what a replica has on its host goes through its
             # GPU.
-            if topology.at(logical_device).has_own_gpus != topology.has_own_gpus:
+            if logical_device and (
+                topology.at(logical_device).has_own_gpus != topology.has_own_gpus
+            ):
                 logical_device = 0
             owner, replicas = kept.get(marker), needed.get(marker, ())
             only = replicas[0] if len(replicas) == 1 else None
@@ -125,7 +127,7 @@ def make_plan(
                 (logical_device, only if owner is None else owner.primary, owner)
             )
         order = list(range(len(call.markers)))
-        if depths is not None and topology.orders_transfers:
+        if depths is not None:
             # Gradients of equal depth: a backward pass comes to later variables first.
             depth = [depths[operand] for operand in call.operands]
             order = sorted(order, key=lambda p: (depth[p], -p))

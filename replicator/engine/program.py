@@ -19,7 +19,7 @@ from replicator.core.step import repeat
 from replicator.core.validation import format_value, is_positive
 from replicator.engine import analyze as analyze_lib
 from replicator.engine.assembly import Assembly
-from replicator.engine.plan import FLAT, CollectivePlan
+from replicator.engine.plan import FLAT
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs.batches import divide, end_unless, is_filled
 from replicator.inputs.iterator import Source, all_read, next_batches
@@ -134,6 +134,9 @@ class Program:
         self.analysis = analyze_lib.analyze(
             step_fn, specs, name, topology, table, is_in_group=is_in_group
         )
+        self.plans = self.analysis.plans
+        # Whether replicas meet in ops that wait without end, one on each device.
+        self.is_limited = any(plan.algorithm in FLAT for plan in self.plans)
         self._used = UsedVariables(self.analysis.entries, table)
         self._assembly = Assembly(
             name,
@@ -151,10 +154,6 @@ class Program:
             table.expose(self.analysis.entries.values())
 
     @property
-    def plans(self) -> tuple[CollectivePlan, ...]:
-        return self.analysis.plans
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
         moved = analyze_lib.explain_owned(self.analysis, self._topology)
@@ -166,7 +165,8 @@ class Program:
 
     def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
         """Runs steps; returns a nest of ``PerReplica``."""
-        self._follow_exposed()
+        if self._num_exposed != self._table.num_exposed:
+            self._follow_exposed()
         group = self._group if may_end else None
         key = num_steps, group is not None
         if key not in self._functions:
@@ -176,10 +176,9 @@ class Program:
 
     def _follow_exposed(self) -> None:
         """Forgets functions without the check of a variable that others can write."""
-        if self._num_exposed != self._table.num_exposed:
-            self._num_exposed = self._table.num_exposed
-            self._functions.clear()
-            self._repairs.clear()
+        self._num_exposed = self._table.num_exposed
+        self._functions.clear()
+        self._repairs.clear()
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
         """Makes variables coherent after a run that raised an error."""
@@ -188,7 +187,8 @@ class Program:
             return  # a step without data has not begun
         # Steps before the end of the data were applied, on all workers. Otherwise the
         # others are elsewhere, and nothing can be asked of them.
-        self._follow_exposed()
+        if self._num_exposed != self._table.num_exposed:
+            self._follow_exposed()
         is_alone = self._group is not None and not (is_end and may_end)
         if is_alone not in self._repairs:
             coherence = self._make_coherence() if is_alone else self._coherence
@@ -276,8 +276,8 @@ class Program:
         return Dispatch(program, is_optimized=False, specs=specs)
 
 
-# TensorFlow ends these ops by itself where a replica fails. The limit is for what fails
-# without an error, such as a GPU that does not respond.
+# TensorFlow ends the ops of ``Program.is_limited`` by itself where a replica fails. The
+# limit is for what fails without an error, such as a GPU that does not respond.
 
 
 class TimeLimit:
@@ -299,11 +299,8 @@ class TimeLimit:
         self._deadline = Deadline(expire)
 
     @contextlib.contextmanager
-    def guard(self, program: Program, what: str, num_steps: int) -> Iterator[None]:
-        """Limits what runs inside, if it has such collectives."""
-        if not any(plan.algorithm in FLAT for plan in program.plans):
-            yield
-            return
+    def guard(self, what: str, num_steps: int) -> Iterator[None]:
+        """Limits what runs inside."""
         over = ReplicaTimeoutError(
             f"the replicas of {what} did not meet within {self._timeout_sec:g} s per "
             "step, and their collectives were ended; a device may not respond: start "

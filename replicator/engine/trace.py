@@ -29,12 +29,11 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf.compat import reachable
-from replicator.collectives import differentiable
 from replicator.collectives.kinds import TENSORS, Collective, CollectiveKind
 from replicator.core import context, devices
 from replicator.core.step import at_lines, check_outputs, line_of, outline
 from replicator.engine import convolutions, liveness
-from replicator.engine.body import called_names, calls, functions_with, producer
+from replicator.engine.body import called_names, functions_with, producer
 from replicator.engine.dataflow import (
     PASS_THROUGH,
     READ_OPS,
@@ -154,7 +153,11 @@ def _line_of_use(operation: Any) -> str:
 def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
     """Nodes of a graph that are sought, or call a function that has such a node."""
     names = functions_with(graph_def.library.function, is_sought)
-    return [n.name for n in graph_def.node if is_sought(n) or calls(n, names)]
+    return [
+        node.name
+        for node in graph_def.node
+        if is_sought(node) or (names and not names.isdisjoint(called_names(node)))
+    ]
 
 
 def _uses(
@@ -226,6 +229,7 @@ class TracedStep:
     # By node whose value the owner of a variable keeps alone, that variable.
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # What the step says of itself in ``explain()``.
+    has_products: bool = False  # Whether convolutions may become products.
     # Convolutions that may be between two resolutions.
     resampled: tuple[convolutions.Resampled, ...] = ()
     # What a pipeline keeps for the backward pass on each logical device at most, in
@@ -273,7 +277,8 @@ class TraceContext(context.ReplicaContext):
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Leaves markers, one per tensor, which linking replaces by results."""
-        self._check_graph(kind.name)
+        if _tf_compat.current_graph() is not self.graph:
+            raise _inside_graph(kind.name)
         index, count = len(self.collectives), self.num_replicas_in_sync
         # Identities give operands a node of this graph, even constants from outside.
         operands = [tf.identity(tensor) for tensor in tensors]
@@ -322,20 +327,18 @@ class TraceContext(context.ReplicaContext):
     def collective_of(self, marker: str) -> Collective | None:
         return next((c for c in self.collectives if marker in c.markers), None)
 
-    def _check_graph(self, kind: str) -> None:
-        graph = _tf_compat.current_graph()
-        if graph is self.graph:
-            return
-        if _tf_compat.is_control_flow_graph(graph):
-            where = "a tf.cond branch, a tf.while_loop or tf.map_fn body"
-        else:
-            where = "a nested tf.function or a dataset function"
-        raise CollectiveControlFlowError(
-            f"{kind} was called inside {where}, where replicas could take different "
-            "paths, so it cannot be linked across replicas; move it out (compute "
-            "inside, communicate outside), write the loop as a Python loop, or remove "
-            "the inner @tf.function"
-        )
+
+def _inside_graph(kind: str) -> CollectiveControlFlowError:
+    if _tf_compat.is_control_flow_graph(_tf_compat.current_graph()):
+        where = "a tf.cond branch, a tf.while_loop or tf.map_fn body"
+    else:
+        where = "a nested tf.function or a dataset function"
+    return CollectiveControlFlowError(
+        f"{kind} was called inside {where}, where replicas could take different "
+        "paths, so it cannot be linked across replicas; move it out (compute "
+        "inside, communicate outside), write the loop as a Python loop, or remove "
+        "the inner @tf.function"
+    )
 
 
 def trace(
@@ -347,7 +350,6 @@ def trace(
     shared: Iterable[Any] = (),
 ) -> TracedStep:
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
-    _tf_distribute.vectorize_markers(differentiable.vectorized)
 
     # Only what is the user's: to convert the rest takes longer than to run it.
     called = _tf_distribute.converted_inside(step_fn)
@@ -381,8 +383,11 @@ def trace(
         check_copies(graph, graph_def, markers)
     liveness.check_recomputed(graph, variables)
     notes = trace_context.notes
-    attempt(PRODUCTS, notes, lambda: convolutions.mark(graph, graph_def))
-    resampled = attempt(RESAMPLED, notes, lambda: convolutions.find(graph), ())
+    has_products, resampled = False, ()
+    if any(op.type in convolutions.CONCERNED for op in graph.get_operations()):
+        mark, find = convolutions.mark, convolutions.find
+        has_products = attempt(PRODUCTS, notes, lambda: mark(graph, graph_def), False)
+        resampled = attempt(RESAMPLED, notes, lambda: find(graph), ())
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     python = _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
     traced = TracedStep(
@@ -408,6 +413,7 @@ def trace(
         required=trace_context.required,
         owned=trace_context.of_owners,
         notes=tuple(notes),
+        has_products=has_products,
         resampled=resampled,
         activations=trace_context.activations,
     )

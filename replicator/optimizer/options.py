@@ -80,15 +80,6 @@ class OptimizerOptions:
     loss_scale: float | str | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether gradients go directly from the reduction to the update."""
-        return (
-            self.accumulation_steps == 1
-            and self.global_clipnorm is None
-            and self.loss_scale is None
-        )
-
-    @property
     def level(self) -> str | None:
         """What is sharded: the last of ``catalog.LEVELS`` that is; None for nothing."""
         if isinstance(self.sharded_update, bool):

@@ -154,6 +154,7 @@ class ReplicatedOptimizer(OptimizerProxy):
         # The state that options add to that of the Keras optimizer.
         self.options_state = stages.OptionsState(self.loss_scale, self.accumulation)
         self._ownership = ownership  # who updates what; None without sharded_update
+        self._shards_gradients = ownership is not None and self.options.shards_gradients
         self._is_built = False
         self.owner: validation.ReplicatorId | None = None
         self._is_loss_scaled = False
@@ -357,10 +358,11 @@ class ReplicatedOptimizer(OptimizerProxy):
         check_user(self, user, is_portable=self._ownership is None)
 
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        if self.options.is_plain:
+        accumulation, scale = self.accumulation, self.loss_scale
+        is_plain = accumulation is None and scale is None
+        if is_plain and self.options.global_clipnorm is None:
             self._reduce_and_apply(grads, variables)
             return
-        accumulation, scale = self.accumulation, self.loss_scale
         is_per_replica = accumulation is not None and accumulation.is_per_replica
         if not is_per_replica:
             grads = self._all_reduce(grads, "mean", variables)
@@ -412,10 +414,6 @@ class ReplicatedOptimizer(OptimizerProxy):
             update = functools.partial(fused_update.update, grads, mine, prepared)
             stages.when(condition, update)
         stages.when(condition, fused_update.count)
-
-    @property
-    def _shards_gradients(self) -> bool:
-        return self._ownership is not None and self.options.shards_gradients
 
     def _groups(self, variables: list[Any]) -> list[list[int]]:
         """Positions of variables that one branch may change: those of one owner."""

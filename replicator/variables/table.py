@@ -78,6 +78,7 @@ class Ownership:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
+        self.is_used = False  # Whether any variable has ever had an owner.
         # Weak: variables may be freed, and others get their ids.
         self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
         self._slots: dict[int, tuple[weakref.ref[Any], Owner]] = {}
@@ -94,6 +95,7 @@ class Ownership:
         """Gives each variable to the owner on its device with the fewest bytes."""
         # Programs do not talk about it, so ties must fall the same way in all of them:
         # to the first owner, among variables of one size in the order that was given.
+        self.is_used = True
         loads: dict[int, dict[Owner, int]] = {}
         for variable in sorted(variables, key=num_bytes, reverse=True):
             logical_device = self._topology.logical_device_of(variable.device)
@@ -427,7 +429,11 @@ class VariableTable:
     def _copies(self, variable: Any, kind: kinds.Kind) -> tuple[Any, ...]:
         topology = self._topology
         is_mirrored, owned = kind is kinds.Kind.MIRRORED, self.ownership
-        if is_mirrored and (owned.is_slot(variable) or owned.is_stored(variable)):
+        if (
+            is_mirrored
+            and owned.is_used
+            and (owned.is_slot(variable) or owned.is_stored(variable))
+        ):
             return (variable,) * topology.num_local_replicas
         initial = [] if is_mirrored else self._initial_values(variable, kind)
         copies: list[Any] = []
