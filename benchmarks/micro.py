@@ -214,7 +214,7 @@ def compare(change: Path, baseline: Path, delta: str, alpha: str, form: str) -> 
         delta=parse_percentage(delta, what="--delta"),
         alpha=parse_percentage(alpha, what="--alpha"),
     )
-    print(judgement.WRITERS[form](judgement.record_of(gate)))
+    print(judgement.GATE_FORMATS[form](judgement.gate_record(gate)))
     for name in new.logs:
         if name not in old.logs:
             print(f"new, not judged: {name}", file=sys.stderr)

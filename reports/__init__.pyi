@@ -1,8 +1,22 @@
 # Public names, listed once: lazy_loader reads this file and loads each on first use.
 from . import plot as plot
+from .exports.export_formats import FORMATS as FORMATS
+from .exports.exports import as_json as as_json
+from .exports.exports import as_markdown as as_markdown
 from .exports.exports import print_summary as print_summary
+from .output_file import as_csv as as_csv
 from .page.build import build_report as build_report
+from .page.build import render_section as render_section
 from .page.build import write_report as write_report
+from .site.build import history as history
+from .site.build import write_site as write_site
+from .site.comparison import compare_studies as compare_studies
+from .site.comparison import comparison_page as comparison_page
 from .view import View as View
 from .view import series_of as series_of
 from .view import view_store as view_store
+from .words.brief import verdict as verdict
+from .words.caveats import caveats_of as caveats_of
+from .words.caveats import limits as limits
+from .words.judgement import GATE_FORMATS as GATE_FORMATS
+from .words.judgement import gate_record as gate_record

@@ -80,6 +80,7 @@ def inert(value: Any) -> Any:
 
 
 def as_csv(frame: pd.DataFrame) -> str:
+    """Returns a table as CSV that no spreadsheet takes for formulas."""
     text: str = frame.map(inert).to_csv(index=False, lineterminator="\r\n")
     return _QUOTED_OR_END.sub(lambda match: match[1] or "\n", text)
 

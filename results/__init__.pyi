@@ -15,6 +15,9 @@ from .figures.frame import points_frame as points_frame
 from .figures.frame import steps_frame as steps_frame
 from .figures.frame import summary as summary
 from .figures.frame import trials_frame as trials_frame
+from .records.identity import case_id as case_id
+from .records.identity import planned_trial as planned_trial
+from .records.identity import trial_id as trial_id
 from .records.measuring import Allocator as Allocator
 from .records.measuring import Block as Block
 from .records.measuring import Contrast as Contrast
@@ -50,7 +53,10 @@ from .records.program import Evidence as Evidence
 from .records.program import Program as Program
 from .records.record_base import Change as Change
 from .statistics.estimates import Estimate as Estimate
+from .store.studies import opened as opened
 from .store.study_store import Store as Store
 from .store.study_store import Trial as Trial
 from .study.cases import Study as Study
 from .study.cases import load_study as load_study
+from .study.equivalence import change_differences as change_differences
+from .study.equivalence import loss_difference as loss_difference

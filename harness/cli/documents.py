@@ -1,7 +1,7 @@
-"""What is generated from the declared options.
+"""What is generated from declarations.
 
-``python -m harness.cli.documents FOLDER`` writes the JSON Schema of study files; the
-documentation site has a page of all options.
+``python -m harness.cli.documents FOLDER`` writes the JSON Schemas of study files and
+records; the documentation site has a page of all options.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 from harness.cli.main import command_line
 from harness.cli.subcommands.sweep_command import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
+from results.records import schema
 
 
 def page() -> str:
@@ -43,9 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     if folder is None or not folder.is_dir():
         sys.stderr.write("error: usage: python -m harness.cli.documents FOLDER\n")
         return 2
-    path = folder / SCHEMA_NAME
-    path.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
-    sys.stdout.write(f"{path}\n")
+    texts = {f"{kind}.schema.json": schema.render(kind) for kind in schema.KINDS}
+    for name, text in {SCHEMA_NAME: render_schema(RunRequest), **texts}.items():
+        path = folder / name
+        path.write_text(text, encoding="ascii", newline="\n")
+        sys.stdout.write(f"{path}\n")
     return 0
 
 

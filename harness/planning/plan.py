@@ -297,20 +297,15 @@ def _trials(
                 repetition_index=repetition,
                 seed=repetition_seed,
             )
-            trials.append(_planned(spec, case.modes))
+            trials.append(identity.planned_trial(spec, case.modes))
     return trials
-
-
-def _planned(spec: TrialSpec, modes: tuple[ScalingMode, ...]) -> PlannedTrial:
-    trial_id, case_id = identity.ids(spec)
-    return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=modes, spec=spec)
 
 
 def with_next_repetition(plan: Plan) -> Plan:
     index = plan.repeats
     update = {"repetition_index": index, "seed": trial_seed(plan.seed, index)}
     added = [
-        _planned(trial.spec.model_copy(update=update), trial.modes)
+        identity.planned_trial(trial.spec.model_copy(update=update), trial.modes)
         for trial in plan.trials
         if trial.spec.order is Order.INTERLEAVED and trial.spec.repetition_index == 0
     ]

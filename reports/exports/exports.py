@@ -46,20 +46,21 @@ _MOST_LIMITS: Final = 8
 
 
 def as_json(store: Store) -> str:
+    """Returns the verdict and all figures of a study (``docs/schema/report``)."""
     view = view_store(store)
     verdict = {"verdict": verdict_data(view)}
     return json.dumps(verdict | frame.summarize(view.study, view.frame), indent=2)
 
 
 def verdict_data(view: View) -> dict[str, Any]:
-    shown = brief.judge(view)
+    shown = brief.verdict(view)
     return {
         "headline": shown.text,
         "level": shown.level.value,
         "next_step": shown.next_step,
         "caveats": [
             caveat._asdict() | {"level": caveat.level.value}
-            for caveat in caveats.collect(view)
+            for caveat in caveats.caveats_of(view)
         ],
         "limits": list(caveats.limits(view)),
     }
@@ -78,8 +79,9 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
 
 
 def as_markdown(store: Store) -> str:
+    """Returns verdict, table and limits of a study in at most 40 lines."""
     view = view_store(store)
-    judged = brief.judge(view)
+    judged = brief.verdict(view)
     lines = [
         f"### {formats.escaped(view.study.plan.study)}",
         "",
@@ -113,7 +115,7 @@ def _caveats(view: View) -> list[str]:
     """Returns the grade of the evidence, and the caveats that limit trust."""
     return [
         f"{caveat.name}, {caveat.level.value}: {caveat.reason}"
-        for caveat in caveats.collect(view)
+        for caveat in caveats.caveats_of(view)
         if caveat.level is not caveats.Level.OK or caveat.name == "Evidence"
     ]
 
@@ -181,7 +183,7 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         ResultsError: A record cannot be read.
     """
     view = view_store(store)
-    judged = brief.judge(view)
+    judged = brief.verdict(view)
 
     def show(text: str, style: str = "") -> None:
         if text:

@@ -50,11 +50,22 @@ def page_of(view: View, links: Mapping[str, str]) -> str:
         links=links,
         sections=[section for section in sections if section["body"]],
         title=names.title(view),
-        summary=brief.judge(view).text,
+        summary=brief.verdict(view).text,
         commits=names.commits_text(view.study.cases) or "not recorded",
         names=names,
     )
     return f"{document}\n"
+
+
+def render_section(slug: str, view: View) -> str:
+    """Returns one section of the report as HTML, by its id; empty if it has nothing.
+
+    Raises ValueError for an id that no section of this project has.
+    """
+    sections = {section.SLUG: section for section in SECTIONS}
+    if slug not in sections:
+        raise ValueError(f"section {slug!r}: choose one of {', '.join(sections)}")
+    return str(sections[slug].render(view))
 
 
 def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path:

@@ -106,7 +106,12 @@ def write_site(
     *,
     source_url: str = "",
 ) -> pathlib.Path:
-    """Writes the site and returns the path of its index."""
+    """Writes a page of each study, their comparisons and an index; returns its path.
+
+    ``records`` are those of studies by their folders: a zip, or its address, and
+    ``source_url`` links the code, with ``{commit}`` where its commit goes. Raises
+    WriteStoreError where a file cannot be written.
+    """
     written = dict(pages(stores, metric, records, source_url=source_url))
     output_file.write_all(folder, written, what="site")
     return folder / INDEX
@@ -154,7 +159,7 @@ def _compare(
         links.append((f"{letter}: {name}", f"../studies/{slug}/{INDEX}"))
     address = f"compare/{later}-and-{earlier}.html"
     pair = Pair(*names, comparison.headline(compared, *names), address)
-    return pair, comparison.build(compared, links=links)
+    return pair, comparison.comparison_page(compared, links=links)
 
 
 def _index(
@@ -202,6 +207,8 @@ _NOT_CASE = {
 
 
 class Observation(NamedTuple):
+    """What one study measured of a case."""
+
     workload: str
     preset: str
     label: str  # Backend, replicas and batch, in words.
@@ -221,7 +228,12 @@ def machine_class(env: Environment) -> str:
 
 
 def history(studies: Iterable[Study]) -> tuple[list[Observation], list[str]]:
-    """Returns the cases of some studies, and why others have no place, a line each."""
+    """Returns the cases of studies over time, and why others have no place.
+
+    Cases are observed once a study, in order of case, date and study; a machine class
+    is whatever must match: processor, kernel, libraries. A case of several classes, or
+    without a trial that is ok, is left out with a line that says so.
+    """
     observations, left_out = [], []
     for study in studies:
         for case in study.cases:

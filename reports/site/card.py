@@ -106,7 +106,7 @@ def make_card(view: View, slug: str) -> Card:
     num_ok = sum(entry.is_ok for entry in study.planned)
     by_processor = formats.grouped((env.cpu_model, env) for env in study.environments)
     machines = map(names.machine, by_processor.values())
-    brief, grade = brief_lib.judge(view), evidence.grade(study)
+    brief, grade = brief_lib.verdict(view), evidence.grade(study)
     level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
     points, compared = brief_lib.leader_points(view)
     shares = {point.mode.value: _share(view, point) for point in points}

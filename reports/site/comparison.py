@@ -37,6 +37,8 @@ _COLUMNS: Final = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
+    """Two studies: the ratios of their cases, and in what they differ."""
+
     first: Study  # A, whose figures are the numerators.
     second: Study  # B.
     metric: Metric  # What is compared.
@@ -50,6 +52,11 @@ class Compared:
 
 
 def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
+    """Compares the cases that two studies share, and names in what both differ.
+
+    Raises ResultsError for two studies with the same trials, or without a common case.
+    """
+
     def trials(study: Study) -> set[tuple[str, str]]:
         return {
             (entry.trial_id, entry.status.started_at)
@@ -117,8 +124,13 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
     return f"{text}."
 
 
-def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
-    """Returns the page as HTML; the same records give the same bytes."""
+def comparison_page(
+    compared: Compared, *, links: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Returns the page of two studies as HTML; the same records give the same bytes.
+
+    ``links`` are above its content: texts and addresses.
+    """
     rows = compared.rows
     reach = bars.reach(row.estimate for row in rows)
     sides = {FIRST: compared.first, SECOND: compared.second}

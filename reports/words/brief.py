@@ -78,7 +78,11 @@ class Brief:
         return " ".join(part for part in parts if part)
 
 
-def judge(view: View) -> Brief:
+def verdict(view: View) -> Brief:
+    """Returns what the first screen says of a study, in words.
+
+    Its ``text`` is all of it in one line: the answer, cautions and what is next.
+    """
     gate = judgement.gate_view(view)
     if gate is not None:
         return Brief(
@@ -93,7 +97,7 @@ def judge(view: View) -> Brief:
             sentences=(_nothing_measured(view),),
             following=after_failures(view),
         )
-    all_caveats = caveats.collect(view)
+    all_caveats = caveats.caveats_of(view)
     level = caveats.worst(all_caveats)
     points, compared = leader_points(view)
     doubts = [

@@ -43,12 +43,15 @@ class Level(enum.Enum):
 
 
 class Caveat(NamedTuple):
+    """Something that limits trust in a study, or was looked at and does not."""
+
     name: str  # What was looked at.
     level: Level  # How it is.
     reason: str  # Why, in a few words.
 
 
-def collect(view: View) -> tuple[Caveat, ...]:
+def caveats_of(view: View) -> tuple[Caveat, ...]:
+    """Returns what limits trust in a study: what was looked at, its level, and why."""
     looks: dict[str, Callable[[View], tuple[Level, str] | None]] = {
         "Evidence": _evidence,
         "Design": _design,

@@ -1,6 +1,6 @@
 """A gate in words: as text, Markdown, JSON, JUnit XML, notes for GitHub, and its page.
 
-``record_of`` words a gate once, in the record that ``gate.json`` holds.
+``gate_record`` words a gate once, in the record that ``gate.json`` holds.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def headline(gate: Gate) -> str:
     return f"{advice}{gate.verdict_word.upper()}: {what}: {counts} ({rule})"
 
 
-def record_of(gate: Gate) -> GateRecord:
+def gate_record(gate: Gate) -> GateRecord:
+    """Returns a gate in words: what ``gate.json`` holds, and every format writes."""
     return gate.record(headline=headline(gate), notes=_notes(gate))
 
 
@@ -321,13 +322,14 @@ def gate_json(record: GateRecord) -> str:
     return record.model_dump_json(indent=2)
 
 
-WRITERS: Final[dict[str, Callable[[GateRecord], str]]] = {
+GATE_FORMATS: Final[dict[str, Callable[[GateRecord], str]]] = {
     "text": gate_text,
     "junit": gate_junit,
     "github": gate_github,
     "markdown": gate_markdown,
     "json": gate_json,
 }
+"""What writes a gate, by the name of a format on the command line."""
 
 
 _MOST_COUNTS: Final = 3
@@ -445,7 +447,7 @@ def gate_view(view: View) -> GateView | None:
 def derived(study: Study) -> GateRecord | None:
     """Returns what the trials of a gate of two revisions say; None of other studies."""
     gate = gate_lib.planned_gate(study)
-    return None if gate is None else record_of(gate)
+    return None if gate is None else gate_record(gate)
 
 
 def power_text(

@@ -1,1 +1,8 @@
-"""Figures of a study: every number that a report shows."""
+"""Figures of a study as objects; ``results.points_frame`` has them as rows.
+
+``__init__.pyi`` lists the public names, which are loaded on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -94,6 +94,8 @@ _CONTRADICTS: Final = 1.5
 
 
 class Part(NamedTuple):
+    """A part of a step."""
+
     name: str  # One of ``PARTS`` or ``RECORDED_PARTS``, or ``step``.
     time: Estimate | None  # Mean seconds over repetitions; None if it was not measured.
     # Why there is no value, or what else the value holds; empty if nothing.
@@ -113,6 +115,8 @@ class InputBound(NamedTuple):
 
 
 class LostTime(NamedTuple):
+    """The parts of a step, which add up to it."""
+
     step: Part  # The case; its value is the sum of the values of all parts.
     parts: tuple[Part, ...]  # In the order of their names.
     lost: Part  # The step less that of one replica.
@@ -131,6 +135,8 @@ class LostTime(NamedTuple):
 
 
 class Explained(NamedTuple):
+    """Where the time of a case went, or why that is not known."""
+
     case: Case
     lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
     reason: str = ""  # Why there are no parts; empty if there are.
@@ -154,6 +160,11 @@ def _is_above_zero(values: np.ndarray) -> bool:
 def judge_input_bound(
     case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
 ) -> InputBound:
+    """Judges whether the input pipelines of a case bound its step.
+
+    Given are seconds per step by repetition: of the case, of one replica, and of the
+    pipelines of the case alone.
+    """
     fraction = over_repetitions(input_only / case)
     verdict = "inconclusive"
     if fraction.low is not None and fraction.low >= FRACTION:
@@ -258,13 +269,19 @@ _CONTROLS: Final = {
 """By their name in ``decompose``; some are of the baseline."""
 
 
-def losses(study: Study, points: Iterable[Point]) -> tuple[Explained, ...]:
-    """Returns where the time of each case went: by its controls, else by its blocks."""
-    explained = explain(study)
-    return *explained, *recorded_losses(points, explained)
+def losses(
+    study: Study, points: Iterable[Point] | None = None
+) -> tuple[Explained, ...]:
+    """Returns where the time of each case went: by its controls, else by its blocks.
+
+    ``points`` are those of the study, where they are known already.
+    """
+    explained = _explain_all(study)
+    known = scaling.points(study) if points is None else points
+    return *explained, *_recorded_losses(known, explained)
 
 
-def explain(study: Study) -> tuple[Explained, ...]:
+def _explain_all(study: Study) -> tuple[Explained, ...]:
     """Returns where the time of every case with a control went, in planned order."""
     controls = [case for case in study.controls if case.ok_entries]
     ok = [case for case in study.cases if case.ok_entries]
@@ -329,8 +346,8 @@ def rounds_of(result: TrialResult) -> Rounds:
     }
 
 
-def recorded_losses(
-    points: Iterable[Point], explained: Iterable[Explained] = ()
+def _recorded_losses(
+    points: Iterable[Point], explained: Iterable[Explained]
 ) -> tuple[Explained, ...]:
     """Splits the step of every case with a speedup on CPUs that no control explains."""
     with_controls = {item.case.case_id for item in explained if item.lost is not None}

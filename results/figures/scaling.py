@@ -52,6 +52,8 @@ MOST_OF_A_CORE = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
+    """A case in one scaling mode, with its figures."""
+
     case: Case  # Its repetitions.
     mode: ScalingMode  # Weak or strong.
     backend: str  # Backend of the case.
@@ -178,7 +180,11 @@ def _logs_beside_load(first: Case, second: Case) -> list[tuple[float, ...]]:
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
-    """Estimates X(first) / X(second), or None if one side has no ok trial."""
+    """Estimates the throughput of a case over that of another.
+
+    Rounds or repetitions that both have are paired. None where one side has no trial
+    that is ok, or where no round has a valid block of both.
+    """
     if first.is_interleaved and second.is_interleaved:
         if logs := block_logs(first, second):
             return _with_load_left(_from_repetitions(first, logs), first, second)
@@ -248,7 +254,11 @@ def hidden_by_slow_blocks(first: Case, second: Case) -> float | None:
 
 
 def points(study: Study) -> tuple[Point, ...]:
-    """Returns one point per mode, backend and number of replicas, in that order."""
+    """Returns one point per mode, backend and number of replicas, in that order.
+
+    Raises ResultsError for a plan with two cases for one point, or whose cases do not
+    keep fixed what their scaling mode keeps fixed.
+    """
     index = cases_lib.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas
     baselines: dict[ScalingMode, list[Case]] = {}
@@ -381,7 +391,10 @@ class Comparison(NamedTuple):
 
 
 def compare_backends(study: Study) -> tuple[Comparison, ...]:
-    """Returns every pair of backends that ran under equal conditions."""
+    """Returns every pair of backends that ran under equal conditions.
+
+    A pair whose losses show that both do not compute the same is left out.
+    """
     broken = {pair.case_ids for pair in equivalence.agreements_of(study).broken}
     cases = {case.case_id: case for case in study.cases}
     modes_of: dict[tuple[str, str], list[ScalingMode]] = {}

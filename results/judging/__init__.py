@@ -1,1 +1,8 @@
-"""Verdicts: gates, comparisons, and what they can find."""
+"""Judging: gates of two revisions or two studies, and how often they err.
+
+``__init__.pyi`` lists the public names, which are loaded on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

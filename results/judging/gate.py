@@ -51,6 +51,8 @@ _CODES: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
+    """A change that was judged, and why it has its verdict."""
+
     metric: Metric  # What was judged.
     baseline: str  # Its name: a revision, or a study.
     delta: float  # The slowdown that matters, as a ratio.
@@ -151,13 +153,16 @@ class Gate:
 
     @property
     def verdict_word(self) -> str:
+        """The verdict as a word, also where there is none."""
         return NO_VERDICT if self.verdict is None else self.verdict.value
 
     @property
     def case_records(self) -> tuple[GateCase, ...]:
+        """The cases as ``gate.json`` has them."""
         return tuple(map(_record_of, self.all_cases))
 
     def record(self, *, headline: str, notes: Iterable[str] = ()) -> GateRecord:
+        """Returns what ``gate.json`` holds, with what is said of the gate in words."""
         return GateRecord(
             verdict=self.verdict_word,
             is_pass=self.exit_code == 0,
@@ -201,12 +206,21 @@ def write_gate(store: Store, record: GateRecord) -> None:
 
 
 def read_gate(store: Store) -> GateRecord | None:
+    """Returns what a gate concluded, from its ``gate.json``; None if it has not.
+
+    Raises CorruptRecordError or NewerSchemaError where it cannot be read.
+    """
     path = store.root / GATE_NAME
     return study_store.read_record(path, "gate", GateRecord, is_public=store.is_public)
 
 
 def judge_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
-    """Judges a study that holds every case twice: of this tree, and of a revision."""
+    """Judges a study that holds every case twice: of this tree, and of a revision.
+
+    ``baseline`` is what readers call that revision. A quality metric is judged by seed,
+    others in the rounds that both sides share. Raises ResultsError for an efficiency of
+    a single number of replicas, and for what the runs have not learned.
+    """
     is_quality = rule.metric.is_quality
     timed = (*study.cases, *study.other_revisions)
     cases = study.quality_runs if is_quality else timed
@@ -238,6 +252,12 @@ def judge_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> 
 
 
 def judge_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
+    """Judges a study against a stored one, which readers call ``baseline``.
+
+    Nothing passes where machines, orders or budgets differ. What runs have learned gets
+    a verdict, other figures are advice: what varies between days is in no interval.
+    Raises ResultsError for an efficiency, and where no case is in both.
+    """
     check_stored(rule, baseline)
     is_quality = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=is_quality)
@@ -361,7 +381,12 @@ def judge_quality(
 def judge_losses(
     ours: Sequence[float], theirs: Sequence[float], rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement, str]:
-    """Judges costs of runs, relative to the baseline's median; says how many fail."""
+    """Judges costs of quality runs, and says how many fail; empty if none does.
+
+    Costs are relative to the baseline's median, less is better, and infinite of a run
+    that failed: those of the change, then those of its baseline, by seed
+    (``is_paired``) or in order.
+    """
     # Where both failed, neither is worse.
     losses = sorted(
         0.0 if a == b else a - b for a, b in zip(ours, theirs, strict=False)

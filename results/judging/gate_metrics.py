@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
+    """A figure of a trial, and what a worse one is."""
+
     name: str  # As on the command line.
     of: Callable[[Entry], float] = lambda _: math.nan  # Its value in an ok trial.
     worse: str = "worse"  # What a change is that makes it worse, such as slower.
@@ -50,11 +52,12 @@ EFFICIENCY = dataclasses.replace(THROUGHPUT, name="efficiency", worse="less effi
 """Of a gate of two revisions only: a throughput over that of the fewest replicas."""
 OF_BLOCKS = (THROUGHPUT, EFFICIENCY)
 FIRST_STEP = "time_to_first_step"
-METRICS = {
+METRICS: dict[str, Metric] = {
     THROUGHPUT.name: THROUGHPUT,
     FIRST_STEP: Metric(FIRST_STEP, scaling.time_to_first_step_of, "slower"),
     "peak_memory": Metric("peak_memory", scaling.peak_memory_of, "larger"),
 }
+"""Figures of trials by which studies are compared, by name."""
 
 
 def quality_metric(facts: MetricFacts) -> Metric:
@@ -85,6 +88,10 @@ def _plugin_metric(name: str, built_in: Collection[str]) -> Metric | None:
 
 
 def metric_of(name: str) -> Metric:
+    """Returns a metric by which two studies are compared, also of a plugin.
+
+    Raises ResultsError for other names, which lists those there are.
+    """
     metric = METRICS.get(name) or _plugin_metric(name, METRICS)
     if metric is not None:
         return metric
@@ -105,6 +112,11 @@ def _known(*others: str) -> str:
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
+    """Returns a metric that a gate judges, also what quality runs learn.
+
+    ``declared`` is what a workload learns, as ``Plan.metrics`` has it. Raises
+    ResultsError for other names, which lists those there are.
+    """
     learned = {
         facts.name: quality_metric(facts) for facts in declared if facts.is_judged
     }
@@ -180,6 +192,8 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JudgedCase:
+    """A case beside the same case of its baseline."""
+
     name: str  # Backend, replicas and scaling modes; or the name of a micro-benchmark.
     # The verdict on the metric; None where either side has fewer than two repetitions.
     judgement: Judgement | None

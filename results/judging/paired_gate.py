@@ -40,29 +40,33 @@ if TYPE_CHECKING:
 
 PATH: Final = Path(__file__).with_name("error_rates.json")
 ALPHA: Final = 0.05
-NUMBERS: Final = (3, 4, 5, 6, 8, 10, 15, 20, 40)
-"""Repetitions of gates with one look."""
 
 
 class Rates(NamedTuple):
-    """Probabilities at worst."""
+    """Probabilities that a gate errs, at worst."""
 
     passes: float  # That a true mean of ``delta`` or more passes.
     regresses: float  # That equal programs regress.
     passes_dependent: float  # The same where repetitions depend on each other.
-    regresses_dependent: float  # The same where repetitions depend on each other.
+    regresses_dependent: float
 
 
 def stated_rates(
     num_cases: int, num_repetitions: int | None, alpha: float
 ) -> Rates | None:
-    """Returns the rates of a gate; None at an ``alpha`` that was not simulated."""
+    """Returns how often a gate with delta 5 % errs, simulated.
+
+    Of a gate with one look after ``num_repetitions``, or with several (None). None at
+    an ``alpha`` that was not simulated.
+    """
     if alpha != ALPHA:
         return None
+    rows = error_rate_rows()
     if num_repetitions is not None:
-        known = (number for number in NUMBERS if number <= num_repetitions)
-        num_repetitions = max(known, default=NUMBERS[0])
-    table = [row for row in error_rate_rows() if row["repetitions"] == num_repetitions]
+        numbers = {row["repetitions"] for row in rows} - {None}
+        known = (number for number in numbers if number <= num_repetitions)
+        num_repetitions = max(known, default=min(numbers))
+    table = [row for row in rows if row["repetitions"] == num_repetitions]
     fewer = max(row["cases"] for row in table if row["cases"] <= num_cases)
     more = [row for row in table if row["cases"] >= num_cases] or table[-1:]
     rows = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
@@ -86,7 +90,11 @@ _FEWEST: Final = group_sequential.FEWEST_TO_JUDGE
 
 
 def slowdown_logs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
-    """Returns log slowdowns by kind, over repetitions and cases; NaN where none is."""
+    """Returns log slowdowns by kind, over repetitions and cases; NaN where none is.
+
+    ``pairs`` are the cases of a change, each with the same case of its baseline. Of the
+    efficiency, a case stands for what it loses beyond its fewest replicas.
+    """
     if metric is EFFICIENCY:
         logs = slowdown_logs(pairs, THROUGHPUT)
         columns = scaled(pairs)

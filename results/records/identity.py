@@ -10,16 +10,22 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records.models import Order, TrialStatus
+from results.records.models import Order, PlannedTrial, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.records.models import Plan, StatusRecord, TrialResult, TrialSpec
+    from results.records.models import (
+        Plan,
+        ScalingMode,
+        StatusRecord,
+        TrialResult,
+        TrialSpec,
+    )
 
 ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
@@ -30,15 +36,11 @@ _ADDED = (
 )
 
 
-def canonical_json(value: Any) -> str:
-    """Returns the canonical JSON of ``value``: sorted keys, compact, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def digest(value: Any) -> str:
-    """Returns ``ID_LENGTH`` hexadecimal characters, a digest of ``value``."""
-    text = canonical_json(value).encode("ascii")
-    return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
+    """Returns ``ID_LENGTH`` hexadecimal characters, a digest of canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    content = text.encode("ascii")
+    return hashlib.blake2b(content, digest_size=ID_LENGTH // 2).hexdigest()
 
 
 def ids(spec: TrialSpec) -> tuple[str, str]:
@@ -55,11 +57,22 @@ def ids(spec: TrialSpec) -> tuple[str, str]:
 
 
 def trial_id(spec: TrialSpec) -> str:
+    """Returns the id of a trial, which its folder in a study has as its name."""
     return ids(spec)[0]
 
 
 def case_id(spec: TrialSpec) -> str:
+    """Returns the id of a trial's case: of its spec without repetition and seed."""
     return ids(spec)[1]
+
+
+def planned_trial(spec: TrialSpec, modes: Iterable[ScalingMode]) -> PlannedTrial:
+    """Returns the trial of a plan that runs a spec, with the ids of its content.
+
+    ``modes`` are the scaling modes that its case serves.
+    """
+    own_id, of_case = ids(spec)
+    return PlannedTrial(trial_id=own_id, case_id=of_case, modes=tuple(modes), spec=spec)
 
 
 def check_plan(path: pathlib.Path, plan: Plan) -> None:

@@ -1,20 +1,17 @@
-"""Versions of records, and their JSON Schemas.
-
-``python -m results.records.schema FOLDER`` writes the schemas.
-"""
+"""Versions of records, and their JSON Schemas."""
 
 from __future__ import annotations
 
 import json
-import pathlib
 import reprlib
-import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.records import models
 from results.records.models import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pathlib
 
 _MAX_VERSION = 9_999  # a larger number was not written by this program
 
@@ -82,21 +79,3 @@ def render(kind: str) -> str:
     is_protocol = kind == PROTOCOL
     own = protocol.schema() if is_protocol else MODELS[kind].model_json_schema()
     return json.dumps({"$schema": DIALECT, **own}, indent=2, sort_keys=True) + "\n"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Writes ``<kind>.schema.json`` into a folder; returns 2 if it is not given one."""
-    if len(arguments) != 1:
-        sys.stderr.write("error: usage: python -m results.records.schema FOLDER\n")
-        return 2
-    folder = pathlib.Path(arguments[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
-        path = folder / f"{kind}.schema.json"
-        path.write_text(render(kind), encoding="ascii", newline="\n")
-        sys.stdout.write(f"{path}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

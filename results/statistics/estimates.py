@@ -167,7 +167,11 @@ class Mean:
 
 
 def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mean:
-    """Returns the mean of values that do not depend on each other."""
+    """Returns the mean of values that do not depend on each other, with its error.
+
+    One value has no error. Raises ResultsError, with ``name``, for values that are not
+    a sequence of one or more finite numbers.
+    """
     array = finite(values, name)
     error = None
     if array.size >= FEWEST_FOR_INTERVAL:
@@ -183,7 +187,10 @@ def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mea
 def two_groups(
     first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray
 ) -> Mean:
-    """Returns mean(first) - mean(second) of groups that are not paired."""
+    """Returns mean(first) - mean(second) of groups that are not paired (Welch's t).
+
+    There is no error where either group has one value. Raises as ``one_group``.
+    """
     here, there = finite(first, "first"), finite(second, "second")
     n = min(here.size, there.size)
     centre = float(here.mean() - there.mean())
@@ -239,13 +246,22 @@ NO_INTERVAL = "no interval: one repetition gives no information on the spread"
 
 
 def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
-    """Estimates exp(mean(log(values))) with an interval over ``values``."""
+    """Estimates exp(mean(log(values))) with Student's interval over ``values``.
+
+    ``unit`` is that of the values. Raises ResultsError unless all are positive and
+    finite.
+    """
     mean = one_group(_logs(values, "values"))
     return from_logs(mean.estimate(ONE_GROUP, otherwise=NO_INTERVAL, unit=unit))
 
 
 def ratio(numerator: Mapping[K, float], denominator: Mapping[K, float]) -> Estimate:
-    """Estimates the ratio of two geometric means, both uncertain."""
+    """Estimates the ratio of two geometric means, both uncertain.
+
+    Values are by repetition. Two sides with the same repetitions are paired by them,
+    so that what both have in common cancels; others are two groups (Welch's t). Raises
+    as ``geometric_mean``.
+    """
     is_paired = numerator.keys() == denominator.keys()
     mean = mean_log_ratio(numerator, denominator)
     method = PAIRED if is_paired else TWO_GROUPS
@@ -327,7 +343,7 @@ def log_ratios(
 
 
 def over_repetitions(logs: Sequence[float]) -> Estimate:
-    """Estimates exp(mean(logs)) with Student's t over repetitions."""
+    """Estimates exp(mean) of one log per repetition; Student's t over these."""
     return over_rounds([[log] for log in logs])
 
 
@@ -360,7 +376,12 @@ def over_rounds(
     unit: str = "",
     is_stopped_on_width: bool = False,
 ) -> Estimate:
-    """Estimates exp(mean) over repetitions as ``mean_of_rounds`` does."""
+    """Estimates exp(mean) over repetitions as ``mean_of_rounds`` does.
+
+    ``logs`` has the logarithms of the rounds of each repetition. ``unit`` is that of
+    their exponentials. An interval that decided when measuring stopped
+    (``is_stopped_on_width``) is 10 % wider from six repetitions on.
+    """
     mean = mean_of_rounds(logs)
     factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
     method = OVER_REPETITIONS if mean.least is None else OVER_ROUNDS
@@ -381,7 +402,12 @@ def num_batches(num_rounds: int) -> int:
 
 
 def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> Estimate:
-    """Estimates exp(mean) of one repetition; its interval is for its processes only."""
+    """Estimates exp(mean) of the rounds of one repetition, for its processes only.
+
+    The interval is Student's t of 10 to 30 batches of consecutive rounds, since rounds
+    depend on each other; there is none of fewer than four rounds. It excludes nothing:
+    the next processes may differ.
+    """
     logs = finite(logs_by_round, "logs_by_round")
     number = num_batches(logs.size)
     batches = np.array_split(logs, number) if number else [logs]
@@ -397,7 +423,11 @@ def widening(num_repetitions: int, *, is_stopped_on_width: bool = True) -> float
 
 
 def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
-    """Returns whether measuring may stop because the interval is short enough."""
+    """Returns whether measuring may stop because the interval is short enough.
+
+    ``logs`` are those of ``over_rounds``. From five repetitions on, it is whether the
+    interval that would be reported is within a part ``target`` of its value.
+    """
     if len(logs) < FEWEST_TO_STOP:
         return False
     mean = mean_of_rounds(logs)
@@ -413,7 +443,11 @@ DEFAULT_ALPHA = 0.05
 
 
 def holm(p_values: Mapping[K, float | None]) -> dict[K, float]:
-    """Returns p-values adjusted for their number; None is no test, and left out."""
+    """Returns p-values adjusted for their number by Holm's procedure, by their keys.
+
+    Whatever is below a level has at most that probability of holding one false
+    difference. None is no test, and left out.
+    """
     tested = {key: value for key, value in p_values.items() if value is not None}
     values = np.asarray([*tested.values()], dtype=np.float64)
     order = np.argsort(values, kind="stable")

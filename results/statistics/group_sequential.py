@@ -55,7 +55,12 @@ _NUM_HALVINGS = 60
 def nominal_levels(
     looks: tuple[int, ...], most: int, alpha: float
 ) -> tuple[float, ...]:
-    """Returns the one-sided level of the test at each look."""
+    """Returns the one-sided level of the test at each look.
+
+    ``looks`` are the numbers of repetitions, ascending, ``most`` is after how many all
+    of ``alpha`` is spent. The probability to cross a level by look n is
+    ``alpha * (n / most) ** 1.5``.
+    """
     from scipy import special
 
     levels: list[float] = []
@@ -122,6 +127,8 @@ def planned_looks(alpha: float) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
+    """What is measured of a change and its baseline, and what it counts for."""
+
     name: str  # What is compared.
     share: float  # Of ``alpha``: the probability that equal programs regress by it.
     # The slowdown that matters over ``delta``; None where it only regresses.
@@ -198,6 +205,11 @@ def widening(away: np.ndarray) -> np.ndarray:
 
 
 def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
+    """Judges the first ``number`` repetitions of gates, which is one of their looks.
+
+    ``logs`` are log slowdowns of one kind, with repetitions and cases as last axes; NaN
+    is a repetition that one side does not have.
+    """
     from scipy import special
 
     values = logs[..., :number, :]
@@ -310,7 +322,12 @@ class Outcomes:
 
 
 def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
-    """Lets gates look at their repetitions until they end."""
+    """Lets gates look at their repetitions until they end.
+
+    ``logs`` are the log slowdowns of each kind, over gates, repetitions and cases; NaN
+    is a repetition that one side does not have. The first kind also shows which single
+    processes are slow.
+    """
     first = next(iter(logs.values()))
     num_gates, _, num_cases = first.shape
     verdicts = np.full(num_gates, UNDECIDED)
@@ -394,7 +411,11 @@ def check_alpha(alpha: float) -> None:
 
 
 def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
-    """Returns the verdict on an interval of a loss, such as the log slowdown."""
+    """Returns the verdict on an interval of a loss, such as the log slowdown.
+
+    ``margin`` is the loss that matters. What is certainly there, and may be as large,
+    is a regression; an interval around 0 that holds the margin is inconclusive.
+    """
     if high < 0:
         return Verdict.IMPROVE
     if high < margin:
@@ -403,7 +424,11 @@ def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
 
 
 def judge_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
-    """Judges a mean log slowdown of a change and a baseline from different rounds."""
+    """Judges a mean log slowdown of a change and a baseline from different rounds.
+
+    ``delta`` is the slowdown that matters, as a ratio, and ``alpha`` the probability
+    that it passes. Raises ResultsError for one run, and for values out of range.
+    """
     check_delta(delta)
     check_alpha(alpha)
     estimate = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)
@@ -468,7 +493,11 @@ def planned_design(
     num_repetitions: int | None = None,
     most: int | None = None,
 ) -> Design:
-    """Returns the rule of a gate with one look, or of one with time for ``most``."""
+    """Returns the rule of a gate: with one look after ``num_repetitions``, or several.
+
+    ``most`` is how many repetitions there is time for. ``delta`` and ``alpha`` are as
+    in ``judge_mean``. Raises ResultsError for values out of range.
+    """
     check_delta(delta)
     check_alpha(alpha)
     planned = planned_looks(alpha) if num_repetitions is None else ()
@@ -493,6 +522,12 @@ def _draws(num_repetitions: int, num_cases: int) -> np.ndarray:
 def operating_points(
     spread: float, effects: Sequence[float], rule: Design, *, num_cases: int = 1
 ) -> tuple[OperatingPoint, ...]:
+    """Returns how 2,000 simulated gates end, for each true slowdown of one case.
+
+    ``spread`` is the standard deviation of the log ratio over repetitions, and an
+    effect a ratio: 0.05 is 5 % slower. Raises ResultsError for a spread that is not
+    positive and finite.
+    """
     _check_spread(spread)
     points = []
     for effect in effects:
@@ -517,7 +552,11 @@ def needed(
     delta: float = DEFAULT_DELTA,
     alpha: float = DEFAULT_ALPHA,
 ) -> tuple[Need, ...]:
-    """Returns what it takes to give each true effect its correct verdict."""
+    """Returns how many repetitions give each true effect its correct verdict.
+
+    A gate with one look does so in nine of ten cases. Arguments are as in
+    ``operating_points`` and ``planned_design``.
+    """
     needs = []
     for effect in effects:
         is_slower = effect >= delta
@@ -541,7 +580,10 @@ def needed(
 def smallest_effect_found(
     spread: float, rule: Design, *, num_cases: int = 1
 ) -> float | None:
-    """Returns the smallest slowdown of one case that a gate finds as a regression."""
+    """Returns the smallest slowdown of one case that nine of ten gates find.
+
+    None where no slowdown is. Arguments are as in ``operating_points``.
+    """
 
     def is_found(effect: float) -> bool:
         (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
@@ -571,7 +613,10 @@ def _least(
 
 
 def median_half_width(spread: float, num_repetitions: int) -> float:
-    """Returns the half width, as a logarithm, that half of all measurements reach."""
+    """Returns the half width, as a logarithm, that half of all 95 % intervals reach.
+
+    ``spread`` is as in ``operating_points``.
+    """
     from scipy import special
 
     _check_spread(spread)

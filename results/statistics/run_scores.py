@@ -33,7 +33,11 @@ TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the 
 
 
 def score(runs: Sequence[float]) -> Estimate:
-    """Returns a robust mean of runs, infinite for those that failed."""
+    """Returns a robust mean of runs with its interval; failed runs are infinite.
+
+    A fifth of the runs at either end is left out, a quarter from ten runs on. There is
+    no interval of fewer than three, and no mean where more failed than are left out.
+    """
     ordered = np.sort(np.asarray(runs, dtype=np.float64))
     n = ordered.size
     cut = int((_TRIMMED_OF_FEW if n < FEWEST_OF_QUARTERS else _TRIMMED) * n)
@@ -65,7 +69,11 @@ BETTER_PAIRS = "share of better pairs of runs (Mann-Whitney), Newcombe's interva
 def probability_of_improvement(
     first: Sequence[float], second: Sequence[float], *, is_higher_better: bool
 ) -> Estimate:
-    """The probability that a run of ``first`` is better: 0.5 says neither is."""
+    """Estimates the probability that a run of ``first`` is better than of ``second``.
+
+    0.5 says that neither is. A run that failed is infinitely bad. There is no interval
+    where either has fewer than three runs.
+    """
     a, b = (np.asarray(group, dtype=np.float64) for group in (first, second))
     if not is_higher_better:
         a, b = -a, -b
@@ -134,7 +142,11 @@ class TimeToTarget:
 def first_reached(
     curve: Sequence[tuple[float, float]], target: float, *, is_higher_better: bool
 ) -> Time:
-    """Returns when a run first met a target."""
+    """Returns when a run first met a target.
+
+    ``curve`` has position, such as seconds or examples, and quality of its evaluations.
+    Raises ResultsError unless there is one or more, in ascending order of positions.
+    """
     positions = [position for position, _ in curve]
     if not curve or positions != sorted(positions):
         raise errors.ResultsError(
@@ -150,7 +162,12 @@ def first_reached(
 def target_of(
     reached: Sequence[float], *, is_higher_better: bool, num_others: int
 ) -> tuple[float, float]:
-    """Returns one of the worst qualities, and how often equal runs miss it."""
+    """Returns a target for other runs, and how probable it is that equal ones miss it.
+
+    It is the worst quality in ``reached``, of failed runs the worst of those that did
+    not fail; or a better one that the median of ``num_others`` equal runs misses in at
+    most 10 % of studies.
+    """
     values = sorted(reached, reverse=not is_higher_better)
     rank = sum(map(math.isinf, values)) + 1
     for better in range(rank + 1, len(values) + 1):
@@ -171,7 +188,12 @@ def _missed(n: int, rank: int, num_others: int) -> float:
 
 
 def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
-    """Returns the median time of runs, of which some may be censored."""
+    """Returns the median time of runs, of which some may be censored, in ``unit``.
+
+    The interval is by order statistics and states its confidence, which is below 95 %
+    for fewer than six runs; there is none of fewer than three. What lies beyond the end
+    of the first run that missed the target is infinite.
+    """
     reached = sorted(time.amount for time in times if time.is_reached)
     ended = [time.amount for time in times if not time.is_reached]
     budget = min(ended) if ended else None

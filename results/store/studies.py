@@ -98,7 +98,11 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path]:
-    """Yields the folder of a study, given that, a folder around it, or a zip of it."""
+    """Yields the folder of a study, given that, a folder around it, or a zip of it.
+
+    The files of a zip, such as the ``records.zip`` of a page, are unpacked until the
+    block ends. Raises ResultsError for a zip that holds no study, or several.
+    """
     if not stat.S_ISREG(_mode(path)):
         yield _study_in(path)
         return

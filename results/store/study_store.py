@@ -251,8 +251,16 @@ class Store:
     def write_listed(self, name: str, record: models.Record) -> None:
         """Writes a record of the whole study."""
         content = content_of(record)
-        self._list(name, {name: manifest.digest(content)})
+        self.list_file(name, content)
         _write(self.root / name, content)
+
+    def list_file(self, name: str, content: bytes | None = None) -> None:
+        """Lists a file in the manifest, as it is now or as it is written next."""
+        if content is None:
+            digest = manifest.digest_of(self.root / name)
+        else:
+            digest = manifest.digest(content)
+        self._list(name, {name: digest})
 
     def read_plan(self) -> models.Plan:
         """Reads the plan; raises as ``read_trial``."""

@@ -31,8 +31,7 @@ from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.machine.allocation import processes_of_trial
 from harness.trial import measure, process_tree
 from harness.trial.measure import exact_metric
-from results import Control, Environment, TrialSpec
-from results.records import identity
+from results import Control, Environment, TrialSpec, trial_id
 
 
 class ResourceExhaustedError(Exception):
@@ -80,7 +79,7 @@ class Program:
         self._num_steps = 0
         self._trial_sec = float(os.environ.get("FAKE_STEP_SEC", "0"))
         # Else a verdict would be drawn again with each change of the code.
-        text = identity.trial_id(spec.model_copy(update={"code_digest": ""}))
+        text = trial_id(spec.model_copy(update={"code_digest": ""}))
         jitter = int(text[:4], 16) / 0xFFFF
         self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
 

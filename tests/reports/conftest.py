@@ -1,19 +1,16 @@
-"""Studies that several files of this folder read, and sections of their pages."""
-
-import json
+"""Studies that several files of this folder read, and sites of them."""
 
 import pytest
-from study_files import edit_record
 
-from reports import view_store
-from reports.page.sections import SECTIONS
-
-_SECTIONS = {section.SLUG: section.render for section in SECTIONS}
+from reports import view_store, write_site
+from results.judging import metric_of
 
 
-def section(slug, view):
-    """Returns a section of the page by its id, as HTML."""
-    return str(_SECTIONS[slug](view))
+def site_of(stores, folder, **options):
+    """Writes a site; returns its pages by their paths."""
+    index = write_site(stores, folder, metric_of("throughput"), **options)
+    paths = sorted(index.parent.rglob("*.html"))
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
 @pytest.fixture(scope="session")
@@ -63,18 +60,8 @@ def make_study(tmp_path_factory, synthetic):
     def make(name, *, day=1, env=None, slower=None, **fields):
         defaults = {"noise": 0.004, "is_evaluated": False, "repeats": 4, "name": name}
         root = tmp_path_factory.mktemp("study") / "folder"
-        store = synthetic.make_store(root, synthetic.Shape(**(defaults | fields)))
-        date = f"2026-01-{day:02}"
-        edit_record(root / "plan.json", created_at=f"{date}T00:00:00+00:00")
-        for folder in root.glob("trials/*"):
-            edit_record(folder / "status.json", started_at=f"{date}T12:00:00+00:00")
-            edit_record(folder / "env.json", **(env or {}))
-            spec = json.loads((folder / "spec.json").read_text())
-            if spec["backend"] in (slower or {}):
-                path = folder / "result.json"
-                window_sec = json.loads(path.read_text())["window_sec"]
-                edit_record(path, window_sec=window_sec * slower[spec["backend"]])
-        return store
+        shape = synthetic.Shape(**(defaults | fields))
+        return synthetic.make_dated(root, shape, day=day, env=env, slower=slower)
 
     return make
 

@@ -2,13 +2,11 @@
 
 import math
 import re
-import types
 
 import pytest
 from command_lines import install
 
-from results import Plan, plugins
-from results.figures import trial_metrics
+from results import Plan, plugins, trials_frame
 
 __all__ = ["install"]
 
@@ -19,22 +17,22 @@ OWN = TrialMetric(name="own_sec", title="Own", unit="s", of=lambda entry: {of})
 """
 
 
-def found_of(columns=("trial_id",)):
-    return trial_metrics.installed(columns)
-
-
-TRIAL = types.SimpleNamespace(trial_id="t1")
+@pytest.fixture
+def column(make, synthetic):
+    """Returns a function that reads a column of a study of two trials."""
+    store = make(backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1)
+    return lambda name="own_sec": trials_frame(store).get(name)
 
 
 @pytest.mark.parametrize(("of", "value"), [("1.5", 1.5), ("1e999", math.nan)])
-def test_an_entry_point_is_found_and_its_package_known(install, of, value):
-    assert [] == found_of()
+def test_an_entry_point_is_found_and_its_package_known(install, column, of, value):
+    assert None is column()
     assert plugins.find("formats", {"csv": 1}, "pdf", lambda _: "") is None
     install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
-    (metric,) = found_of()
+    found = column()
     plugin = plugins.used("metrics", "own_sec")
 
-    assert pytest.approx(value, nan_ok=True) == trial_metrics.value_of(metric, TRIAL)
+    assert pytest.approx([value] * 2, nan_ok=True) == found.tolist()
     assert "metric 'own_sec' of mine_pack 1.2" == plugin.what
 
 
@@ -88,31 +86,36 @@ CODE = METRIC.format(of="1")
     ],
 )
 def test_one_that_cannot_be_used_is_said_in_one_line(
-    install, text, name, entry, message
+    install, column, text, name, entry, message
 ):
     install("mine", text, metrics={name: entry})
 
     with pytest.raises(plugins.PluginError, match=message) as caught:
-        found_of()
+        column()
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_two_have_is_refused(install):
+def of_any(_):
+    """Complains of nothing."""
+    return ""
+
+
+def test_a_name_that_two_have_is_refused(install, column):
     for module in ("mine", "yours"):
         install(module, METRIC.format(of="1"), metrics={"own_sec": f"{module}:OWN"})
     table = {}
-    plugins.find("metrics", table, "mine:OWN", trial_metrics.complain)
+    plugins.find("metrics", table, "mine:OWN", of_any)
 
     with pytest.raises(
         plugins.PluginError, match="calls itself 'own_sec', as mine:OWN does; choose"
     ):
-        plugins.find("metrics", table, "yours:OWN", trial_metrics.complain)
+        plugins.find("metrics", table, "yours:OWN", of_any)
     with pytest.raises(
         plugins.PluginError,
         match=r"'own_sec' is in two packages, mine_pack 1\.2 \(mine:OWN\) and"
         r" yours_pack 1\.2 \(yours:OWN\); uninstall one of the two",
     ):
-        found_of()
+        column()
 
 
 def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
@@ -124,7 +127,7 @@ def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
     with pytest.raises(
         plugins.PluginError, match="importing mine imports TensorFlow, which the"
     ):
-        plugins.find("metrics", {}, "mine:OWN", trial_metrics.complain)
+        plugins.find("metrics", {}, "mine:OWN", of_any)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
 )
 def test_a_reference_that_names_nothing(install, tmp_path, text, message):
     with pytest.raises(plugins.PluginError, match=message):
-        plugins.find("metrics", {}, text, trial_metrics.complain, tmp_path)
+        plugins.find("metrics", {}, text, of_any, tmp_path)
 
 
 def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
@@ -144,21 +147,21 @@ def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
     table = {}
 
     for text in ("near:OWN", "own_sec", "near:OWN"):
-        found = plugins.find("metrics", table, text, trial_metrics.complain, tmp_path)
+        found = plugins.find("metrics", table, text, of_any, tmp_path)
         assert "own_sec" == found.name
     assert (str(tmp_path),) == plugins.folders()
     assert "near:OWN" == plugins.used("metrics", "own_sec").target
 
 
-def test_a_metric_that_fails_names_the_trial(install):
+def test_a_metric_that_fails_names_the_trial(install, column):
     install("mine", METRIC.format(of="'many'"), metrics={"own_sec": "mine:OWN"})
 
     with pytest.raises(
         plugins.PluginError,
-        match=r"metric 'own_sec' of mine_pack 1\.2 raises an error for trial t1: \w+:"
-        ".* repair it, or uninstall its package",
+        match=r"metric 'own_sec' of mine_pack 1\.2 raises an error for trial \w{20}:"
+        r" \w+: .* repair it, or uninstall its package",
     ):
-        trial_metrics.value_of(found_of()[0], TRIAL)
+        column()
 
 
 def test_verify_says_what_of_a_study_it_cannot_look_at():

@@ -14,7 +14,7 @@ import pytest
 from harness import command_line
 from harness.launch import launchers
 from replicator.catalog import BACKENDS
-from reports.exports.export_formats import FORMATS
+from reports import FORMATS
 from reports.words import formats
 from results import plugins
 from workloads.catalog import WORKLOADS

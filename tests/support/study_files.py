@@ -32,6 +32,15 @@ def _with_records(of, name, change):
     return dataclasses.replace(of, entries=tuple(map(changed, of.entries)))
 
 
+def with_specs(of, **fields):
+    """The same with other fields of all specs, whose ids stay."""
+    entries = (
+        dataclasses.replace(entry, spec=entry.spec.model_copy(update=fields))
+        for entry in of.entries
+    )
+    return dataclasses.replace(of, entries=tuple(entries))
+
+
 def with_results(of, change):
     """A study or case with other fields of the results that a function gives."""
     return _with_records(of, "result", change)

@@ -12,7 +12,7 @@ import itertools
 
 import numpy as np
 import synthetic_trial
-from study_files import with_results
+from study_files import edit_record, with_results
 from synthetic_trial import ALL_CONTROLS, Lost
 
 from harness import catalog
@@ -24,16 +24,17 @@ from results import (
     Measuring,
     Order,
     Plan,
-    PlannedTrial,
     ScalingMode,
     StatusRecord,
     Store,
     TrialSpec,
     TrialStatus,
+    case_id,
+    figures,
     load_study,
+    planned_trial,
+    trial_id,
 )
-from results.figures import lost_time, scaling
-from results.records import identity
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
@@ -144,36 +145,42 @@ def make_store(root, shape=None):
                     for facts in catalog.metrics(info)
                 }.values()
             ),
-            trials=tuple(
-                PlannedTrial(
-                    trial_id=trial_id,
-                    case_id=identity.case_id(spec),
-                    modes=tuple(modes),
-                    spec=spec,
-                )
-                for trial_id, (spec, modes) in planned.items()
-            ),
+            trials=tuple(planned_trial(*both) for both in planned.values()),
         )
     )
-    for index, (trial_id, (spec, modes)) in enumerate(planned.items()):
+    for index, (name, (spec, modes)) in enumerate(planned.items()):
         key = (spec.backend, modes[0], spec.num_replicas, spec.repetition_index)
         status = shape.statuses.get(key, TrialStatus.OK)
         if (spec.control, *key[2:]) in shape.not_ok:
             status = TrialStatus.FAILED
         if status is not None:
-            _write_trial(store, trial_id, spec, modes[0], status, index, shape)
+            _write_trial(store, name, spec, modes[0], status, index, shape)
+    return store
+
+
+def make_dated(root, shape, *, day=1, env=None, slower=None):
+    """The same of a day; fields of environments are others, and backends slower."""
+    store, date = make_store(root, shape), f"2026-01-{day:02}"
+    edit_record(root / "plan.json", created_at=f"{date}T00:00:00+00:00")
+    for trial in store.trials():
+        folder = store.trial_dir(trial.trial_id)
+        edit_record(folder / "status.json", started_at=f"{date}T12:00:00+00:00")
+        edit_record(folder / "env.json", **(env or {}))
+        if factor := (slower or {}).get(trial.spec.backend):
+            window_sec = trial.result.window_sec * factor
+            edit_record(folder / "result.json", window_sec=window_sec)
     return store
 
 
 def _planned(shape):
     planned = {}
     for spec, mode in itertools.chain(_timed(shape), _learning(shape)):
-        _, modes = planned.setdefault(identity.trial_id(spec), (spec, []))
+        _, modes = planned.setdefault(trial_id(spec), (spec, []))
         modes.append(mode)
     # In the order of the sweep, whichever repetition came first.
     return {
-        trial_id: (spec, [mode for mode in shape.modes if mode in modes])
-        for trial_id, (spec, modes) in planned.items()
+        name: (spec, [mode for mode in shape.modes if mode in modes])
+        for name, (spec, modes) in planned.items()
     }
 
 
@@ -184,7 +191,7 @@ def _measuring(planned, shape):
             order=Order.INTERLEAVED, minutes=9.0, max_rounds=shape.num_rounds
         )
     ids = {
-        (spec.backend, spec.revision): identity.case_id(spec)
+        (spec.backend, spec.revision): case_id(spec)
         for spec, modes in planned.values()
         if spec.control is Control.NONE
         and spec.num_replicas == shape.replicas[-1]
@@ -277,24 +284,24 @@ def _spec(backend, mode, num_replicas, repetition, shape, budget=None):
     )
 
 
-def _write_trial(store, trial_id, spec, mode, status, index, shape):
+def _write_trial(store, name, spec, mode, status, index, shape):
     fingerprint = shape.fingerprints[index % len(shape.fingerprints)]
-    store.write_spec(trial_id, spec)
-    store.write_env(trial_id, synthetic_trial.environment(spec, fingerprint))
+    store.write_spec(name, spec)
+    store.write_env(name, synthetic_trial.environment(spec, fingerprint))
     if status in HAS_RESULT:
         if shape.lost is None:
-            result = synthetic_trial.result(spec, mode, trial_id, shape)
+            result = synthetic_trial.result(spec, mode, name, shape)
         else:
-            result = synthetic_trial.known_result(spec, trial_id, shape)
-        store.write_result(trial_id, result)
+            result = synthetic_trial.known_result(spec, name, shape)
+        store.write_result(name, result)
         for point in result.curve:
-            picture = store.trial_dir(trial_id) / point.samples
+            picture = store.trial_dir(name) / point.samples
             picture.write_bytes(synthetic_trial.PICTURE)
     time = f"2025-01-01T00:{index // 60 % 60:02}:{index % 60:02}Z"
     store.write_status(
-        trial_id,
+        name,
         StatusRecord(
-            trial_id=trial_id,
+            trial_id=name,
             status=status,
             started_at=time,
             ended_at=time,
@@ -388,7 +395,7 @@ def split(times, generator, *, late_sec=0.0, noise=0.01):
         return dict(enumerate((seconds * machine * process).tolist()))
 
     late = late_sec * machine + generator.normal(0, 0.0005, REPETITIONS)
-    return lost_time.decompose(
+    return figures.decompose(
         **{name: measured(seconds) for name, seconds in times.items()},
         imbalance=dict(enumerate(np.maximum(late, 0).tolist())),
     )
@@ -498,7 +505,7 @@ def of_blocks(study, truth, seed):
         return {"blocks": tuple(blocks), "ranks": ranks}
 
     made = with_results(study, change)
-    (found,) = lost_time.recorded_losses(scaling.points(made))
+    (found,) = figures.losses(made)
     return found.lost
 
 

@@ -17,7 +17,6 @@ from results import (
     Failure,
     Phase,
     Placement,
-    PlannedTrial,
     QualityMetric,
     QualityPoint,
     RankTimes,
@@ -25,8 +24,8 @@ from results import (
     ScalingMode,
     TrialResult,
     TrialStatus,
+    planned_trial,
 )
-from results.records import identity
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2
@@ -273,8 +272,7 @@ def known_result(spec, trial_id, shape):
 
 def planned(spec):
     """Returns the trial of a plan that has a spec, in weak scaling."""
-    trial_id, case_id = identity.ids(spec)
-    return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=(WEAK,), spec=spec)
+    return planned_trial(spec, (WEAK,))
 
 
 def environment(spec, fingerprint):

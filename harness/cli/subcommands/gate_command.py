@@ -387,13 +387,13 @@ def _beside_study(request: GateRequest, stored: Study, name: str, rule: Rule) ->
 
 
 def _conclude(store: Store | None, gate: gate_module.Gate, request: GateRequest) -> int:
-    record = judgement.record_of(gate)
+    record = judgement.gate_record(gate)
     if store is not None:
         gate_module.write_gate(store, record)
         reports.write_report(store, store.report_path)
     for path, form in _files_of(request).items():
-        writing.write_text(path, judgement.WRITERS[form](record) + "\n")
-    click.echo(judgement.WRITERS[request.form](record))
+        writing.write_text(path, judgement.GATE_FORMATS[form](record) + "\n")
+    click.echo(judgement.GATE_FORMATS[request.form](record))
     if store is not None:
         running.note(f"report of this tree: {store.report_path}")
     return gate.exit_code
@@ -475,10 +475,10 @@ def _files_of(request: GateRequest) -> dict[Path, str]:
     forms = {}
     for text in request.files:
         form, equals, name = text.partition("=")
-        if form not in judgement.WRITERS or not equals or not name:
+        if form not in judgement.GATE_FORMATS or not equals or not name:
             raise PlanError(
                 f"--write {text!r} is not FORMAT=FILE; use one of"
-                f" {', '.join(judgement.WRITERS)}, such as --write junit=gate.xml"
+                f" {', '.join(judgement.GATE_FORMATS)}, such as --write junit=gate.xml"
             )
         path = Path(name)
         if not path.absolute().parent.is_dir() or path.is_dir():

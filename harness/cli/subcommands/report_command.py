@@ -202,7 +202,7 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, i
     if request.output is None:
         slug = slugs([compared.second.plan.study])[0]
         path = path.with_name(f"compared-with-{slug}.html")
-    output_file.write(path, comparison.build(compared))
+    output_file.write(path, comparison.comparison_page(compared))
     return str(path), code
 
 

@@ -37,8 +37,8 @@ def _lines(view: View) -> list[curves.Curve]:
 
 def render_verdict(view: View) -> Markup:
     """Renders the answer, the table, one chart, cautions and what is next."""
-    gate, all_caveats = judgement.gate_view(view), caveats.collect(view)
-    judged = brief.judge(view)
+    gate, all_caveats = judgement.gate_view(view), caveats.caveats_of(view)
+    judged = brief.verdict(view)
     shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
     # The grade of a program's evidence is shown however good it is.
     always = "Evidence" if view.study.program is not None else ""

@@ -23,8 +23,8 @@ from results import (
     Phase,
     StatusRecord,
     TrialStatus,
+    planned_trial,
 )
-from results.records import identity
 
 
 def test_guesses_come_from_the_most_similar_trials(make_spec):
@@ -227,9 +227,7 @@ def test_a_plan_says_the_time_of_its_interleaved_study(
     durations, trials = estimate.Durations(), []
     for trial in small_plan.trials:
         spec = trial.spec.model_copy(update={"order": Order.INTERLEAVED})
-        trial_id, case_id = identity.ids(spec)
-        update = {"spec": spec, "trial_id": trial_id, "case_id": case_id}
-        trials.append(trial.model_copy(update=update))
+        trials.append(planned_trial(spec, trial.modes))
         if each_sec:
             durations.add(spec, each_sec)
     found = durations.estimate(tuple(trials), measuring)

@@ -22,6 +22,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "studies").rglob("*.toml"))
+PUBLISHED = ROOT / "docs" / "schema"
 
 SMALL_FILE = """
 workload = "resnet50"
@@ -148,9 +149,7 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
         assert re.search(message, err), err
 
 
-SCHEMA_NAME = "study.schema.json"
-SCHEMA_TEXT = (ROOT / "docs" / "schema" / SCHEMA_NAME).read_text(encoding="ascii")
-SCHEMA = json.loads(SCHEMA_TEXT)
+SCHEMA = json.loads((PUBLISHED / "study.schema.json").read_text(encoding="ascii"))
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option(refuse):
@@ -185,8 +184,15 @@ def test_the_schema_accepts_what_the_command_line_accepts(text, is_valid):
 # The documentation site imports it.
 @pytest.mark.filterwarnings("ignore:'harness.cli.documents' found in sys.modules")
 def test_what_is_generated_is_up_to_date(tmp_path, capsys):
+    """Run ``python -m harness.cli.documents docs/schema`` after changing it."""
+    kinds = ("study", "plan", "spec", "env", "status", "result", "client")
+
     assert 0 == run_module("harness.cli.documents", str(tmp_path))
-    assert SCHEMA_TEXT == (tmp_path / SCHEMA_NAME).read_text()
+    assert {f"{kind}.schema.json" for kind in kinds} == {
+        path.name for path in tmp_path.iterdir()
+    }
+    for path in map(Path, capsys.readouterr().out.splitlines()):
+        assert path.read_text() == (PUBLISHED / path.name).read_text()
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert 2 == run_module("harness.cli.documents", str(tmp_path / "no"))
     assert "usage: python -m harness.cli.documents FOLDER" in capsys.readouterr().err

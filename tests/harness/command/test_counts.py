@@ -10,8 +10,7 @@ from command_lines import commit, git
 import reports
 from harness import ExitCode, main
 from harness.command.reader import CommandError, OutputReader, ReadingError
-from results import Program, Store
-from results.records import identity as record_identity
+from results import Program, Store, trial_id
 
 # Its rate is its own claim, and is the same on both sides but for 0.01 %.
 BENCH = """
@@ -101,8 +100,8 @@ def test_a_program_without_counts_keeps_its_ids(make_spec):
     plain = make_spec(program=own)
     counted = make_spec(program=own.model_copy(update={"counts": ("a=(x)",)}))
 
-    assert "2ce4f7c7ac4d34576006" == record_identity.trial_id(plain)
-    assert record_identity.trial_id(plain) != record_identity.trial_id(counted)
+    assert "2ce4f7c7ac4d34576006" == trial_id(plain)
+    assert trial_id(plain) != trial_id(counted)
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"

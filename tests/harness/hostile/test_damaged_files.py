@@ -32,7 +32,7 @@ from harness.machine import gpus
 from harness.run import trial_tree
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
-from reports.words import judgement
+from reports import GATE_FORMATS
 from results import (
     GateCase,
     GateRecord,
@@ -41,9 +41,10 @@ from results import (
     StatusRecord,
     Store,
     TrialSpec,
+    case_id,
+    trial_id,
 )
-from results.judging import gate as gate_module
-from results.records import identity
+from results.judging import read_gate
 from results.store import writing
 
 pytestmark = pytest.mark.processes
@@ -147,7 +148,11 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
             assert ExitCode.OK == code
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
-    gate_module.write_gate(Store(study), GATE)
+    gate = Store(shutil.copytree(study, root / "runs" / "g"))
+    plan = gate.read_plan()
+    command = ("python", "-m", "harness", "gate")
+    gate.write_plan(plan.model_copy(update={"command": command}))
+    gate.write_listed("gate.json", GATE)
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
     (study / ".lock-heartbeat").write_text("another 1 0123\n")
@@ -200,33 +205,30 @@ def of_note(path):
 
 
 def of_gate(path):
-    """Says what a gate concluded, as its page does."""
+    """Says what a gate concluded, in every format."""
     with contextlib.suppress(ResultsError):
-        if record := gate_module.read_gate(Store(path.parent)):
-            view = judgement.GateView(record=record, why_none="", head="a", base="b")
-            assert view.sentence
-            assert view.level
-            assert all(map(judgement.change, record.cases))
+        if record := read_gate(Store(path.parent)):
+            assert all(write(record) for write in GATE_FORMATS.values())
 
 
 def of_trial(path):
     """Concludes what a trial has written, and stores it."""
     place = path.parents[1]
-    store, trial_id = Store(place / "runs" / "new"), "0" * 20
-    store.trial_dir(trial_id).mkdir(parents=True)
+    store, name = Store(place / "runs" / "new"), "0" * 20
+    store.trial_dir(name).mkdir(parents=True)
     spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
     for exit_code in (0, 1, -9):
         ended = TrialExit(exit_code=exit_code, num_oom_kills=0)
-        found = conclude(trial_id, spec, path.parent, ended)
+        found = conclude(name, spec, path.parent, ended)
         status = StatusRecord(
-            trial_id=trial_id,
+            trial_id=name,
             status=found.status,
             started_at="2026-01-01T00:00:00+00:00",
             ended_at="2026-01-01T00:00:00+00:00",
             duration_sec=1.0,
             failure=found.failure,
         )
-        store.write_status(trial_id, status)
+        store.write_status(name, status)
 
 
 READERS = {
@@ -251,7 +253,10 @@ READERS = {
     ),
     "parameter sweep": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "records of a page": ("records.zip", ("verify records.zip",)),
-    "what a gate concluded": ("runs/r/gate.json", (of_gate, "status r")),
+    "what a gate concluded": (
+        "runs/g/gate.json",
+        (of_gate, "status g", "report g --format markdown"),
+    ),
     "study file": ("study.toml", ("sweep --dry-run study.toml",)),
     "numbers in JSON": ("numbers.json", (of_numbers("json", "a.b"),)),
     "numbers in CSV": ("numbers.csv", (of_numbers("csv", "rate"),)),
@@ -440,7 +445,8 @@ def load(path):
 def rename(root, name, spec):
     """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
     try:
-        ids = identity.ids(TrialSpec.model_validate(spec))
+        wanted = TrialSpec.model_validate(spec)
+        ids = trial_id(wanted), case_id(wanted)
     except ValueError:
         ids = name, name
     plan = load(root / "plan.json")

@@ -1,5 +1,6 @@
 """``verify`` recomputes a study, and finds what was changed or says what it omits."""
 
+import hashlib
 import json
 import random
 import re
@@ -14,7 +15,6 @@ from harness import ExitCode, main
 from harness.machine import disturbance
 from reports import write_report
 from results import Store
-from results.store import manifest
 
 pytestmark = pytest.mark.processes
 
@@ -85,7 +85,7 @@ def verified(harness):
 
 def unlist(root):
     """Removes digests, as an earlier version had none: the figures are left."""
-    (root / manifest.MANIFEST_NAME).unlink()
+    (root / "SHA256SUMS").unlink()
     for path in root.rglob("rank_*.jsonl"):
         path.write_text(path.read_text().partition("\n")[2])
 
@@ -254,7 +254,7 @@ def set_in(name, **fields):
 
 def edit_manifest(edit):
     def run(root):
-        path = root / manifest.MANIFEST_NAME
+        path = root / "SHA256SUMS"
         lines = edit(path.read_bytes().splitlines(keepends=True), root)
         path.write_bytes(b"".join(lines))
 
@@ -284,7 +284,7 @@ TAMPERINGS = {
     "a picture is added": lambda root: (
         timed(root)[-1] / "samples_00000009.png"
     ).write_bytes(b"x"),
-    "the manifest is removed": lambda root: (root / manifest.MANIFEST_NAME).unlink(),
+    "the manifest is removed": lambda root: (root / "SHA256SUMS").unlink(),
     "a trial's lines are removed": edit_manifest(without_a_trial),
     "two digests are exchanged": edit_manifest(exchange_digests),
     "the manifest is cut": edit_manifest(
@@ -349,7 +349,7 @@ def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
 ):
     page = write_report(Store(study))
     code, out, _ = harness("verify", "s")
-    sums = (study / manifest.MANIFEST_NAME).read_text()
+    sums = (study / "SHA256SUMS").read_text()
     paths = {line.partition("  ")[2] for line in sums.splitlines() if line[0] != "#"}
     num_trials = len(Store(study).read_plan().trials)
 
@@ -360,7 +360,7 @@ def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
     names = ("spec", "env", "result", "status")
     files = {f"trials/{of.name}/{name}.json" for of in timed(study) for name in names}
     assert files | {"plan.json"} < paths
-    command = ["sha256sum", "--check", "--strict", "--quiet", manifest.MANIFEST_NAME]
+    command = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
     assert not subprocess.run(
         command, cwd=study, check=True, capture_output=True
     ).stdout
@@ -383,7 +383,8 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
     status = folder / "status.json"
     text = status.read_bytes()
     status.unlink()
-    Store(study).list_trial(folder.name, {"status.json": manifest.digest(text)})
+    digest = hashlib.sha256(text).hexdigest()
+    Store(study).list_trial(folder.name, {"status.json": digest})
     code, found = verified()
     assert ExitCode.SOME_TRIALS_FAILED == code
     assert [
@@ -394,7 +395,7 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
 
     for is_written in (True, False):
         changed = plan.read_bytes() + b"\n"
-        manifest.renew(study, "plan.json", {"plan.json": manifest.digest(changed)})
+        Store(study).list_file("plan.json", changed)
         assert ExitCode.OK == verified()[0]
         if is_written:
             plan.write_bytes(changed)
@@ -408,7 +409,7 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
 @pytest.mark.parametrize("has_seal", [False, True])
 def test_a_study_of_an_earlier_version_is_not_listed(study, verified, has_seal):
     if has_seal:
-        (study / manifest.MANIFEST_NAME).unlink()
+        (study / "SHA256SUMS").unlink()
         (study / "seal.jsonl").write_text("of an earlier version\n")
     else:
         unlist(study)

@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from fake_machine import QUIET
 from harness import ExitCode
 from harness.machine import disturbance
 from results import Store
-from results.store import manifest
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +81,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
             inner = value_at(record, outer)
             inner[key] = forged(inner[key], chance)
         path.write_text(json.dumps(record))
-        manifest.renew(study, path.name, {path.name: manifest.digest_of(path)})
+        Store(study).list_file(path.name)
         code, out, err = harness("verify", "stored", "--json")
         assert ExitCode.SOME_TRIALS_FAILED == code, (forgeries, err)
         where = {of["where"] for of in json.loads(out)["differences"]}
@@ -116,9 +116,8 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness):
     for trial in plan["trials"]:
         if trial["trial_id"] not in kept:
             shutil.rmtree(study / "trials" / trial["trial_id"])
-    (study / manifest.MANIFEST_NAME).unlink()
-    plan_sum = {"plan.json": manifest.digest_of(study / "plan.json")}
-    manifest.renew(study, "plan.json", plan_sum)
+    (study / "SHA256SUMS").unlink()
+    Store(study).list_file("plan.json")
     for name in kept:
         Store(study).list_trial(name)
     code, out, err = harness("verify", "stored")
@@ -154,9 +153,10 @@ def test_every_listed_file_is_evidence(study, harness):
     for path in matched.trial_dir(trial.name).glob("rank_*.jsonl"):
         path.write_text(path.read_text().partition("\n")[2])  # of no other trial
     matched.list_trial(trial.name)
-    listed = manifest.read(study)
-    assert listed is not None
-    kinds = {(of.partition("/")[0], of.rpartition("/")[2]): of for of in listed.sums}
+    listed = re.findall(
+        r"^[0-9a-f]{64}  (.+)$", (study / "SHA256SUMS").read_text(), re.MULTILINE
+    )
+    kinds = {(of.partition("/")[0], of.rpartition("/")[2]): of for of in listed}
     places = {"plan.json", "gate.json", "trials", "earlier", "match"}
     assert places == {of for of, _ in kinds}
     assert ExitCode.OK == harness("verify", "stored")[0]

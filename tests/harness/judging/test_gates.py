@@ -23,7 +23,7 @@ from study_files import processes_of
 from harness import ExitCode
 from harness.judging import revisions
 from results import Control, Store
-from results.judging import gate as gate_module
+from results.judging import read_gate
 
 pytestmark = pytest.mark.processes
 
@@ -177,7 +177,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     first = [of for of in results if any(block.is_sustained for block in of.blocks)]
     assert 8 == len(first)  # not the A/A controls
     assert {4} == {sum(block.is_sustained for block in of.blocks) for of in first}
-    notes = gate_module.read_gate(store).notes
+    notes = read_gate(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the blocks:"))
     assert re.search(r"take [+-]?\d+\.\d\s% \[.+\] longer \(n = 4\), over all", check)
 

@@ -7,8 +7,7 @@ from command_lines import overridden
 from fake_machine import set_cores
 
 from harness import ExitCode
-from results import Store
-from results.records import identity
+from results import Store, planned_trial
 
 BASE = (
     *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
@@ -145,8 +144,7 @@ def test_a_plan_that_cannot_be_continued_here_is_one_line(
 ):
     plan, _ = sweep()
     spec = plan.trials[1].spec.model_copy(update=fields)
-    names = dict(zip(("trial_id", "case_id"), identity.ids(spec), strict=True))
-    changed = plan.trials[1].model_copy(update={"spec": spec, **names})
+    changed = planned_trial(spec, plan.trials[1].modes)
     trials = (plan.trials[0], changed, *plan.trials[2:]) if fields else ()
     Store(tmp_path / "runs" / "s").write_plan(
         plan.model_copy(update={"trials": trials})

@@ -17,12 +17,10 @@ from synthetic import Lost, interleaving_shape
 
 import reports
 from replicator import catalog
-from reports import output_file, view_store
+from reports import render_section, view_store
 from reports.charts import rows, style
 from reports.words import formats
-from results import points_frame
-from results.statistics import estimates
-from tests.reports.conftest import section
+from results import Estimate, points_frame
 
 mpl.use("agg")
 
@@ -30,7 +28,7 @@ plot = reports.plot
 
 
 def _first_screen(store):
-    return section("verdict", view_store(store))
+    return render_section("verdict", view_store(store))
 
 
 def _figure(store):
@@ -131,7 +129,7 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
 
 def test_a_case_of_several_processes_has_a_heat_map(make):
     several, one = (
-        section(
+        render_section(
             "steps",
             view_store(make(interleaving_shape(num_ranks=number, controls=()))),
         )
@@ -168,7 +166,7 @@ def test_marks_stand_out_from_the_paper(scheme):
 def test_every_backend_of_the_catalogue_has_its_own_colour_and_marker(make):
     number = len(style.MARKERS)
     store = make(backends=tuple(catalog.BACKENDS), repeats=1)
-    screen = section("verdict", view_store(store))
+    screen = render_section("verdict", view_store(store))
     swatches = re.findall(r'series-(\d+)\)">(<\w+ [^>]*/>)</svg>', screen)
 
     assert set(range(number)) == set(map(reports.series_of, catalog.BACKENDS))
@@ -336,12 +334,19 @@ def test_ticks_of_ratios_are_mirrored_at_1():
         assert (1 / ticks[::-1]).tolist() == pytest.approx(ticks.tolist())
 
 
-def test_data_in_a_link_are_a_table_without_empty_columns(points):
-    assert output_file.csv_link(points, "scaling").startswith(
-        "data:text/csv;charset=utf-8,"
-    )
-    assert "train_time_sec" not in output_file.csv_link(points, "scaling")
-    assert "" == output_file.csv_link(points, "waterfall")
+def test_data_in_a_link_are_a_table_without_empty_columns(complete, failed):
+    links = [
+        re.findall(r'<a download="scaling.csv" href="([^"]+)"', section)
+        for section in (
+            render_section("method", view_store(store)) for store in (complete, failed)
+        )
+    ]
+    ((link,), nothing) = links
+
+    assert link.startswith("data:text/csv;charset=utf-8,")
+    assert "efficiency" in link
+    assert "train_time_sec" not in link
+    assert [] == nothing
 
 
 @pytest.mark.parametrize(
@@ -357,9 +362,7 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points):
 )
 def test_digits_follow_the_interval(write, numbers, expected):
     value, low, high = numbers
-    estimate = estimates.Estimate(
-        value=value, low=low, high=high, n=3, unit="", method=""
-    )
+    estimate = Estimate(value=value, low=low, high=high, n=3, unit="", method="")
     text = plain(formats.estimate(estimate, write))
 
     assert expected == text.replace(formats.TIMES, "x")

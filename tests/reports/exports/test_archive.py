@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import random
 import re
 import shutil
 import zipfile
@@ -11,15 +12,15 @@ import study_files
 from click.testing import CliRunner
 
 from harness import ExitCode, command_line
-from reports.exports import export_formats, exports
-from reports.site import build
-from results import Store, TrialStatus
-from results.judging import gate_metrics
-from results.store import studies
+from reports import FORMATS
+from results import Store, TrialStatus, opened
 
 STUDY = "resnet50-two-cores"
 TOKEN = "hf_" + "aB" * 17
-PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
+
+
+def zip_of(store):
+    return FORMATS["zip"].export([store], None)
 
 
 def run(*words):
@@ -28,8 +29,8 @@ def run(*words):
 
 def test_verify_accepts_what_was_downloaded(tmp_path):
     original = study_files.published(STUDY)
-    path = tmp_path / build.RECORDS
-    path.write_bytes(exports.records_of(Store.open(original)))
+    path = tmp_path / "records.zip"
+    path.write_bytes(zip_of(Store.open(original)))
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
         file.extractall(tmp_path / "unpacked")
@@ -40,7 +41,7 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
         kept = (original.parent / name).read_bytes()
         assert (tmp_path / "unpacked" / name).read_bytes() == kept, name
     assert {original.parent / name for name in names} >= records
-    with studies.opened(tmp_path / "unpacked") as unpacked:
+    with opened(tmp_path / "unpacked") as unpacked:
         assert STUDY == unpacked.name
     assert ExitCode.OK == done.exit_code, done.output
     assert re.search(
@@ -78,7 +79,7 @@ def test_a_study_with_the_old_names_is_verified_and_exported_with_the_new(tmp_pa
 
     assert 2 <= sum(b"void_reason" in p.read_bytes() for p in root.rglob("result.json"))
     assert ExitCode.OK == done.exit_code, done.output
-    with zipfile.ZipFile(io.BytesIO(exports.records_of(Store.open(root)))) as file:
+    with zipfile.ZipFile(io.BytesIO(zip_of(Store.open(root)))) as file:
         for name in set(file.namelist()) - {f"{STUDY}/SHA256SUMS"}:
             kept = original.parent / name.replace("/turns.jsonl", "/blocks.jsonl")
             assert file.read(name) == kept.read_bytes(), name
@@ -87,52 +88,55 @@ def test_a_study_with_the_old_names_is_verified_and_exported_with_the_new(tmp_pa
 @pytest.fixture
 def write(tmp_path, synthetic, monkeypatch):
     """Returns a function that writes a site of two small studies without figures."""
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE)
+    monkeypatch.setattr("reports.page.build.SECTIONS", ())
     shape = {"modes": (synthetic.WEAK,), "repeats": 1, "num_measured_steps": 2}
-    stores = [
+    for name in ("a", "b"):
         synthetic.make_store(tmp_path / name, synthetic.Shape(name=name, **shape))
-        for name in ("a", "b")
-    ]
 
-    def write_site(data_url=""):
-        records, missing = exports.records_of_studies(stores, data_url)
-        metric = gate_metrics.THROUGHPUT
-        build.write_site(stores, tmp_path / "site", metric, records=records)
-        return missing
+    def write_site(*options):
+        studies = ("a", "b", "--runs-dir", tmp_path, "-o", tmp_path / "site")
+        done = run("report", *studies, *options)
+        assert ExitCode.OK == done.exit_code, done.output
+        return done.stderr
 
     return write_site
 
 
 def test_records_are_beside_each_page_or_linked_elsewhere(write, tmp_path):
     folder = tmp_path / "site" / "studies" / "a"
-    write(data_url="https://example.org/{study}.zip?a=1&b=2")
+    write("--data-url=https://example.org/{study}.zip?a=1&b=2")
     link = 'href="https://example.org/a.zip?a=1&amp;b=2"'
     assert link in (folder / "index.html").read_text()
-    assert not (folder / build.RECORDS).exists()
+    assert not (folder / "records.zip").exists()
 
-    assert [] == write()
+    assert "no raw records" not in write()
     for name in ("a", "b"):
         folder = tmp_path / "site" / "studies" / name
-        assert f'href="{build.RECORDS}"' in (folder / "index.html").read_text()
-        with zipfile.ZipFile(folder / build.RECORDS) as file:
+        assert 'href="records.zip"' in (folder / "index.html").read_text()
+        with zipfile.ZipFile(folder / "records.zip") as file:
             assert f"{name}/plan.json" in file.namelist()
 
 
-def test_too_large_or_damaged_records_are_not_put_there(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "MOST_BYTES", 1000)
+def test_too_large_or_damaged_records_are_not_put_there(write, tmp_path):
+    noise = random.Random(1).randbytes(2**21)
+    (trial,) = [*(tmp_path / "a").glob("trials/*")][:1]
+    length = len(noise).to_bytes(4, "big")
+    png = b"\x89PNG\r\n\x1a\n" + length + b"IDAT" + noise + bytes(4)
+    (trial / "samples_1.png").write_bytes(png + bytes(4) + b"IEND" + bytes(4))
     too_large = write()
     page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
     next((tmp_path / "a").glob("trials/*/env.json")).write_text("{")
     damaged = write()
 
-    assert re.match(
-        r"the records of '[ab]' are 0.0 MB as a zip, at most .*as --data-url$",
-        too_large[0],
+    assert re.search(
+        r"the records of 'a' are 2.1 MB as a zip, at most .*as --data-url$",
+        too_large,
+        re.MULTILINE,
     )
-    assert build.RAW_DATA not in page
-    assert re.match(
+    assert "Raw records (zip)" not in page
+    assert re.search(
         r"no records of 'a' are exported: trials/\w+/env.json is damaged \(not JSON",
-        damaged[0],
+        damaged,
     )
 
 
@@ -172,7 +176,7 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
     store = planted(synthetic, monkeypatch, tmp_path / "runs" / "s")
     before = {p: p.read_bytes() for p in store.root.rglob("*") if p.is_file()}
     out = tmp_path / "out"
-    for form in export_formats.FORMATS:
+    for form in FORMATS:
         done = run("report", store.root, "--format", form, "-o", out / form)
         assert not done.exception, (form, done.output)
     zipfile.ZipFile(out / "zip").extractall(out / "unpacked")
@@ -181,7 +185,7 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
     verified = run("verify", out / "zip")
     page = run("report", out / "zip", "-o", out)
 
-    assert len(written) > len(export_formats.FORMATS)
+    assert len(written) > len(FORMATS)
     for path in written:
         content = path.read_bytes().decode("utf-8", errors="replace")
         for text in (TOKEN, "team-x", "jane", "corp.example", "10.1.2.3"):

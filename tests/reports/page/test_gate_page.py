@@ -8,14 +8,13 @@ import pytest
 from command_lines import plain, visible
 
 import reports
-from reports import view_store
-from reports.exports import exports
-from reports.site import build
-from reports.words import brief, formats, judgement
-from results import Estimate, GpuUse, load_study
-from results.judging import gate, gate_metrics
-from results.statistics import run_scores
-from tests.reports.conftest import section
+from reports import gate_record, render_section, verdict, view_store
+from reports.words import formats
+from results import Estimate, GpuUse, judging, load_study
+from results.statistics import score
+from tests.reports.conftest import site_of
+
+THROUGHPUT = judging.metric_of("throughput")
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +34,24 @@ def judged(make, synthetic):
             is_evaluated=False,
         )
         store = make(shape)
-        rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
-        return store, gate.judge_revisions(load_study(store), rule, baseline="main")
+        rule = judging.Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
+        return store, judging.judge_revisions(load_study(store), rule, baseline="main")
 
     def record(*, slower, code, is_recorded=True, **update):
         store, found = measured(slower)
-        (store.root / gate.GATE_NAME).unlink(missing_ok=True)
+        (store.root / "gate.json").unlink(missing_ok=True)
         if is_recorded:
-            headline = judgement.headline(found)
-            record = found.record(headline=headline)
-            of_code = {"exit_code": code, "is_pass": code == 0}
-            gate.write_gate(store, record.model_copy(update=of_code | update))
+            of_code = {"exit_code": code, "is_pass": code == 0, "notes": ()}
+            record = gate_record(found).model_copy(update=of_code | update)
+            store.write_listed("gate.json", record)
         return store
 
     return record
 
 
-def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
+def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(
+    judged, tmp_path
+):
     store = judged(slower=1.1, code=1)
     view = view_store(store)
     page = reports.build_report(store)
@@ -72,30 +72,30 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
     assert 'stroke="var(--accent)"' in screen
     assert 'class="ok">' not in screen.partition('<ul class="trust"')[0]
     assert "did it get slower?" in page
-    assert brief.judge(view).text.startswith("REGRESS: ")
-    assert brief.judge(view).next_step.startswith("mend the change, or find its commit")
-    index = dict(build.pages([store], gate_metrics.THROUGHPUT))["index.html"]
+    assert verdict(view).text.startswith("REGRESS: ")
+    assert verdict(view).next_step.startswith("mend the change, or find its commit")
+    index = site_of([store], tmp_path)["index.html"]
     (row,) = re.findall(r"<tr data-name=.*?</tr>", index, re.DOTALL)
     assert visible(row).endswith(" A, regress")
-    assert "**REGRESS" in exports.as_markdown(store)
+    assert "**REGRESS" in reports.as_markdown(store)
 
 
 @pytest.mark.parametrize(
-    ("code", "is_advice", "verdict", "level"),
+    ("code", "is_advice", "word", "level"),
     [
-        (0, False, "pass", "ok"),
+        (0, False, "PASS", "ok"),
         # A pass that exits with an error is none.
-        (4, False, "pass", "caution"),
+        (4, False, "PASS", "caution"),
         # Against a stored study.
-        (3, True, "advice: pass", "caution"),
+        (3, True, "ADVICE: PASS", "caution"),
     ],
 )
-def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
+def test_an_equal_tree_passes_in_green(judged, code, is_advice, word, level):
     notes = ("looked after 3, 5 runs",)
     store = judged(slower=1.0, code=code, is_advice=is_advice, notes=notes)
-    found = judgement.gate_view(view_store(store))
+    found = verdict(view_store(store))
 
-    assert (verdict, level) == (found.verdict, found.level.value)
+    assert (word, level) == (found.verdict, found.level.value)
     if is_advice:
         page = reports.build_report(store)
         assert "what varies between days is in no interval" in page
@@ -104,12 +104,12 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
 
 def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
     store = judged(slower=1.1, code=1, is_recorded=False)
-    found = judgement.gate_view(view_store(store))
-    (store.root / gate.GATE_NAME).write_text("{}", encoding="utf-8")
-    damaged = judgement.gate_view(view_store(store))
+    found = verdict(view_store(store))
+    (store.root / "gate.json").write_text("{}", encoding="utf-8")
+    damaged = verdict(view_store(store))
 
-    assert "has not concluded" in found.sentence
-    assert "cannot be read" in damaged.sentence
+    assert "has not concluded" in found.sentences[0]
+    assert "cannot be read" in damaged.sentences[0]
     assert "caution" == found.level.value == damaged.level.value
     assert "NO VERDICT:" in reports.build_report(store)
 
@@ -124,7 +124,7 @@ def show(tmp_path, synthetic):
             uses = make_uses(number, trial.spec.num_replicas)
             fields = {"gpus": ("H100",) * trial.spec.num_replicas, "gpu_uses": uses}
             store.write_env(trial.trial_id, trial.env.model_copy(update=fields))
-        return section("machine", view_store(store))
+        return render_section("machine", view_store(store))
 
     return run
 
@@ -152,7 +152,7 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(show, sequence):
     assert f"<dd>{', '.join(['H100'] * max(sizes))}; while trials were measured" in page
     assert f"{1980 - last:,} to 1,980 MHz, 600 to {600 + last} W" in page
     assert "at most 60 degrees Celsius, clock lowered by power limit" in page
-    without = section("machine", sequence)
+    without = render_section("machine", sequence)
     assert "<dt>Accelerators</dt><dd>none</dd>" in without
 
 
@@ -209,7 +209,7 @@ def view(make, synthetic):
 
 @pytest.fixture(scope="module")
 def learning(view):
-    return section("learning", view)
+    return render_section("learning", view)
 
 
 def test_quality_runs_of_a_case_are_scored_together(view, learning):
@@ -217,8 +217,7 @@ def test_quality_runs_of_a_case_are_scored_together(view, learning):
 
     for case in view.study.quality_runs:
         values = [e.result.curve[-1].quality[0].value for e in case.ok_entries]
-        score = run_scores.score(values)
-        value = plain(formats.quality(score.value, ""))
+        value = plain(formats.quality(score(values).value, ""))
         assert re.search(rf"{re.escape(case.label)} {re.escape(value)} \[", shown)
         for index in range(5):
             assert 1 == shown.count(f"{case.label}, repetition {index} ")
@@ -236,7 +235,7 @@ def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
         num_learning_runs=6,
         statuses=failed,
     )
-    shown = visible(section("learning", view_store(store)))
+    shown = visible(render_section("learning", view_store(store)))
 
     assert re.search(r"in_graph, 2 replicas x 8 failed .* 6 failed \d+ % ", shown)
 
@@ -245,7 +244,7 @@ def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
     failed = synthetic.every(synthetic.TrialStatus.FAILED, backends=("tf_mirrored",))
     for statuses, is_shown in (({}, True), (failed, False)):
         store = make(budget=synthetic.LEARNING, statuses=statuses)
-        shown = section("learning", view_store(store))
+        shown = render_section("learning", view_store(store))
         legend = shown.partition('"legend"')[2].partition("</ul>")[0]
         assert "in_graph</li>" in legend
         assert is_shown == ("tf_mirrored</li>" in legend)
@@ -260,7 +259,7 @@ def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
     [
         "environment steps of all actors",
         "Seeds together",
-        run_scores.TRIMMED_T.partition(":")[0],
+        "trimmed t (Yuen)",
         "in_graph: what more replicas change",
         "which runs with 1 replica reached at the end: not their median",
         "reached by 5 of 5 runs",
@@ -271,7 +270,7 @@ def test_environment_steps_seeds_and_gains_are_shown(learning, words):
 
 
 def test_counts_of_the_window_have_a_column_per_case(view):
-    counts = section("counts", view)
+    counts = render_section("counts", view)
     heads = re.findall(r'scope="row">([^<]*)<', counts)
     rates, shares = (
         re.findall(r'<td class="n">([^<]*)<', row) for row in counts.split("<tr>")[2:]

@@ -19,9 +19,8 @@ from command_lines import visible
 
 import reports
 import results
-from reports import view_store
+from reports import render_section, view_store
 from results import Budget, BudgetUnit
-from tests.reports.conftest import section
 
 BUILD = """
 import pathlib, sys
@@ -96,7 +95,7 @@ def test_another_process_gives_the_same_bytes(store, page):
 def test_the_settings_of_the_reader_change_nothing(store, page):
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
         before = dict(mpl.rcParams)
-        drawn = section("verdict", view_store(store))
+        drawn = render_section("verdict", view_store(store))
 
         assert before == dict(mpl.rcParams)
     assert "<svg" in drawn
@@ -224,7 +223,7 @@ def test_what_is_no_picture_is_not_published(tmp_path, synthetic, what, why_not)
         with path.open("wb") as file:
             file.truncate(2**30)
 
-    shown = section("learning", view_store(store))
+    shown = render_section("learning", view_store(store))
     (pictures,) = re.findall(
         r'<div class="pictures">.*?</div>\n</div>', shown, re.DOTALL
     )

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.site import build, comparison
+from reports import compare_studies, comparison_page
 from results import load_study
-from results.judging import gate_metrics
+from results.judging import metric_of
+from tests.reports.conftest import site_of
 
-METRIC = gate_metrics.THROUGHPUT
 MEASURE = Path(__file__).resolve().parents[2] / "browser" / "measure.js"
 
 pytestmark = pytest.mark.processes
@@ -54,16 +54,17 @@ def evaluate(browser):
 
 
 @pytest.fixture(scope="module")
-def index(first, second, elsewhere, page_of_a_study):
+def index(first, second, elsewhere, page_of_a_study, tmp_path_factory):
     """The index of three studies on two machines."""
-    return dict(build.pages([first, second, elsewhere], METRIC))["index.html"]
+    folder = tmp_path_factory.mktemp("site")
+    return site_of([first, second, elsewhere], folder)["index.html"]
 
 
 @pytest.fixture(scope="module")
 def compared(first, second):
     """The page of two of them."""
-    found = comparison.compare_studies(load_study(first), load_study(second), METRIC)
-    return comparison.build(found)
+    studies = map(load_study, (first, second))
+    return comparison_page(compare_studies(*studies, metric_of("throughput")))
 
 
 def test_studies_are_filtered_sorted_and_compared_by_ticking_two(index, evaluate):

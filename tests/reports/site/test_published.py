@@ -10,8 +10,6 @@ from click.testing import CliRunner
 from command_lines import plain
 
 from harness import command_line
-from reports.site import build
-from reports.words import names
 from results import Store, load_study
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,20 +23,12 @@ def records(name):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The site of one study, and of another without figures, from their zips."""
+def built(tmp_path_factory, make, synthetic):
+    """The site of a study, from its zip, and of a small one."""
     folder = tmp_path_factory.mktemp("site")
-    page_of_one = build.build.page_of
-
-    def page_of(view, links):
-        if view.store.root.name == NAME:
-            return page_of_one(view, links)
-        return "<!DOCTYPE html>\n<html>\n<body>\nLEFT OUT\n</body>\n</html>\n"
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build.build, "page_of", page_of)
-        zips = [records(NAME), records(OTHER)]
-        done = CliRunner().invoke(command_line, ["report", *zips, "-o", str(folder)])
+    small = make(backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1)
+    words = ["report", records(NAME), str(small.root), "-o", str(folder)]
+    done = CliRunner().invoke(command_line, words)
     assert 0 == done.exit_code, done.output
     return folder
 
@@ -57,7 +47,9 @@ def test_a_page_says_whose_it_is_without_a_click(built):
     page = (built / "studies" / NAME / "index.html").read_text("utf-8")
     closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
     study = load_study(Store.open(study_files.published(NAME)))
-    commits = names.commits_text(study.cases)
+    environments = (env for case in study.cases for env in case.environments)
+    states = {env.machine_state.commit_text for env in environments}
+    commits = ", ".join(sorted(states))
     published = (study_files.SITE / "studies" / NAME / "index.html").read_text()
 
     assert "TF-Replicator (Buchlovsky et al. 2019)" in closed

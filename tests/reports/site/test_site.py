@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import itertools
 import posixpath
 import re
@@ -9,21 +11,15 @@ import re
 import pytest
 from click.testing import CliRunner
 from command_lines import plain, visible
-from study_files import with_environments
+from study_files import edit_record
 
 from harness import command_line
-from reports.charts import bars
-from reports.site import build, comparison
-from results import (
-    Estimate,
-    MachineState,
-    ScalingMode,
-    WriteStoreError,
-    load_study,
-)
-from results.judging import gate_metrics
+from reports import compare_studies, comparison_page, write_site
+from results import Estimate, ScalingMode, WriteStoreError, load_study
+from results.judging import metric_of
+from tests.reports.conftest import site_of
 
-METRIC = gate_metrics.THROUGHPUT
+METRIC = metric_of("throughput")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +29,9 @@ def broken(make_study, synthetic):
 
 
 @pytest.fixture(scope="module")
-def site(first, second, elsewhere, broken, page_of_a_study):
-    return dict(build.pages([second, broken, first, elsewhere], METRIC))
+def site(first, second, elsewhere, broken, page_of_a_study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    return site_of([second, broken, first, elsewhere], folder)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +40,9 @@ def index(site):
 
 
 def test_the_order_of_studies_changes_no_byte(
-    site, first, second, elsewhere, broken, page_of_a_study
+    site, first, second, elsewhere, broken, page_of_a_study, tmp_path
 ):
-    again = dict(build.pages([first, second, elsewhere, broken], METRIC))
-
-    assert site == again
+    assert site == site_of([first, second, elsewhere, broken], tmp_path)
 
 
 def test_every_link_leads_to_a_page_of_the_site(site):
@@ -113,14 +108,18 @@ def test_history_keeps_machines_apart(index):
     assert "6 cases left out" in history
 
 
-def test_equal_names_get_folders_of_their_own(make_study, page_of_a_study):
+def test_equal_names_get_folders_of_their_own(make_study, page_of_a_study, tmp_path):
     fields = {"backends": ("in_graph",), "modes": (ScalingMode.WEAK,), "repeats": 1}
     names = ["a", "A", "../../etc", "a", ".", "x" * 200]
     stores = [make_study(name, day=1 + k, **fields) for k, name in enumerate(names)]
-    pages = [name.split("/") for name, _ in build.pages(stores, METRIC)]
-    slugs = [folder for kind, folder, *_ in pages[:6] if kind == "studies"]
+    site = site_of(stores, tmp_path)
+    rows = re.findall(
+        r'<a href="studies/([^/]+)/index.html">([^<]*)</a>', site["index.html"]
+    )
+    slugs = ["a", "A-2", "etc", "a-3", "study", "x" * 80]
 
-    assert ["a", "A-2", "etc", "a-3", "study", "x" * 80] == slugs
+    assert [*zip(slugs, names, strict=True)] == rows[::-1]
+    assert {f"studies/{slug}/index.html" for slug in slugs} <= set(site)
 
 
 def test_a_file_in_the_way_of_the_site_is_kept(
@@ -128,7 +127,7 @@ def test_a_file_in_the_way_of_the_site_is_kept(
 ):
     (tmp_path / "site").write_text("mine")
     with pytest.raises(WriteStoreError, match=r"cannot write site .*not a directory"):
-        build.write_site([first, second], tmp_path / "site", METRIC)
+        write_site([first, second], tmp_path / "site", METRIC)
 
     assert "mine" == (tmp_path / "site").read_text()
 
@@ -137,52 +136,47 @@ def estimate(value, low=None, high=None):
     return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
 
 
-@pytest.mark.parametrize(
-    ("values", "reach"), [((1.01, 0.99), 1.05), ((1.0, 0.8), 1.5), ((50.0,), 10.0)]
-)
-def test_the_axis_of_ratios_holds_all_values(values, reach):
-    assert reach == bars.reach(map(estimate, values))
-
-
-def test_ratios_that_hold_stand_out():
-    differs = str(bars.ratio_bar(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
-    endless = estimate(1.2, 0.0, float("inf"))
-    unclear = str(bars.ratio_bar(endless, 1.5, is_marked=False))
-
-    assert "var(--accent)" in differs
-    assert "var(--accent)" not in unclear
-    assert "M4.0 8.0H156.0" in unclear
-
-
 COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
-URL = "https://example.org/tree/{commit}?a=1&b=2"
+URL = "https://example.org/tree/"
 
 
-def _with_commits(study, *commits):
-    """Returns the study with the commits of its trials replaced, in turns."""
-    states = itertools.cycle(MachineState(git_commit=commit) for commit in commits)
-    return with_environments(study, lambda _: {"machine_state": next(states)})
+@pytest.mark.parametrize(
+    ("commits", "address", "links"),
+    [
+        ((None,), "", []),
+        ((None,), URL, [(URL, "Source code")]),
+        ((COMMIT,), f"{URL}{{commit}}", [(f"{URL}{COMMIT}", "Source code")]),
+        # Of two, each by the start of its name.
+        (
+            (OTHER, COMMIT),
+            f"{URL}{{commit}}?a=1&b=2",
+            [
+                (f"{URL}{COMMIT}?a=1&b=2", "Source code (0123456789ab)"),
+                (f"{URL}{OTHER}?a=1&b=2", "Source code (ffffffffffff)"),
+            ],
+        ),
+    ],
+)
+def test_the_commit_is_in_the_address(
+    make_study, page_of_a_study, tmp_path, commits, address, links
+):
+    modes = (ScalingMode.WEAK,)
+    store = make_study("a", modes=modes, repeats=1, backends=("in_graph",))
+    for path, commit in zip(
+        sorted(store.root.glob("trials/*/env.json")),
+        itertools.cycle(commits),
+        strict=False,
+    ):
+        edit_record(path, machine_state=commit and {"git_commit": commit})
+    page = site_of([store], tmp_path, source_url=address)["studies/a/index.html"]
+    found = re.findall(r'<a href="([^"]*)">(Source code[^<]*)</a>', page)
+
+    assert links == [(html.unescape(url), text) for url, text in found]
 
 
-@pytest.fixture
-def small(tmp_path, synthetic):
+def test_pages_link_the_code(synthetic, tmp_path, page_of_a_study):
     shape = synthetic.Shape(name="a", modes=(synthetic.WEAK,), repeats=1)
-    return load_study(synthetic.make_store(tmp_path / "a", shape))
-
-
-def test_the_commit_is_in_the_address(small):
-    address = "https://example.org/tree/"
-    assert {} == build.source_links(small, "")
-    assert {"Source code": address} == build.source_links(small, address)
-    one = build.source_links(_with_commits(small, COMMIT), f"{address}{{commit}}")
-    assert {"Source code": f"{address}{COMMIT}"} == one
-    two = build.source_links(_with_commits(small, OTHER, COMMIT), URL)
-    assert ["Source code (0123456789ab)", "Source code (ffffffffffff)"] == [*two]
-    assert two["Source code (ffffffffffff)"] == URL.replace("{commit}", OTHER)
-
-
-def test_pages_link_the_code(small, tmp_path, page_of_a_study):
-    del small
+    synthetic.make_store(tmp_path / "a", shape)
     page = tmp_path / "page.html"
     arguments = ["report", "a", "--runs-dir", str(tmp_path), "-o", str(page)]
     done = CliRunner().invoke(command_line, arguments)
@@ -198,7 +192,38 @@ def test_pages_link_the_code(small, tmp_path, page_of_a_study):
 
 @pytest.fixture(scope="module")
 def compared(first, second):
-    return comparison.compare_studies(load_study(first), load_study(second), METRIC)
+    return compare_studies(load_study(first), load_study(second), METRIC)
+
+
+def with_ratios(compared, *ratios):
+    """Gives the first cases of a comparison other ratios, and leaves the rest out."""
+    rows = []
+    for row, (value, low, high) in zip(compared.rows, ratios, strict=False):
+        ends = {"low": low, "high": high}
+        ratio = dataclasses.replace(row.estimate, value=value, **ends)
+        rows.append(row._replace(estimate=ratio))
+    return comparison_page(dataclasses.replace(compared, rows=tuple(rows)))
+
+
+@pytest.mark.parametrize(
+    ("values", "reach"), [((1.01, 0.99), 1.05), ((1.0, 0.8), 1.5), ((50.0,), 10.0)]
+)
+def test_the_axis_of_ratios_holds_all_values(compared, values, reach):
+    page = with_ratios(compared, *((value, None, None) for value in values))
+
+    ends = f"<span>{1 / reach:.2g}</span><span>1</span><span>{reach:g}</span>"
+    assert ends in page
+
+
+def test_ratios_that_hold_stand_out(compared):
+    ratios = (1.2, 1.1, 1.3), (1.2, 0.0, float("inf"))
+    differs, unclear = re.findall(
+        r'<svg class="bar".*?</svg>', with_ratios(compared, *ratios), re.DOTALL
+    )
+
+    assert "var(--accent)" in differs
+    assert "var(--accent)" not in unclear
+    assert "M4.0 8.0H156.0" in unclear
 
 
 def test_the_headline_says_how_much_in_how_many_cases(compared):
@@ -208,14 +233,14 @@ def test_the_headline_says_how_much_in_how_many_cases(compared):
     )
     (found,) = compared.differences
 
-    assert expected == comparison.headline(compared)
+    assert expected in comparison_page(compared)
     assert ("code", "git commit") == (found.group, found.name)
     assert "012345678901" == found.first
     assert "fedcba9876fe with changes" == found.second
 
 
 def test_a_comparison_has_both_rates_and_the_ratio_of_each_case(compared):
-    page = plain(comparison.build(compared))
+    page = plain(comparison_page(compared))
     first, rest = page.split("</section>", 1)
     row = r"in_graph, 2 replicas x 8 [\d.]+ [\d.]+ \d\.\d{3} \[\d\.\d+, \d\.\d+\]"
 
@@ -228,10 +253,10 @@ def test_a_comparison_has_both_rates_and_the_ratio_of_each_case(compared):
 
 
 def test_the_same_records_give_the_same_page(compared, first, second):
-    again = comparison.compare_studies(load_study(first), load_study(second), METRIC)
-    page = comparison.build(compared)
+    again = compare_studies(load_study(first), load_study(second), METRIC)
+    page = comparison_page(compared)
 
-    assert page == comparison.build(again)
+    assert page == comparison_page(again)
     assert "://" not in page
     assert "<script" not in page
     ids = re.findall(r' id="([^"]+)"', page)
@@ -239,12 +264,13 @@ def test_the_same_records_give_the_same_page(compared, first, second):
 
 
 def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
-    found = comparison.compare_studies(load_study(first), load_study(elsewhere), METRIC)
+    found = compare_studies(load_study(first), load_study(elsewhere), METRIC)
 
     assert ("the machines differ: processor ",) == tuple(
         reason[:31] for reason in found.reasons
     )
-    assert comparison.headline(found).startswith(
+    (answer,) = re.findall('<p class="answer">(.*?)</p>', comparison_page(found))
+    assert answer.startswith(
         "These two studies are not comparable, so the ratios below are shown and judge"
         " nothing: the machines differ: processor"
     )
@@ -252,8 +278,8 @@ def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
 
 def test_cases_of_one_study_only_are_listed(first, make_study):
     larger = make_study("larger", replicas=(1, 2, 4), backends=("in_graph",))
-    found = comparison.compare_studies(load_study(larger), load_study(first), METRIC)
+    found = compare_studies(load_study(larger), load_study(first), METRIC)
 
     assert "in_graph, 4 replicas x 8" in found.only_first
     assert "tf_mirrored, 2 replicas x 8" in found.only_second
-    assert "Only in A, so without a ratio: in_graph, 4 rep" in comparison.build(found)
+    assert "Only in A, so without a ratio: in_graph, 4 rep" in comparison_page(found)

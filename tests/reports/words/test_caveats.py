@@ -6,6 +6,7 @@ A sentence of the first screen or of a gate is printed if it is worth what it cl
 import csv
 import dataclasses
 import itertools
+import math
 import pathlib
 import re
 
@@ -15,41 +16,37 @@ import page_claims
 import pytest
 import study_files
 from command_lines import plain
-from study_files import with_blocks, with_environments, with_results
+from study_files import with_blocks, with_environments
 from synthetic import Lost, interleaving_shape
 
-from reports import view_store
-from reports.words import brief, caveats, formats
-from reports.words.caveats import Level
+from reports import caveats_of, render_section, verdict, view_store
+from reports.words import formats
 from results import Store
-from results.figures import conditions as block_counts
-from results.figures import scaling
-from tests.reports.conftest import section
 
 QUIET = {"foreign_cpu_fraction": 0.0}
 
 
 def _text(view):
-    return plain(brief.judge(view).text)
+    return plain(verdict(view).text)
 
 
 def _caveat(view, name):
     """The level of a caveat, and its reason."""
-    (found,) = [of for of in caveats.collect(view) if of.name == name]
-    return found.level, plain(found.reason)
+    (found,) = [of for of in caveats_of(view) if of.name == name]
+    return found.level.value, plain(found.reason)
 
 
 def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
     level, reason = _caveat(interleaved, "Quiet machine")
     study = with_blocks(interleaved.study, lambda _: QUIET)
     quiet = dataclasses.replace(interleaved, study=study)
-    found = {of.name: of.level for of in caveats.collect(quiet)}
+    found = {of.name: of.level.value for of in caveats_of(quiet)}
 
-    assert level is Level.CAUTION
+    assert "caution" == level
     assert "load was not recorded in" in reason
     assert {"Design", "Resolution", "Drift"} < set(found)
     for name in ("Sample", "Quiet machine", "Failures", "Cores"):
-        assert found[name] is Level.OK, name
+        assert "ok" == found[name], name
     assert re.search(
         rf", measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\] \(n = 4; con",
         _caveat(quiet, "Design")[1],
@@ -71,73 +68,64 @@ def _with_halves(interleaved, half):
 
 
 @pytest.mark.parametrize(
-    ("half", "level"), [(0.02, Level.OK), (0.11, Level.CAUTION), (0.3, Level.BAD)]
+    ("half", "level"), [(0.02, "ok"), (0.11, "caution"), (0.3, "bad")]
 )
 def test_a_study_that_resolves_little_is_not_reliable(interleaved, half, level):
     view = _with_halves(interleaved, half)
     found, reason = _caveat(view, "Resolution")
 
-    assert level is found
+    assert level == found
     assert f"efficiencies within {100 * half:.0f} %" in reason
-    assert (level is Level.OK) == ("resolution" not in _text(view))
+    assert (level == "ok") == ("resolution" not in _text(view))
 
 
-@pytest.mark.parametrize(("every", "level"), [(0, Level.OK), (10, Level.CAUTION)])
+@pytest.mark.parametrize(("every", "level"), [(0, "ok"), (10, "caution")])
 def test_slow_blocks_that_typical_ones_hide_call_for_caution(
-    make, synthetic, every, level
+    tmp_path, synthetic, every, level
 ):
     """Every tenth block of two replicas takes four times as long: 30 % more time."""
     fields = {"modes": (synthetic.WEAK,), "num_rounds": 20, "repeats": 5}
-    view = view_store(make(noise=0.002, **fields))
-
-    def change(entry):
+    shape = synthetic.Shape(noise=0.002, **fields)
+    store = synthetic.make_store(tmp_path, shape)
+    for trial in store.trials():
         now_ns, blocks = 0, []
-        for block in entry.result.blocks:
+        for block in trial.result.blocks:
             is_slow = every and block.round_index % every == 5
-            factor = 4 if is_slow and entry.spec.num_replicas == 2 else 1
+            factor = 4 if is_slow and trial.spec.num_replicas == 2 else 1
             end_ns = now_ns + factor * (block.end_ns - block.start_ns)
-            blocks.append(
-                block.model_copy(update={"start_ns": now_ns, "end_ns": end_ns})
-            )
+            times = {"start_ns": now_ns, "end_ns": end_ns}
+            blocks.append(block.model_copy(update=times))
             now_ns = end_ns
-        return {"blocks": tuple(blocks)}
-
-    study = with_results(view.study, change)
-    view = dataclasses.replace(view, study=study, points=scaling.points(study))
-    found, reason = _caveat(view, "Resolution")
-    point = next(p for p in view.points if p.num_replicas == 2)
-    said = re.search(
-        r"; of total time 1\d % lower: some blocks are much slower$", reason
+        result = trial.result.model_copy(update={"blocks": tuple(blocks)})
+        store.write_result(trial.trial_id, result)
+    found, reason = _caveat(view_store(store), "Resolution")
+    said = re.findall(
+        r"; of total time (\d+) % lower: some blocks are much slower$", reason
     )
     # 4 ** 0.1 of typical blocks, 1.3 of total time.
-    expected = 1 - 4**0.1 / 1.3 if every else 0.0
+    expected = [100 * (1 - 4**0.1 / 1.3)] if every else []
 
-    assert level is found, reason
-    assert bool(said) == bool(every)
-    hidden = scaling.hidden_by_slow_blocks(point.case, point.baseline)
-    assert hidden == pytest.approx(expected, abs=0.02)
+    assert level == found, reason
+    assert expected == pytest.approx([*map(int, said)], abs=2)
 
 
-def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(
-    interleaved, monkeypatch
-):
-    aa_control = block_counts.aa_control_of(interleaved.study)
-    ratio = dataclasses.replace(aa_control.ratio, value=1.12, low=0.97, high=1.29)
-    far = aa_control._replace(ratio=ratio)
-    monkeypatch.setattr(block_counts, "aa_control_of", lambda _: far)
-    view = _with_halves(interleaved, 0.02)
+def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(make):
+    far = view_store(make(num_rounds=6, repeats=4, noise=0.15, aa_factor=1.12))
+    view = _with_halves(far, 0.02)
+    level, reason = _caveat(view, "Design")
+    (ratio,) = re.findall(rf"measured twice: ([\d.]+){formats.TIMES}", reason)
+    apart = abs(math.log(float(ratio)))
 
-    assert Level.OK is _caveat(view, "Design")[0]
-    assert (Level.CAUTION, "equal programs are 11 % apart: coarse") == _caveat(
-        view, "Resolution"
+    assert "ok" == level
+    assert 0.06 < apart < 0.2
+    assert ("caution", f"equal programs are {100 * apart:.0f} % apart: coarse") == (
+        _caveat(view, "Resolution")
     )
 
 
 def test_trials_in_sequence_call_for_caution(sequence):
-    assert Level.CAUTION is _caveat(sequence, "Design")[0]
-    assert (Level.CAUTION, "3 repetitions: wide intervals") == _caveat(
-        sequence, "Sample"
-    )
+    assert "caution" == _caveat(sequence, "Design")[0]
+    assert ("caution", "3 repetitions: wide intervals") == _caveat(sequence, "Sample")
     assert re.search(r" Caution: design, sample[\w, ]*\. ", _text(sequence))
 
 
@@ -169,11 +157,11 @@ def test_a_large_drift_changes_the_words_of_the_verdict(sequence, interleaved):
     )
     level, reason = _caveat(repetition, "Drift")
 
-    assert Level.BAD is _caveat(drifted, "Drift")[0]
+    assert "bad" == _caveat(drifted, "Drift")[0]
     assert re.search(r" Not reliable: drift\. ", _text(drifted))
     assert _text(drifted).endswith("Next: repeat on a quiet machine.")
-    assert Level.OK is _caveat(one_reading, "Drift")[0]
-    assert Level.CAUTION is level
+    assert "ok" == _caveat(one_reading, "Drift")[0]
+    assert "caution" == level
     assert reason.startswith("speed of the machine")
 
 
@@ -182,7 +170,7 @@ def test_the_drift_of_the_caveat_is_that_of_the_section_on_the_machine(interleav
         interleaved, lambda number, _: number == 0, canary_after_sec=0.6
     )
     moved = re.search(r"moved by ([\d.]+ %)", _caveat(disturbed, "Drift")[1])
-    machine = plain(section("machine", disturbed))
+    machine = plain(render_section("machine", disturbed))
 
     assert f"between runs, the speed of the machine moved by {moved[1]}" in machine
     assert re.search(r"single readings by up to [12]\d\d %", machine)
@@ -190,10 +178,11 @@ def test_the_drift_of_the_caveat_is_that_of_the_section_on_the_machine(interleav
 
 def test_discarded_blocks_are_counted(make):
     view = view_store(make(num_rounds=12, repeats=4, discarded_share=0.04))
-    counts = block_counts.count_blocks(view.study)
-    told = f"{counts.num_discarded} of {counts.num_blocks} blocks discarded, "
+    blocks = [block for entry in view.study.planned for block in entry.blocks]
+    num_discarded = sum(not block.is_valid for block in blocks)
+    told = f"{num_discarded} of {len(blocks)} blocks discarded, "
 
-    assert counts.num_discarded > 0
+    assert num_discarded > 0
     assert _caveat(view, "Quiet machine")[1].startswith(told)
 
 
@@ -203,9 +192,9 @@ def test_a_loud_machine_and_two_environments_are_bad(sequence):
     )
     level, reason = _caveat(loud, "Quiet machine")
 
-    assert Level.BAD is level
+    assert "bad" == level
     assert "40 %" in reason
-    assert (Level.BAD, "2 different environments") == _caveat(loud, "Drift")
+    assert ("bad", "2 different environments") == _caveat(loud, "Drift")
     assert re.search(r" Not reliable: quiet machine, drift\. ", _text(loud))
 
 
@@ -215,14 +204,14 @@ def test_failures_and_oversubscription_are_caveats(broken):
         _caveat(view, name) for name in ("Failures", "Cores")
     )
 
-    assert Level.CAUTION is failed is cores
+    assert "caution" == failed == cores
     assert re.fullmatch(r"\d+ of \d+ trials gave no number \(.+\)", why_failed)
     assert "oversubscribed at 4 replicas" in why_cores
 
 
 def test_the_method_says_where_caveats_begin(interleaved, sequence):
     of_interleaved, of_sequence = (
-        plain(section("method", view)) for view in (interleaved, sequence)
+        plain(render_section("method", view)) for view in (interleaved, sequence)
     )
 
     for text, said in (
@@ -235,6 +224,9 @@ def test_the_method_says_where_caveats_begin(interleaved, sequence):
         (of_sequence, "more than 5 % of the CPU time in any trial"),
         (of_sequence, "moved by more than 10 %, bad above 25 % or if it changed"),
         (of_sequence, "any trial gave no number, bad above 20 %"),
+        # What ``test_simulations.py`` finds.
+        (of_sequence, "contains the true value only 74 % of the time"),
+        (of_sequence, "about 90 % at n = 3 if the noise is strongly skewed"),
     ):
         assert said in text
 
@@ -244,7 +236,7 @@ TABLES = pathlib.Path(__file__).parents[3] / "docs/claims"
 
 def _rows(store):
     view = view_store(store)
-    judged = brief.judge(view)
+    judged = verdict(view)
     return {page_claims.row_of(plain(text)) for text in judged.sentences}
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.words import evidence, judgement
-from results import Evidence, load_study
-from results.judging import gate, gate_metrics
+from reports import GATE_FORMATS, gate_record
+from reports.words import evidence
+from results import Evidence, judging, load_study
 
 BASE = "1234567890ab"
 
@@ -29,11 +29,13 @@ def judged(make, synthetic):
         "revisions": {BASE: 1 / 1.1},
         "is_evaluated": False,
     }
-    rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
+    metric = judging.metric_of("throughput")
+    rule = judging.Rule(metric=metric, delta=0.05, alpha=0.05)
 
     def judge(**fields):
         study = load_study(make(**(defaults | fields)))
-        return judgement.record_of(gate.judge_revisions(study, rule, baseline="main"))
+        gate = judging.judge_revisions(study, rule, baseline="main")
+        return gate_record(gate)
 
     return judge
 
@@ -44,7 +46,7 @@ def slower(judged):
 
 
 def test_the_text_ends_with_the_verdict(slower):
-    lines = judgement.gate_text(slower).splitlines()
+    lines = GATE_FORMATS["text"](slower).splitlines()
 
     assert re.match(r"case +slower by, interval, at least 90% +n +verdict", lines[0])
     assert re.search(
@@ -61,7 +63,7 @@ def test_the_text_ends_with_the_verdict(slower):
 
 
 def test_junit_has_a_failure_per_regression(slower):
-    suite = ET.fromstring(judgement.gate_junit(slower))
+    suite = ET.fromstring(GATE_FORMATS["junit"](slower))
 
     assert ("5", "5", "0") == tuple(
         suite.get(name) for name in ("tests", "failures", "errors")
@@ -73,7 +75,7 @@ def test_junit_has_a_failure_per_regression(slower):
 def test_junit_of_a_pass_has_no_failure_and_of_an_unfit_machine_an_error(judged):
     equal = {"backends": ("in_graph",), "revisions": {BASE: 1.0}}
     passed, unfit = (
-        ET.fromstring(judgement.gate_junit(judged(**equal, **fields)))
+        ET.fromstring(GATE_FORMATS["junit"](judged(**equal, **fields)))
         for fields in ({"repeats": 15}, {"discarded_share": 0.5})
     )
     (error,) = unfit.findall("testcase[@name='all']/error")
@@ -83,7 +85,7 @@ def test_junit_of_a_pass_has_no_failure_and_of_an_unfit_machine_an_error(judged)
 
 
 def test_github_annotates_a_regression_as_an_error(slower):
-    lines = judgement.gate_github(slower).splitlines()
+    lines = GATE_FORMATS["github"](slower).splitlines()
     start = "::error title=performance gate::throughput: "
 
     assert 5 == len(lines)
@@ -93,7 +95,7 @@ def test_github_annotates_a_regression_as_an_error(slower):
 
 
 def test_markdown_is_a_table_below_the_verdict(slower):
-    lines = judgement.gate_markdown(slower).splitlines()
+    lines = GATE_FORMATS["markdown"](slower).splitlines()
     table = [line for line in lines if line.startswith("|")]
 
     assert lines[0].startswith("**REGRESS: throughput against main")
@@ -102,7 +104,7 @@ def test_markdown_is_a_table_below_the_verdict(slower):
 
 
 def test_json_has_the_figures(slower):
-    data = json.loads(judgement.gate_json(slower))
+    data = json.loads(GATE_FORMATS["json"](slower))
 
     assert "regress" == data["verdict"]
     assert 0 < data["cases"][0]["low"] < data["cases"][0]["slowdown"]

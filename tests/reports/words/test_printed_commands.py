@@ -1,12 +1,12 @@
 """Every command that a page prints is one that runs, in a copy of the study."""
 
+import dataclasses
 import html
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import study_files
@@ -17,14 +17,15 @@ import reports
 from harness import command_line
 from harness.cli import running
 from harness.sources import code_digest
-from reports import view_store
-from reports.exports import exports
-from reports.words import brief
-from results import Store, TrialStatus
+from reports import render_section, verdict, view_store
+from results import Program, ScalingMode, Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(study_files.SITE.glob("studies/*/index.html"))
 COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
+WEAK = ScalingMode.WEAK
+SMALL = {"backends": ("in_graph",), "modes": (WEAK,), "repeats": 1}
+SWEEP = ("python", "-m", "harness", "sweep")
 IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
 
@@ -75,93 +76,105 @@ def planned(tmp_path, monkeypatch):
     return plan
 
 
-def test_commands_for_more_repetitions_run(planned, tmp_path, monkeypatch):
+def of_plan(view, plan):
+    """Returns the view of a study as if it had been planned so."""
+    return dataclasses.replace(view, study=dataclasses.replace(view.study, plan=plan))
+
+
+def typed(view):
+    """Returns the commands of the first screen."""
+    return [text for text, is_typed in verdict(view).next_parts if is_typed]
+
+
+@pytest.fixture(scope="module")
+def noisy(make):
+    """Four runs, which tell no backends apart."""
+    return view_store(make(noise=0.3, num_rounds=4, repeats=4))
+
+
+def test_commands_for_more_repetitions_run(planned, noisy, tmp_path, monkeypatch):
     plan = planned("--repeats", "4")
-    command = brief.with_repetitions(plan, 6)
+    (command,) = typed(of_plan(noisy, plan))
     output = _run(command, tmp_path, monkeypatch)
 
     assert "--study" not in command
-    assert "6 runs" in output
+    assert "8 runs" in output
     assert plan.measuring.minutes is not None
-    assert command.endswith(f"--time-budget {plan.measuring.minutes * 6 / 4:g}min")
+    assert command.endswith(f"--time-budget {plan.measuring.minutes * 8 / 4:g}min")
 
 
-def test_a_program_that_was_repaired_has_another_study():
-    plan = SimpleNamespace(
-        study="s",
-        command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b"),
-        trials=(),
-    )
-    trial = SimpleNamespace(state="failed", is_ok=False)
-    study = SimpleNamespace(program="a {replicas}", planned=[trial], plan=plan)
-    view = SimpleNamespace(study=study)
-    again = "then `python -m harness sweep --a=b`"
+@pytest.mark.parametrize(
+    ("failed", "what"),
+    [((1, 2), "this"), ((2,), "what 'status' says of the others")],
+)
+def test_a_program_that_was_repaired_has_another_study(make, failed, what):
+    statuses = {("in_graph", WEAK, n, 0): TrialStatus.FAILED for n in failed}
+    view = view_store(make(**SMALL, statuses=statuses))
+    update = {"study": "s", "command": (*SWEEP, "--study", "s", "--a=b")}
+    own = of_plan(view, view.study.plan.model_copy(update=update))
+    program = Program(command="a {replicas}", metric="client", unit="rows")
+    study = study_files.with_specs(view.study, program=program)
+    plan = view.study.plan.model_copy(update=update | {"program_code": {"a": "b"}})
+    of_program = of_plan(dataclasses.replace(view, study=study), plan)
+    commands = "sweep --study s --retry failed", "sweep --a=b --replicas 1,2"
 
-    assert f"fix this, {again}" == brief.after_failures(view)
-    assert f"fix what 'status' says of the others, {again}" == (
-        brief.with_a_baseline(view)
-    )
-    study.program = None
-    assert brief.after_failures(view).endswith("sweep --study s --retry failed`")
+    assert [f"fix {what}, then `python -m harness {words}`" for words in commands] == [
+        verdict(of).following for of in (own, of_program)
+    ]
 
 
 def test_commands_after_failures_and_of_markdown_run(tmp_path, synthetic, monkeypatch):
-    def made(**fields):
-        defaults = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
-        shape = synthetic.Shape(repeats=1, **(defaults | fields))
-        return synthetic.make_store(tmp_path / shape.name, shape)
+    def made(name, *failed, **fields):
+        statuses = {("in_graph", WEAK, n, 0): TrialStatus.FAILED for n in failed}
+        shape = synthetic.Shape(name=name, statuses=statuses, **SMALL | fields)
+        return synthetic.make_store(tmp_path / name, shape)
 
-    whole = view_store(made(name="whole"))
-    failed = {("in_graph", synthetic.WEAK, n, 0): TrialStatus.FAILED for n in (1, 2)}
-    store = made(name="failed", statuses=failed)
-    view = view_store(store)
-    (with_baseline,) = re.findall(r"`([^`]+)`", brief.with_a_baseline(whole))
-    commands = [text for text, typed in brief.judge(view).next_parts if typed]
-    commands += re.findall(r"`([^`]+)`", brief.with_a_baseline(view))
-    commands.append(brief.export(view.study.plan, "csv"))
+    failed = made("failed", 1, 2)
+    stores = (made("one", replicas=(1,)), failed, made("half", 2))
+    commands = [text for store in stores for text in typed(view_store(store))]
+    large = made("large", replicas=tuple(range(1, 25)))
+    commands += IN_MARKDOWN.findall(reports.as_markdown(large))
 
-    assert "--replicas" in with_baseline
-    assert 3 == len(commands)
-    for command in (with_baseline, *commands):
+    assert 4 == len(commands)
+    assert "--replicas" in commands[0]
+    for command in commands:
         _run(command, tmp_path, monkeypatch)
-    assert {*IN_MARKDOWN.findall(exports.as_markdown(store))} <= {*commands}
-    assert commands[0] in html.unescape(reports.build_report(store))
+    assert {*IN_MARKDOWN.findall(reports.as_markdown(failed))} <= {*commands}
+    assert commands[1] in html.unescape(reports.build_report(failed))
 
 
 @pytest.mark.parametrize("order", ["relay", "sequential"])
-def test_commands_name_the_replicas_that_were_measured(planned, order):
+def test_commands_name_the_replicas_that_were_measured(
+    planned, noisy, interleaved, order
+):
+    """Of more runs, of controls, and of the study itself."""
     plan = planned(f"--order={order}")
     sizes = sorted({trial.spec.num_replicas for trial in plan.trials})
     wanted = f"--replicas {','.join(map(str, sizes))}"
+    views = [of_plan(view, plan) for view in (noisy, interleaved)]
+    commands = [text for view in views for text in typed(view)]
+    commands += COMMAND.findall(render_section("method", views[0]))
 
-    for command in (
-        brief.command_of_study(plan),
-        brief.with_repetitions(plan, 6),
-        brief.other_study(plan, {"--order": "sequential"}),
-    ):
+    assert 3 == len(commands)
+    for command in commands:
         assert wanted in command
         assert 1 == command.count("--replicas")
 
 
-def test_new_options_replace_those_of_the_sweep(sequence):
-    harness = ("python", "-m", "harness")
+def test_new_options_replace_those_of_the_sweep(make):
+    view = view_store(make(**SMALL | {"replicas": (1,)}))
     options = [
-        "--backends",
-        "a,b",
-        "--replicas=1..8",
-        "--preset",
-        "smoke",
-        "--study",
-        "x",
+        *("--backends", "a,b", "--replicas=1..8", "--preset", "smoke"),
+        *("--study", "x", "--study", "x"),
     ]
-    plan = sequence.study.plan.model_copy(
-        update={"command": (*harness, "sweep", *options, "--study", "x")}
-    )
-    options = {"--backends": "c", "--replicas": "1,2"}
-    text = brief.other_study(plan, options)
 
+    def following(*command):
+        plan = view.study.plan.model_copy(update={"command": command})
+        return verdict(of_plan(view, plan)).following
+
+    text = following(*SWEEP, *options)
     assert 1 == text.count("--backends") == text.count("--replicas")
+    assert "--replicas 1,2" in text
     assert "--preset smoke" in text
     assert "--study" not in text
-    other = plan.model_copy(update={"command": (*harness, "gate")})
-    assert "" == brief.other_study(other, options)
+    assert "" == following("python", "train.py")

@@ -6,25 +6,16 @@ import re
 import pytest
 from command_lines import plain
 from fake_machine import QUIET
-from study_files import edit_record
+from study_files import edit_record, with_blocks, with_environments
 from synthetic import interleaving_shape, make_store
 
 from harness.machine.disturbance import discard_reason
-from reports import view_store
-from reports.site.build import history, machine_class
-from reports.words import caveats
+from reports import caveats_of, history, limits, view_store
 from results import load_study
-from results.figures import conditions
-from results.figures.conditions import _without_numbers, count_blocks
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CASE = {"backends": ("in_graph",), "repeats": 2, "is_evaluated": False}
 CASE |= {"replicas": (1,)}
-
-
-def change_records(root, name, **fields):
-    for path in root.glob(f"trials/*/{name}.json"):
-        edit_record(path, **fields)
 
 
 @pytest.fixture
@@ -35,14 +26,11 @@ def make_studies(tmp_path, synthetic):
         shape = synthetic.Shape(modes=(synthetic.WEAK,), **CASE)
         studies = []
         for index, processor in enumerate(processors):
-            store = synthetic.make_store(tmp_path / f"study-{index:02}", shape)
-            state = {
-                "git_commit": f"{index:x}{COMMIT[1:]}",
-                "is_source_modified": index == 1,
-            }
-            change_records(store.root, "env", machine_state=state, cpu_model=processor)
-            started_at = f"2026-01-{index + 1:02}T12:00:00+00:00"
-            change_records(store.root, "status", started_at=started_at)
+            commit = f"{index:x}{COMMIT[1:]}"
+            state = {"git_commit": commit, "is_source_modified": index == 1}
+            env = {"machine_state": state, "cpu_model": processor}
+            root = tmp_path / f"study-{index:02}"
+            store = synthetic.make_dated(root, shape, day=index + 1, env=env)
             studies.append(load_study(store))
         return studies[::-1]
 
@@ -71,13 +59,15 @@ def test_machines_are_never_compared(make_studies):
     ],
 )
 def test_what_a_machine_class_is(make_studies, fields, *, is_same):
-    (study,) = make_studies(["CPU"])
-    env = study.entries[0].trial.env
-    env = env.model_copy(update={"packages": {"tensorflow": "2.21.0"}})
+    packages = {"packages": {"tensorflow": "2.21.0"}}
+    studies = [
+        with_environments(study, lambda _, changes=changes: packages | changes)
+        for study, changes in zip(make_studies(["CPU"] * 2), ({}, fields), strict=True)
+    ]
+    (first, second), left_out = history(studies)
 
-    assert is_same == (
-        machine_class(env) == machine_class(env.model_copy(update=fields))
-    )
+    assert [] == left_out
+    assert is_same == (first.machine == second.machine)
 
 
 def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
@@ -115,28 +105,46 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
         ([{"num_throttled": value} for value in (1, 7)], "its cores were throttled"),
     ],
 )
-def test_the_limit_stands_in_place_of_what_was_measured(fields, expected):
-    for changes in fields:
-        exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0}
-        load = dataclasses.replace(QUIET, **exact | changes)
-        assert expected == _without_numbers(discard_reason(load, 0))
+def test_the_limit_stands_in_place_of_what_was_measured(interleaved, fields, expected):
+    exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0}
+    loads = [dataclasses.replace(QUIET, **exact | changes) for changes in fields]
+    reasons = [discard_reason(load, 0) for load in loads]
+    change = {"discard_reason": lambda block: reasons[block.round_index % 2]}
+    view = dataclasses.replace(
+        interleaved, study=with_blocks(interleaved.study, lambda _: change)
+    )
+
+    assert len(set(reasons)) == 2
+    assert re.search(
+        rf"(\d+) of \1 blocks discarded, \1 since {re.escape(expected)};", quiet(view)
+    )
 
 
-def test_a_block_that_stayed_discarded_is_counted(tmp_path, synthetic):
-    shape = interleaving_shape(controls=(), aa_factor=None)
-    repeated = count_blocks(load_study(make_store(tmp_path / "repeated", shape)))
-    shape = dataclasses.replace(shape, is_without_common_round=True)
-    lost = count_blocks(load_study(make_store(tmp_path / "lost", shape)))
+def quiet(view):
+    """What the caveat about other load says."""
+    (found,) = [of for of in caveats_of(view) if of.name == "Quiet machine"]
+    return plain(found.reason)
 
-    num_discarded, num_blocks = repeated.num_discarded, repeated.num_blocks
-    assert (num_blocks - num_discarded, 0) == (2 * 4 * 6, repeated.num_lost)
-    said = caveats.blocks_text(repeated)
-    number = num_discarded
-    start = f"{number} of {num_blocks} blocks discarded, {number} since other proc"
-    assert said.startswith(start)
+
+@pytest.fixture(scope="module")
+def interleaved(make):
+    return view_store(make(interleaving_shape(controls=(), aa_factor=None)))
+
+
+def test_a_block_that_stayed_discarded_is_counted(interleaved, make):
+    shape = interleaving_shape(
+        controls=(), aa_factor=None, is_without_common_round=True
+    )
+    blocks = [block for entry in interleaved.study.planned for block in entry.blocks]
+    number = sum(not block.is_valid for block in blocks)
+    said, lost = quiet(interleaved), quiet(view_store(make(shape)))
+
+    assert 2 * 4 * 6 == len(blocks) - number
+    assert f"{number} of {len(blocks)} blocks discarded, {number} since other" in said
     assert "no valid attempt" not in said
-    assert (48, 24, 24) == (lost.num_blocks, lost.num_discarded, lost.num_lost)
-    assert caveats.blocks_text(lost).endswith("; 24 blocks had no valid attempt")
+    assert re.search(
+        r"24 of 48 blocks discarded, 24 since .*; 24 blocks had no valid attempt", lost
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +154,7 @@ def test_a_block_that_stayed_discarded_is_counted(tmp_path, synthetic):
             (3,),
             [
                 r"in_graph, 1 replica x 8: the first step of a block is 8.0 % \[8.0",
-                r"\] longer than its others",
+                r"\] longer than its others \(n = 4\), ",
                 r"\+2.7 % of a block of 3 steps\.",
             ],
         ),
@@ -168,17 +176,8 @@ def test_what_a_first_step_takes_more_is_found(tmp_path, steps_per_block, said):
         controls=(), first_step=1.08, steps_per_block=steps_per_block
     )
     view = view_store(make_store(tmp_path, shape))
-    text = plain(" ".join(caveats.first_steps(view)))
+    text = plain(" ".join(of for of in limits(view) if " block" in of))
 
     assert bool(said) == bool(text)
     for words in said:
         assert re.search(words, text), (words, text)
-    for found in map(conditions.first_step_of, view.measured_cases):
-        assert (min(steps_per_block), max(steps_per_block)) == (
-            found.fewest,
-            found.most,
-        )
-        if steps_per_block == (3,):
-            assert pytest.approx(1.08) == found.ratio.value
-            assert 4 == found.ratio.n
-            assert 0.08 / 3 == pytest.approx(found.part)

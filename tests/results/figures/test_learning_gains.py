@@ -8,9 +8,8 @@ import statistics
 import pytest
 from command_lines import visible
 
-from reports import view_store
+from reports import render_section, view_store
 from results import points_frame
-from tests.reports.conftest import section
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def gains_of(study):
 
 def missed(view, study):
     """How many equal cases the page says to miss the target, by chance."""
-    shown = visible(section("learning", dataclasses.replace(view, study=study)))
+    shown = visible(render_section("learning", dataclasses.replace(view, study=study)))
     return float(re.search(r"Of equal cases ([\d.]+) % seem not", shown)[1]) / 100
 
 

@@ -1,6 +1,7 @@
 """The parts of a step: they add up to it, and known losses are found in them."""
 
 import dataclasses
+import statistics
 
 import numpy as np
 import pytest
@@ -22,9 +23,14 @@ from synthetic import (
     of_controls,
 )
 
-from results import Control, ScalingMode, load_study
-from results.figures import lost_time, scaling
-from results.figures.lost_time import PARTS, decompose
+from results import Control, ScalingMode, figures, load_study
+from results.figures import decompose
+
+PARTS = (
+    *("alone", "contention", "exposed_communication", "input", "imbalance", "update"),
+    "unexplained",
+)
+RECORDED = ("ideal", "computing", "run_queue_delay", "idle", "unexplained")
 
 
 def _all(milli_sec):
@@ -44,6 +50,10 @@ FULL = {
     "baseline_without_update": _all(59),
     "imbalance": _all(4),
 }
+
+
+def explained_by_controls(study):
+    return tuple(found for found in figures.losses(study) if found.has_controls)
 
 
 def values_of(found):
@@ -101,7 +111,7 @@ def explained(tmp_path):
 
     def make(**fields):
         store = make_store(tmp_path, interleaving_shape(**fields))
-        return lost_time.explain(load_study(store))
+        return explained_by_controls(load_study(store))
 
     return make
 
@@ -166,11 +176,11 @@ def test_discarded_blocks_are_in_no_mean(tmp_path):
     ) == study.backends  # the independent control has no curve, colour or row
     assert discarded
     for result in discarded:
-        rounds = lost_time.rounds_of(result)
+        rounds = result.steps_of_blocks()
         assert set(result.rates) == set(rounds)
         for block in result.blocks:
             if block.is_valid:
-                step = max(rounds[block.round_index])
+                step = max(map(statistics.fmean, rounds[block.round_index]))
                 assert pytest.approx(block.time_sec / block.num_steps, 1e-6) == step
 
 
@@ -190,7 +200,7 @@ def test_programs_that_never_communicate_count_by_their_mean(tmp_path):
         return {"ranks": tuple(ranks)}
 
     (equal,), (found,) = (
-        lost_time.explain(of) for of in (study, with_results(study, unequal))
+        explained_by_controls(of) for of in (study, with_results(study, unequal))
     )
     assert values_of(equal.lost) == pytest.approx(values_of(found.lost), abs=1e-4)
 
@@ -222,7 +232,7 @@ CASE = np.array([0.100, 0.101, 0.099, 0.100])
 def test_pipelines_that_take_the_whole_step_bound_it(
     fraction, baseline, verdict, explains_loss
 ):
-    found = lost_time.judge_input_bound(CASE, baseline * CASE / 0.100, fraction * CASE)
+    found = figures.judge_input_bound(CASE, baseline * CASE / 0.100, fraction * CASE)
 
     assert (verdict, explains_loss) == (found.verdict, found.explains_loss)
     if verdict != "inconclusive":
@@ -262,7 +272,7 @@ def _with_blocks(study, *, has_wait=True, is_load_known=True):
 
 
 def _only(study):
-    (found,) = lost_time.recorded_losses(scaling.points(study))
+    (found,) = figures.losses(study)
     return found
 
 
@@ -272,7 +282,7 @@ def test_the_parts_are_those_that_the_blocks_were_given(study):
     values = {part.name: part.time.value for part in lost.parts}
 
     assert found.mode is ScalingMode.WEAK
-    assert list(values) == list(lost_time.RECORDED_PARTS)
+    assert list(values) == list(RECORDED)
     assert sum(values.values()) == pytest.approx(lost.step.time.value)
     # The rounds of the study are slower and faster by some per cent, CPU time is not.
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
@@ -330,7 +340,8 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
 
     for name in unknown:
         part = lost.part(name)
-        assert (None, lost_time.NOT_RECORDED) == (part.time, part.reason)
+        assert None is part.time
+        assert "the kernel does not record it here: part of unexplained" == part.reason
     values = [part.time.value if part.time else 0.0 for part in lost.parts]
     assert sum(values) == pytest.approx(lost.step.time.value)
     assert lost.main_loss in ("", "computing")
@@ -340,8 +351,11 @@ def test_what_recorded_no_blocks_or_no_cpu_time_explains_nothing(study, make):
     found = _only(study)
     in_sequence = load_study(make())
 
-    assert (None, lost_time.NO_CPU_TIME) == (found.lost, found.reason)
-    assert () == lost_time.recorded_losses(scaling.points(in_sequence))
+    assert None is found.lost
+    assert found.reason == (
+        "blocks of this case or of its baseline have no duration or CPU time"
+    )
+    assert () == figures.losses(in_sequence)
 
 
 SEEDS = range(5, 10)
@@ -402,7 +416,7 @@ def test_two_controls_that_take_away_the_same_time_name_no_cause():
         name: {g: value * (1 + 0.001 * g) for g in range(REPETITIONS)}
         for name, value in times.items()
     }
-    found = lost_time.decompose(**observed)
+    found = decompose(**observed)
 
     assert found.part("unexplained").time.high < 0
     assert found.main_loss == ""

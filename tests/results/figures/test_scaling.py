@@ -5,9 +5,7 @@ import math
 import pytest
 
 import results
-from results import PlannedTrial, ScalingMode, Store, TrialStatus
-from results.figures import scaling
-from results.records import identity
+from results import ScalingMode, Store, TrialStatus, figures, planned_trial, statistics
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
@@ -29,7 +27,7 @@ def study(make):
 
 @pytest.fixture(scope="module")
 def points(study):
-    return scaling.points(study)
+    return figures.points(study)
 
 
 def _geometric_mean(case):
@@ -70,7 +68,7 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
 
 def test_baseline_of_two_replicas_scales_from_two(make):
     fields = {"replicas": (2, 4), "modes": (WEAK,), "backends": ("in_graph",)}
-    points = scaling.points(results.load_study(make(**fields)))
+    points = figures.points(results.load_study(make(**fields)))
     two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
     ratio = _geometric_mean(four.case) / _geometric_mean(two.case)
 
@@ -85,7 +83,7 @@ def test_trials_that_are_not_ok_do_not_count(make):
         ("tf_mirrored", WEAK, 2, 1): TrialStatus.FAILED_CHECKS,
     }
     loaded = results.load_study(make(statuses=statuses))
-    points = scaling.points(loaded)
+    points = figures.points(loaded)
     two, other = (_point(points, of, WEAK, 2) for of in ("in_graph", "tf_mirrored"))
     (failed_checks,) = [
         entry for entry in loaded.entries if entry.state == "failed_checks"
@@ -102,7 +100,7 @@ def test_trials_that_are_not_ok_do_not_count(make):
 
 
 def test_backends_are_compared_once_per_pair_of_cases(study):
-    found = scaling.compare_backends(study)
+    found = figures.compare_backends(study)
 
     assert [(1, (WEAK, STRONG)), (2, (WEAK,)), (2, (STRONG,))] == [
         (item.first.spec.num_replicas, item.modes) for item in found
@@ -121,10 +119,7 @@ def _mislabelled(plan):
 def _of_two_settings(plan):
     """A study varies backends, modes and replicas only."""
     spec = plan.trials[0].spec.model_copy(update={"preset": "gpu"})
-    trial_id, case_id = identity.ids(spec)
-    modes = plan.trials[0].modes
-    other = PlannedTrial(trial_id=trial_id, case_id=case_id, modes=modes, spec=spec)
-    return [*plan.trials, other]
+    return [*plan.trials, planned_trial(spec, plan.trials[0].modes)]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,7 @@ def test_a_plan_that_is_no_scaling_study_is_refused(
     store.write_plan(plan.model_copy(update={"trials": tuple(change(plan))}))
 
     with pytest.raises(results.ResultsError, match=message):
-        scaling.points(results.load_study(store))
+        figures.points(results.load_study(store))
 
 
 def test_states_of_a_broken_study(tmp_path, synthetic):
@@ -164,23 +159,38 @@ def test_states_of_a_broken_study(tmp_path, synthetic):
     assert [problem.path.name for problem in loaded.problems] == ["result.json"]
     assert ids[-1] not in {
         entry.trial_id
-        for point in scaling.points(loaded)
+        for point in figures.points(loaded)
         for entry in point.case.entries
     }
 
 
+def p_value(item):
+    """Of the ratio 1, over repetitions of what both sides have."""
+    logs = []
+    for entries in zip(item.first.ok_entries, item.second.ok_entries, strict=True):
+        here, there = (
+            entry.result.rates or {0: entry.result.examples_per_sec}
+            for entry in entries
+        )
+        logs.append([math.log(here[r] / there[r]) for r in here.keys() & there.keys()])
+    return statistics.mean_of_rounds(logs).p_value()
+
+
 @pytest.mark.parametrize(
-    ("p_values", "expected"),
+    ("noise", "version", "p_values", "expected"),
     [
-        ([0.03, 0.04], [False, False]),
-        ([0.02, 0.06], [True, False]),
+        (0.5, "25", [0.036, 0.035], [False, False]),
+        (0.4, "21", [0.146, 0.022], [False, True]),
     ],
 )
-def test_a_difference_must_hold_among_all_ratios(make, monkeypatch, p_values, expected):
-    given = iter(p_values)
-    monkeypatch.setattr(scaling, "_p_value", lambda _: next(given))
-    found = scaling.compare_backends(results.load_study(make(modes=(WEAK,))))
+def test_a_difference_must_hold_among_all_ratios(
+    make, noise, version, p_values, expected
+):
+    """The version draws other noise: chosen for these p-values."""
+    fields = {"modes": (WEAK,), "noise": noise, "workload_version": version}
+    found = figures.compare_backends(results.load_study(make(**fields)))
 
+    assert p_values == pytest.approx([*map(p_value, found)], abs=5e-4)
     assert [2, 2] == [item.num_compared for item in found]
     assert expected == [item.holds for item in found]
 
@@ -188,10 +198,9 @@ def test_a_difference_must_hold_among_all_ratios(make, monkeypatch, p_values, ex
 @pytest.mark.parametrize("num_rounds", [0, 4])
 def test_what_holds_is_also_outside_its_own_interval(make, num_rounds):
     fields = {"noise": 0.02, "repeats": 4, "num_rounds": num_rounds}
-    found = scaling.compare_backends(results.load_study(make(**fields)))
+    found = figures.compare_backends(results.load_study(make(**fields)))
 
     for item in found:
-        value = scaling._p_value(item)
-        assert value is not None
+        value = p_value(item)
         assert item.ratio.excludes(1.0) == (value < 0.05)
         assert not item.holds or item.ratio.excludes(1.0)

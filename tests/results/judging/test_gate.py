@@ -6,24 +6,21 @@ learned.
 import dataclasses
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from study_files import with_blocks, with_environments, with_results
+from study_files import with_blocks, with_environments, with_results, with_specs
 
-from reports.site.comparison import compare_studies
-from reports.words import judgement
-from results import ResultsError, load_study
-from results.judging import gate, gate_metrics, paired_gate
-from results.statistics import group_sequential
-from results.statistics.group_sequential import Verdict
+from reports import GATE_FORMATS, compare_studies, gate_record
+from results import Program, QualityMetric, ResultsError, judging, load_study
+from results.statistics import Verdict, fewest_to_pass
 
 BASE = "1234567890ab"
+THROUGHPUT = judging.metric_of("throughput")
 NOISE = 0.008
 """Far below the 5 % that matter."""
-FEWEST = group_sequential.fewest_to_pass(0.05)
-WRITERS = (judgement.gate_text, judgement.gate_markdown, judgement.gate_junit)
+FEWEST = fewest_to_pass(0.05)
+WRITERS = [GATE_FORMATS[name] for name in ("text", "markdown", "junit")]
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +43,17 @@ def interleaved(make, synthetic):
 
 
 def rule_of(study, metric):
-    of = gate_metrics.metric_of_gate(metric, study.plan.metrics)
-    return gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
+    of = judging.metric_of_gate(metric, study.plan.metrics)
+    return judging.Rule(metric=of, delta=0.05, alpha=0.05)
 
 
 def of_revisions(study, metric="throughput"):
-    return gate.judge_revisions(study, rule_of(study, metric), baseline="main")
+    return judging.judge_revisions(study, rule_of(study, metric), baseline="main")
 
 
 def of_studies(study, stored, metric="throughput"):
     rule = rule_of(study, metric)
-    return gate.judge_studies(study, stored, rule, baseline="study b")
+    return judging.judge_studies(study, stored, rule, baseline="study b")
 
 
 @pytest.mark.parametrize(
@@ -131,12 +128,12 @@ def test_an_efficiency_needs_a_baseline_in_the_same_rounds(interleaved):
 def test_too_few_repetitions_regress_and_never_pass(interleaved, factor, repeats):
     judged = of_revisions(interleaved(revisions={BASE: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
-    text = judgement.gate_text(judgement.record_of(judged))
+    text = GATE_FORMATS["text"](gate_record(judged))
 
     assert expected is judged.verdict
     assert f"{repeats} runs cannot pass" in text
     assert f"give --repeats {FEWEST}" in text
-    assert "and passes with probability 0.0% at most" in judgement.headline(judged)
+    assert "and passes with probability 0.0% at most" in gate_record(judged).headline
 
 
 def test_load_that_was_not_recorded_is_not_quiet(interleaved):
@@ -152,7 +149,7 @@ def test_load_that_was_not_recorded_is_not_quiet(interleaved):
         for write in WRITERS:
             assert re.search(
                 r"caution: .*load was not recorded in \d+ of \d+ blocks",
-                write(judgement.record_of(judged)),
+                write(gate_record(judged)),
             )
 
 
@@ -163,12 +160,12 @@ def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
     judged = of_revisions(busy, "peak_memory")
 
     said = rf"caution: others used up to 26\s% of CPU time in {len(busy.entries)} of"
-    assert all(re.search(said, write(judgement.record_of(judged))) for write in WRITERS)
+    assert all(re.search(said, write(gate_record(judged))) for write in WRITERS)
 
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
-    rates = paired_gate.stated_rates(2, FEWEST, 0.05)
-    text = judgement.headline(of_revisions(interleaved(revisions={BASE: 1.0})))
+    rates = judging.stated_rates(2, FEWEST, 0.05)
+    text = gate_record(of_revisions(interleaved(revisions={BASE: 1.0}))).headline
 
     assert f"and passes with probability {rates.passes:.1%} at most" in text
     assert f"({rates.passes_dependent:.1%} where runs depend on each" in text
@@ -198,11 +195,18 @@ def test_a_measurement_that_cannot_be_trusted_has_no_verdict(
     assert re.search(reason, judged.why_unfit)
 
 
-def test_the_worst_case_decides():
+def test_the_worst_case_decides(interleaved):
     verdicts = [Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE]
+    judged = of_revisions(interleaved(revisions={BASE: 1.0}))
+    case, *_ = judged.cases
+    cases = []
+    for verdict in verdicts:
+        judgement_of_case = dataclasses.replace(case.judgement, verdict=verdict)
+        cases.append(dataclasses.replace(case, judgement=judgement_of_case, others={}))
 
     for index, expected in enumerate(verdicts):
-        assert expected is gate_metrics.worst(verdicts[index:])
+        worst = dataclasses.replace(judged, cases=tuple(reversed(cases[index:])))
+        assert expected is worst.verdict
 
 
 def test_a_case_with_one_repetition_makes_the_whole_inconclusive(interleaved):
@@ -259,11 +263,11 @@ def test_two_studies_are_two_groups(interleaved):
     pair = {"backends": ("in_graph", "tf_mirrored"), "num_rounds": 10}
     first = interleaved("x", repeats=4, **pair)
     second = interleaved("y", repeats=5, noise=0.009, **pair)
-    found = compare_studies(first, second, gate_metrics.THROUGHPUT)
+    found = compare_studies(first, second, THROUGHPUT)
 
     assert () == found.reasons
     in_sequence = interleaved("z", repeats=4, **pair | {"num_rounds": 0})
-    other = compare_studies(first, in_sequence, gate_metrics.THROUGHPUT)
+    other = compare_studies(first, in_sequence, THROUGHPUT)
     assert "order: interleaved / sequential" in other.settings
     for row in found.rows:
         ratio = row.estimate
@@ -276,15 +280,15 @@ def test_metrics_are_named_in_the_message(interleaved):
     declared = interleaved("a").plan.metrics
     for call, message in (
         (
-            lambda: gate_metrics.metric_of("fid"),
+            lambda: judging.metric_of("fid"),
             r"metric 'fid'; allowed are thr.* by seed",
         ),
         (
-            lambda: gate_metrics.metric_of_gate("policy_lag", declared),
+            lambda: judging.metric_of_gate("policy_lag", declared),
             r"metric 'policy_lag'; allowed are thr.* learns .*fid, kid",
         ),
         (
-            lambda: gate_metrics.metric_of_gate("fid", []),
+            lambda: judging.metric_of_gate("fid", []),
             "of what this workload learns nothing",
         ),
     ):
@@ -292,13 +296,39 @@ def test_metrics_are_named_in_the_message(interleaved):
             call()
 
 
-def case_of(*values):
-    """A case whose runs counted something."""
-    metrics = ([SimpleNamespace(name="bytes", value=value)] for value in values)
-    results = (SimpleNamespace(window_metrics=of) for of in metrics)
-    trials = (SimpleNamespace(result=result) for result in results)
-    entries = [SimpleNamespace(state="ok", trial=trial) for trial in trials]
-    return SimpleNamespace(entries=entries)
+PROGRAM = Program(
+    command="a {replicas}", metric="client", unit="rows", counts=("bytes=x",)
+)
+
+
+@pytest.fixture
+def counted(interleaved):
+    """Returns a function that judges what runs of a program counted, on both sides."""
+
+    def judge(here, there):
+        study = interleaved(revisions={BASE: 1.0}, repeats=2, replicas=(1,))
+
+        def count(entry):
+            values = there if entry.spec.revision else here
+            metrics = (
+                QualityMetric(
+                    name="bytes",
+                    value=value,
+                    unit="1",
+                    num_examples=1,
+                    low=value,
+                    high=value,
+                    method="counted",
+                )
+                for value in values[entry.spec.repetition_index :][:1]
+            )
+            return {"window_metrics": tuple(metrics)}
+
+        study = with_results(with_specs(study, program=PROGRAM), count)
+        (found,) = of_revisions(study).counts
+        return found
+
+    return judge
 
 
 @pytest.mark.parametrize(
@@ -310,13 +340,12 @@ def case_of(*values):
         (0, 1, Verdict.REGRESS, None),
     ],
 )
-def test_any_rise_is_a_regression(before, after, verdict, rise):
-    found, reason = gate_metrics.count_of(
-        case_of(after, after), case_of(before, before), "bytes"
-    )
+def test_any_rise_is_a_regression(counted, before, after, verdict, rise):
+    found = counted((after, after), (before, before))
 
-    assert ("", verdict, 2) == (reason, found.verdict, found.n)
-    assert rise == (None if found.rise is None else pytest.approx(found.rise))
+    assert ("", verdict, 2) == (found.reason, found.count.verdict, found.count.n)
+    assert rise == (None if rise is None else pytest.approx(found.count.rise))
+    assert found.verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -327,11 +356,11 @@ def test_any_rise_is_a_regression(before, after, verdict, rise):
         ((), (6, 6), "no run of this tree has it"),
     ],
 )
-def test_what_is_no_count_has_no_verdict(here, there, reason):
-    found, why = gate_metrics.count_of(case_of(*here), case_of(*there), "bytes")
+def test_what_is_no_count_has_no_verdict(counted, here, there, reason):
+    found = counted(here, there)
 
-    assert found is None
-    assert reason in why
+    assert (None, None) == (found.count, found.verdict)
+    assert reason in found.reason
 
 
 NUM_SEEDS = 6
@@ -420,13 +449,13 @@ def test_the_interval_is_of_the_median_of_pairs(learned):
 def _regressions(failing, n):
     """The share of 500 gates that regress, where runs of the change fail so often."""
     rng = np.random.default_rng(n)
-    rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
+    rule = judging.Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
     found = 0
     for _ in range(500):
         ours, theirs = rng.normal(0.9, 0.01, (2, n))
         ours = np.where(rng.random(n) < failing, 0.1, ours)
         scale = -1 / np.median(theirs)
-        judgement, _ = gate.judge_losses(
+        judgement, _ = judging.judge_losses(
             list(scale * ours), list(scale * theirs), rule, is_paired=True
         )
         found += judgement.verdict is Verdict.REGRESS
@@ -492,7 +521,10 @@ def test_a_stored_study_is_compared_in_the_order_of_seeds(learned, synthetic):
 
     assert found.is_weaker
     assert Verdict.PASS is found.verdict
-    assert gate.UNPAIRED == found.cases[0].judgement.slowdown.method
+    assert found.cases[0].judgement.slowdown.method == (
+        "exact interval of the median over seeds (sign test) of the loss relative to"
+        " the baseline's median quality, of two studies"
+    )
     assert ("budget: 300 steps / 995 steps",) == of_studies(
         study, longer, "top_1"
     ).differences

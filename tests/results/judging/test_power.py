@@ -1,38 +1,35 @@
 """What a gate can find, the time that more takes, and the slowdowns that it judges."""
 
 import math
-import statistics
+from statistics import fmean
 
 import numpy as np
 import pytest
 from study_files import with_blocks
 
 import results
-from results import load_study
-from results.judging import gate_metrics, paired_gate
-from results.statistics import estimates
-from results.statistics import group_sequential as power
-from results.statistics.group_sequential import BLOCKS, SUSTAINED, TAIL, Verdict
+from results import judging, load_study, statistics
+from results.statistics import BLOCKS, SUSTAINED, TAIL, Verdict
 
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.
-TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
+TOLERANCE = 3 * (0.25 / 2000) ** 0.5
 
 
 def one_look(number, alpha=0.05):
     """The rule of a gate with ``--repeats``."""
-    return power.planned_design(delta=0.05, alpha=alpha, num_repetitions=number)
+    return statistics.planned_design(delta=0.05, alpha=alpha, num_repetitions=number)
 
 
 def needed(effect, **fields):
     defaults = {"spread": SPREAD, "minutes_per_repetition": 2.5}
-    (found,) = power.needed([effect], **defaults | fields)
+    (found,) = statistics.needed([effect], **defaults | fields)
     return found
 
 
 def test_a_default_gate_decides():
-    rule = power.planned_design(delta=0.05, alpha=0.05)
-    equal, slower = power.operating_points(SPREAD, [0.0, 0.05], rule, num_cases=6)
+    rule = statistics.planned_design(delta=0.05, alpha=0.05)
+    equal, slower = statistics.operating_points(SPREAD, [0.0, 0.05], rule, num_cases=6)
 
     assert equal.passes > 0.95 - TOLERANCE
     assert equal.regresses < 0.05
@@ -43,8 +40,8 @@ def test_a_default_gate_decides():
 
 
 def test_a_gate_without_time_for_all_looks_does_not_pass():
-    short = power.planned_design(delta=0.05, alpha=0.05, most=5)
-    (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
+    short = statistics.planned_design(delta=0.05, alpha=0.05, most=5)
+    (equal,) = statistics.operating_points(SPREAD, [0.0], short, num_cases=6)
 
     assert ((4, 5), 17) == (short.looks, short.most)
     assert 0 == equal.passes
@@ -61,26 +58,26 @@ def test_what_each_effect_needs():
     assert (None, None) == (hopeless.num_repetitions, hopeless.minutes)
     for fewer, is_enough in ((0, True), (1, False)):
         rule = one_look(found.num_repetitions - fewer)
-        (point,) = power.operating_points(SPREAD, [0.08], rule)
+        (point,) = statistics.operating_points(SPREAD, [0.08], rule)
         assert (point.regresses >= 0.9) is is_enough
 
 
 def test_smallest_effect_found_has_the_power():
-    four = power.smallest_effect_found(SPREAD, one_look(4))
-    (point,) = power.operating_points(SPREAD, [four], one_look(4))
+    four = statistics.smallest_effect_found(SPREAD, one_look(4))
+    (point,) = statistics.operating_points(SPREAD, [four], one_look(4))
 
     assert point.regresses == pytest.approx(0.9, abs=0.02)
-    assert power.smallest_effect_found(SPREAD, one_look(8)) < four
-    assert power.smallest_effect_found(0.001, one_look(20)) == 0.05
-    assert power.smallest_effect_found(10.0, one_look(2)) is None
+    assert statistics.smallest_effect_found(SPREAD, one_look(8)) < four
+    assert statistics.smallest_effect_found(0.001, one_look(20)) == 0.05
+    assert statistics.smallest_effect_found(10.0, one_look(2)) is None
 
 
 def test_half_of_all_measurements_reach_the_median_half_width():
     generator = np.random.default_rng(4)
-    found = map(estimates.over_repetitions, generator.normal(0, SPREAD, (2000, 4)))
+    found = map(statistics.over_repetitions, generator.normal(0, SPREAD, (2000, 4)))
     widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
 
-    assert power.median_half_width(SPREAD, 4) == pytest.approx(
+    assert statistics.median_half_width(SPREAD, 4) == pytest.approx(
         np.median(widths), rel=0.04
     )
 
@@ -152,14 +149,14 @@ def slowdown(here, there, kind):
     )
     rounds = sorted(ours.keys() & theirs.keys())
     if kind is BLOCKS:
-        return statistics.fmean(math.log(ours[r][0] / theirs[r][0]) for r in rounds)
-    figure = statistics.fmean if kind is SUSTAINED else percentile
+        return fmean(math.log(ours[r][0] / theirs[r][0]) for r in rounds)
+    figure = fmean if kind is SUSTAINED else percentile
     both = [figure([step for r in rounds for step in of[r]]) for of in (ours, theirs)]
     return math.log(both[0] / both[1])
 
 
 def test_slowdowns_of_blocks_and_stretches(pairs):
-    found = paired_gate.slowdown_logs(pairs, gate_metrics.THROUGHPUT)
+    found = judging.slowdown_logs(pairs, judging.metric_of("throughput"))
 
     assert [BLOCKS, SUSTAINED, TAIL] == list(found)
     for column, (case, other) in enumerate(pairs):
@@ -171,8 +168,10 @@ def test_slowdowns_of_blocks_and_stretches(pairs):
 
 
 def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
-    whole = paired_gate.slowdown_logs(pairs, gate_metrics.THROUGHPUT)
-    found = paired_gate.slowdown_logs(pairs, gate_metrics.EFFICIENCY)
+    whole, found = (
+        judging.slowdown_logs(pairs, judging.metric_of_gate(name, ()))
+        for name in ("throughput", "efficiency")
+    )
 
     assert [BLOCKS, SUSTAINED] == list(found)
     for kind, values in found.items():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import results
-from results.statistics import estimates
+from results import statistics
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -19,7 +19,7 @@ def logs_of(estimate):
 
 
 def test_one_repetition_has_no_interval_and_says_why():
-    estimate = estimates.geometric_mean([42.0], unit="images/s")
+    estimate = statistics.geometric_mean([42.0], unit="images/s")
 
     assert (42.0, None, None, 1) == (
         pytest.approx(estimate.value),
@@ -37,7 +37,7 @@ def test_interval_of_one_group_is_students_on_logs(values):
     low, high = stats.t.interval(
         0.95, len(values) - 1, loc=logs.mean(), scale=stats.sem(logs)
     )
-    estimate = estimates.geometric_mean(values, unit="images/s")
+    estimate = statistics.geometric_mean(values, unit="images/s")
 
     assert [low, logs.mean(), high] == pytest.approx(logs_of(estimate), abs=1e-9)
     assert estimate.excludes(math.exp(high + 0.1))
@@ -47,24 +47,28 @@ def test_interval_of_one_group_is_students_on_logs(values):
 def test_ratio_pairs_by_key_not_by_position():
     first = {(0, 7): 2.0, (1, 8): 4.0, (2, 9): 8.0}
     second = {(2, 9): 4.0, (0, 7): 1.0, (1, 8): 2.0}
-    estimate = estimates.ratio(first, second)
+    estimate = statistics.ratio(first, second)
 
-    assert estimate.method == estimates.PAIRED
+    assert estimate.method == "Student's t of paired log ratios over repetitions"
     assert [math.log(2.0)] * 3 == pytest.approx(logs_of(estimate))
 
 
 def test_ratio_without_common_repetitions_is_unpaired():
-    estimate = estimates.ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 2: 1.1})
-    to_one = estimates.ratio({0: 2.0, 1: 2.1}, {0: 1.0})
+    estimate = statistics.ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 2: 1.1})
+    to_one = statistics.ratio({0: 2.0, 1: 2.1}, {0: 1.0})
 
-    assert (estimates.TWO_GROUPS, 2) == (estimate.method, estimate.n)
+    assert "Welch's t of log values, unpaired groups" == estimate.method
+    assert 2 == estimate.n
     assert estimate.low < estimate.value < estimate.high
-    assert (estimates.NO_INTERVAL, None) == (to_one.method, to_one.low)
+    assert None is to_one.low
+    assert "no interval: one repetition gives no information on the spread" == (
+        to_one.method
+    )
 
 
 def test_the_interval_is_students_where_one_group_is_certain():
     first = {0: 1.00, 1: 1.02, 2: 0.97}
-    estimate = estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
+    estimate = statistics.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
     half = stats.t.ppf(0.975, 2) * stats.sem(np.log(list(first.values())))
     _, centre, high = logs_of(estimate)
 
@@ -74,22 +78,22 @@ def test_the_interval_is_students_where_one_group_is_certain():
 def test_two_groups_agree_with_the_textbook():
     first, second = [0.11, 0.13, 0.02, 0.08], [0.01, -0.02, 0.04]
     expected = stats.ttest_ind(first, second, equal_var=False)
-    found = estimates.two_groups(first, second)
+    found = statistics.two_groups(first, second)
     ends = found.centre - found.half_width(0.9), found.centre + found.half_width(0.9)
-    same = estimates.two_groups([0.1, 0.1], [0.1, 0.1])
-    of_one = estimates.two_groups([0.1, 0.2], [0.1])
+    same = statistics.two_groups([0.1, 0.1], [0.1, 0.1])
+    of_one = statistics.two_groups([0.1, 0.2], [0.1])
 
     assert pytest.approx(expected.pvalue) == found.p_value()
     assert pytest.approx(expected.df) == found.degrees_of_freedom
     assert pytest.approx(tuple(expected.confidence_interval(0.9))) == ends
     assert (1.0, True) == (same.p_value(), math.isfinite(same.half_width()))
-    assert 0.0 == estimates.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
+    assert 0.0 == statistics.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
     assert (None, None, 1) == (of_one.half_width(), of_one.p_value(), of_one.n)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=6, unique=True))
 def test_p_value_is_students(logs):
-    found = estimates.one_group(logs)
+    found = statistics.one_group(logs)
 
     assert stats.ttest_1samp(logs, 0).pvalue == pytest.approx(found.p_value(), abs=1e-9)
     assert (found.p_value() < 0.05) == (abs(found.centre) > found.half_width())
@@ -98,11 +102,11 @@ def test_p_value_is_students(logs):
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, math.nan]])
 def test_values_that_are_no_measurement_are_refused(values):
     with pytest.raises(results.ResultsError, match=r"^values (is|holds) \[.*must be"):
-        estimates.geometric_mean(values, unit="images/s")
+        statistics.geometric_mean(values, unit="images/s")
 
 
 def test_the_wildest_repetitions_have_an_interval_of_floats():
-    found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+    found = statistics.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
 
     assert 0 <= found.low < 1 < found.high < math.inf
 
@@ -118,16 +122,16 @@ def student(logs):
     return math.exp(low), math.exp(np.mean(logs)), math.exp(high)
 
 
-def ends(estimate):
+def ends_of(estimate):
     return estimate.low, estimate.value, estimate.high
 
 
 def test_intervals_say_what_they_are_over():
-    repetitions_only = estimates.over_rounds([[of] for of in LOGS], unit="images/s")
+    repetitions_only = statistics.over_rounds([[of] for of in LOGS], unit="images/s")
     # Five equal means of 20 rounds that differ.
-    rounds = estimates.over_rounds([[0.4, 0.6] * 10] * 5)
+    rounds = statistics.over_rounds([[0.4, 0.6] * 10] * 5)
 
-    assert student(LOGS) == pytest.approx(ends(repetitions_only))
+    assert student(LOGS) == pytest.approx(ends_of(repetitions_only))
     assert (4, "images/s", True) == (
         repetitions_only.n,
         repetitions_only.unit,
@@ -140,7 +144,7 @@ def test_intervals_say_what_they_are_over():
 
 @pytest.mark.parametrize("apart", [0.05, 0.4])
 def test_a_p_value_agrees_with_its_interval(apart):
-    mean = estimates.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
+    mean = statistics.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
 
     assert (mean.p_value() < 0.05) == (mean.centre > mean.half_width())
     assert 2 * mean.half_width() == pytest.approx(mean.widened(2.0).half_width())
@@ -149,7 +153,7 @@ def test_a_p_value_agrees_with_its_interval(apart):
 def test_an_interval_that_decided_when_to_stop_is_wider():
     logs = [*LOGS, 0.49, 0.51]
     planned, stopped = (
-        estimates.over_rounds([[log] for log in logs], is_stopped_on_width=of)
+        statistics.over_rounds([[log] for log in logs], is_stopped_on_width=of)
         for of in (False, True)
     )
     half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
@@ -157,7 +161,7 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
     assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
     assert planned.value == stopped.value
     assert "widened by 10 % because measuring stopped on its width" in stopped.method
-    assert estimates.over_repetitions(logs[:5]) == estimates.over_rounds(
+    assert statistics.over_repetitions(logs[:5]) == statistics.over_rounds(
         [[log] for log in logs[:5]], is_stopped_on_width=True
     )
 
@@ -165,20 +169,20 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
 @pytest.mark.parametrize("more", [[], [0.51, 0.50]])
 def test_measuring_stops_where_the_reported_interval_reaches_the_target(more):
     logs = [[log, log] for log in (*LOGS, 0.49, *more)]
-    estimate = estimates.over_rounds(logs, is_stopped_on_width=True)
+    estimate = statistics.over_rounds(logs, is_stopped_on_width=True)
     reached = estimate.high / estimate.value - 1
 
-    assert estimates.is_precise_enough(logs, reached * 1.001)
-    assert not estimates.is_precise_enough(logs, reached * 0.999)
+    assert statistics.is_precise_enough(logs, reached * 1.001)
+    assert not statistics.is_precise_enough(logs, reached * 0.999)
     # Not from fewer than five, though they agree to the last digit.
     assert [False, False, True] == [
-        estimates.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
+        statistics.is_precise_enough([[0.5, 0.5]] * n, 0.03) for n in (0, 4, 5)
     ]
 
 
 def test_one_repetition_excludes_nothing():
     logs = np.random.default_rng(1).normal(0.5, 0.1, 23).tolist()
-    estimate = estimates.these_processes_only(logs)
+    estimate = statistics.these_processes_only(logs)
 
     assert estimate.low > 1
     assert (1, False) == (estimate.n, estimate.is_conclusive)
@@ -189,7 +193,7 @@ def test_one_repetition_excludes_nothing():
 
 def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_repetition():
     logs = np.random.default_rng(2).normal(0.0, 0.1, 100).tolist()
-    independent, dependent = map(estimates.these_processes_only, (logs, sorted(logs)))
+    independent, dependent = map(statistics.these_processes_only, (logs, sorted(logs)))
 
     assert math.log(dependent.high) > 2 * math.log(independent.high)
 
@@ -198,16 +202,22 @@ def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_repetition():
     ("num_rounds", "expected"),
     [(3, 0), (4, 2), (19, 9), (100, 10), (192, 13), (5000, 30)],
 )
-def test_number_of_batches(num_rounds, expected):
-    estimate = estimates.these_processes_only([0.5] * num_rounds)
+def test_one_repetition_has_the_interval_of_so_many_batches(num_rounds, expected):
+    logs = np.random.default_rng(num_rounds).normal(0.5, 0.1, num_rounds)
+    estimate = statistics.these_processes_only(logs)
+    ends = [logs.mean()]
+    if expected:
+        means = [batch.mean() for batch in np.array_split(logs, expected)]
+        half = stats.t.ppf(0.975, expected - 1) * stats.sem(means)
+        ends = [logs.mean() - half, logs.mean(), logs.mean() + half]
 
-    assert expected == estimates.num_batches(num_rounds)
-    assert estimate.has_interval == bool(expected)
+    known = [of for of in ends_of(estimate) if of is not None]
+    assert ends == pytest.approx(np.log(known))
     assert ("too few rounds" in estimate.method) == (not expected)
 
 
 def holm(*p_values):
-    return tuple(estimates.holm(dict(enumerate(p_values))).values())
+    return tuple(statistics.holm(dict(enumerate(p_values))).values())
 
 
 def test_holms_own_steps():
@@ -229,4 +239,4 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
 
 def test_what_is_no_measurement_is_refused():
     with pytest.raises(results.ResultsError, match="a sequence of one or more numbers"):
-        estimates.over_repetitions([])
+        statistics.over_repetitions([])

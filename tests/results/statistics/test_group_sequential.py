@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 import noise_models
@@ -21,24 +21,17 @@ from noise_models import Change
 from scipy import special, stats
 
 import results
-from results.statistics import estimates, group_sequential
-from results.statistics.group_sequential import (
-    BLOCKS,
-    PASSED,
-    SUSTAINED,
-    TAIL,
-    Design,
-    Verdict,
-)
+from results import statistics
+from results.statistics import BLOCKS, PASSED, SUSTAINED, TAIL, Design, Verdict
 
 LIMIT = math.log(1.05)
 E = 1e-9
-LOOKS = group_sequential.planned_looks(0.05)
+LOOKS = statistics.planned_looks(0.05)
 
 
 def judged(logs, *, delta=0.05, alpha=0.05):
-    mean = estimates.one_group(logs, "logs")
-    return group_sequential.judge_mean(mean, delta=delta, alpha=alpha)
+    mean = statistics.one_group(logs, "logs")
+    return statistics.judge_mean(mean, delta=delta, alpha=alpha)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +48,7 @@ def judged(logs, *, delta=0.05, alpha=0.05):
     ],
 )
 def test_verdict_of_an_interval(low, high, expected):
-    found = group_sequential.verdict_of(low, high, margin=LIMIT)
+    found = statistics.verdict_of(low, high, margin=LIMIT)
 
     assert expected is found
     assert found.is_pass == (found in (Verdict.PASS, Verdict.IMPROVE))
@@ -113,19 +106,19 @@ def test_a_case_without_numbers_stays_undecided():
     logs = np.full((1, LOOKS[-1], 2), np.nan)
     logs[0, :, 0] = np.resize([-0.001, 0.001, 0.0], LOOKS[-1])
     design = Design(looks=LOOKS, most=LOOKS[-1], delta=0.05, alpha=0.05)
-    found = group_sequential.outcomes({BLOCKS: logs}, design)
+    found = statistics.outcomes({BLOCKS: logs}, design)
 
-    assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[BLOCKS][0].tolist()
-    assert group_sequential.fewest_to_pass(0.05) == found.decided_at[BLOCKS][0, 0]
-    assert group_sequential.UNDECIDED == found.verdicts[0]
+    assert [PASSED, statistics.UNDECIDED] == found.of_cases[BLOCKS][0].tolist()
+    assert statistics.fewest_to_pass(0.05) == found.decided_at[BLOCKS][0, 0]
+    assert statistics.UNDECIDED == found.verdicts[0]
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
 def test_a_pass_needs_repetitions_that_show_what_slows_one_in_five(alpha):
-    fewest = group_sequential.fewest_to_pass(alpha)
+    fewest = statistics.fewest_to_pass(alpha)
 
     assert 0.8**fewest < alpha < 0.8 ** (fewest - 3)
-    assert fewest in group_sequential.planned_looks(alpha)
+    assert fewest in statistics.planned_looks(alpha)
 
 
 DELTA = ALPHA = 0.05
@@ -135,7 +128,7 @@ KINDS = {BLOCKS: (0.6, 1.0), SUSTAINED: (0.1, 3.0), TAIL: (0.05, None)}
 SINGLES = 0.15
 
 # By kind: of each case, the log slowdown of each repetition.
-Logs = dict[group_sequential.Kind, list[list[float]]]
+Logs = dict[statistics.Kind, list[list[float]]]
 Interval = tuple[float, float, float]
 
 
@@ -145,9 +138,7 @@ def test_levels_spend_as_much_as_the_function_says(
     looks: tuple[int, ...], alpha: float
 ) -> None:
     """At each look of a whole gate, and of one that ended early."""
-    bounds = special.ndtri(
-        1 - np.asarray(group_sequential.nominal_levels(looks, 12, alpha))
-    )
+    bounds = special.ndtri(1 - np.asarray(statistics.nominal_levels(looks, 12, alpha)))
     times = np.asarray(looks) / 12
     correlation = np.sqrt(
         np.minimum.outer(times, times) / np.maximum.outer(times, times)
@@ -177,14 +168,14 @@ def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
     late = tuple(look for look in looks if look >= fewest)
     if late:
         passing |= zip(
-            late, group_sequential.nominal_levels(late, most, ALPHA / 2), strict=True
+            late, statistics.nominal_levels(late, most, ALPHA / 2), strict=True
         )
 
     def level(share: float, look: int) -> float:
-        levels = group_sequential.nominal_levels(looks, most, share * ALPHA)
+        levels = statistics.nominal_levels(looks, most, share * ALPHA)
         return levels[looks.index(look)]
 
-    decided: dict[tuple[group_sequential.Kind, int], tuple[str, Interval]] = {}
+    decided: dict[tuple[statistics.Kind, int], tuple[str, Interval]] = {}
     for look in looks:
         shown = {}
         for kind, cases in logs.items():
@@ -208,9 +199,7 @@ def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
     return Verdicts(whole, look, found)
 
 
-def whole_of(
-    logs: Logs, verdicts: Mapping[tuple[group_sequential.Kind, int], str]
-) -> str:
+def whole_of(logs: Logs, verdicts: Mapping[tuple[statistics.Kind, int], str]) -> str:
     """Returns the verdict of a gate so far."""
     if "regress" in verdicts.values():
         return "regress"
@@ -231,7 +220,7 @@ def judge_kind(
 ) -> list[tuple[str, Interval]]:
     """Returns verdict and interval of each case; ``limit`` None: none can pass."""
     degrees = len(cases[0]) - 1
-    means = [statistics.fmean(of) for of in cases]
+    means = [fmean(of) for of in cases]
     away = [[v - mean for v in of] for of, mean in zip(cases, means, strict=True)]
     wider = widening(away)
     errors = [
@@ -281,9 +270,9 @@ def widening(cases: Sequence[Sequence[float]]) -> float:
 
 def has_slow_processes(cases: Sequence[Sequence[float]], level: float) -> bool:
     """Whether repetitions that stand out are slower more often than by chance."""
-    around = [statistics.median(of) for of in cases]
+    around = [median(of) for of in cases]
     residuals = [abs(v - a) for of, a in zip(cases, around, strict=True) for v in of]
-    limit = max(4.0 * 1.4826 * statistics.median(residuals), math.log1p(DELTA))
+    limit = max(4.0 * 1.4826 * median(residuals), math.log1p(DELTA))
     votes = [
         sum((v > limit) - (v < -limit) for v in of) for of in zip(*cases, strict=True)
     ]
@@ -303,13 +292,13 @@ def has_slow_processes(cases: Sequence[Sequence[float]], level: float) -> bool:
     ids=["equal", "slower", "every 50th", "one process in five"],
 )
 def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
-    planned = group_sequential.planned_looks(ALPHA)
+    planned = statistics.planned_looks(ALPHA)
     logs = noise_models.simulate(
         "this machine", change, num_gates=2, num_repetitions=17, num_cases=3, seed=8
     )
     of = {BLOCKS: logs.blocks, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    design = group_sequential.Design(looks=planned, most=17, delta=DELTA, alpha=ALPHA)
-    found = group_sequential.outcomes(of, design)
+    design = statistics.Design(looks=planned, most=17, delta=DELTA, alpha=ALPHA)
+    found = statistics.outcomes(of, design)
     for index in range(2):
         again = judge({kind: v[index].T.tolist() for kind, v in of.items()}, planned)
 
@@ -318,6 +307,6 @@ def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
         for case, (verdict, interval) in enumerate(again.cases):
             assert NAMES[int(found.of_cases[BLOCKS][index, case])] == verdict
             at = int(found.decided_at[BLOCKS][index, case]) or again.after
-            seen = group_sequential.look(of[BLOCKS][index], BLOCKS, design, number=at)
+            seen = statistics.look(of[BLOCKS][index], BLOCKS, design, number=at)
             ends = (seen.mean[case], seen.low[case], seen.high[case])
             assert ends == pytest.approx(interval, rel=1e-9)

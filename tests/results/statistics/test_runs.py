@@ -7,12 +7,14 @@ import pytest
 import scipy.stats
 
 import results
-from results.statistics import run_scores
-from results.statistics.run_scores import Time, first_reached, median_time
+from results import statistics
+from results.statistics import Time, first_reached, median_time
+
+TRIMMED_T = "trimmed t (Yuen): Student's t of the winsorized variance over runs"
 
 
 def improvement(first, second, *, is_higher_better=True):
-    return run_scores.probability_of_improvement(
+    return statistics.probability_of_improvement(
         first, second, is_higher_better=is_higher_better
     )
 
@@ -24,10 +26,10 @@ def interval(estimate):
 @pytest.mark.parametrize("count", [10, 11])
 def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
     values = np.random.default_rng(count).exponential(size=count).tolist()
-    found = run_scores.score(values)
+    found = statistics.score(values)
 
     assert scipy.stats.trim_mean(values, 0.25) == pytest.approx(found.value)
-    assert run_scores.TRIMMED_T == found.method
+    assert TRIMMED_T == found.method
     assert found.low < found.value < found.high
 
 
@@ -35,7 +37,7 @@ def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
 def test_runs_are_trimmed_like_yuens_test_does(count, trim):
     """As many runs off either end; SciPy's test against many equal runs."""
     values = np.random.default_rng(count).exponential(size=count)
-    found = run_scores.score(values.tolist())
+    found = statistics.score(values.tolist())
     truth = scipy.stats.trim_mean(values, trim)
     # Yuen's test of two groups; the second has no spread but rounding.
     shifted = 0.7
@@ -52,11 +54,11 @@ def test_runs_are_trimmed_like_yuens_test_does(count, trim):
 
 def test_three_runs_have_the_interval_of_students_t():
     values = [1.0, 2.0, 4.0]
-    found, of_two = (run_scores.score(of) for of in (values, values[:2]))
+    found, of_two = (statistics.score(of) for of in (values, values[:2]))
     expected = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
 
     assert expected == pytest.approx((found.low, found.high))
-    assert found.method == run_scores.TRIMMED_T
+    assert found.method == TRIMMED_T
     assert (None, 1.5, None) == interval(of_two)
     assert "fewer than 3 runs" in of_two.method
 
@@ -68,11 +70,11 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
     num_failed, is_finite
 ):
     values = [0.7, 0.8, 0.81, 0.83, 0.9]
-    failed = run_scores.score([-math.inf] * num_failed + values[num_failed:])
+    failed = statistics.score([-math.inf] * num_failed + values[num_failed:])
 
     assert 5 == failed.n
     assert is_finite is math.isfinite(failed.value) is failed.has_interval
-    assert failed.value <= run_scores.score(values).value
+    assert failed.value <= statistics.score(values).value
 
 
 def test_the_estimate_is_the_share_of_better_pairs():
@@ -178,11 +180,11 @@ def test_a_censored_run_opens_the_upper_end(reached, ended, median, budget):
 
 
 def test_a_target_is_what_the_worst_run_reached():
-    first, _ = run_scores.target_of(
+    first, _ = statistics.target_of(
         [3.0, 1.0, 2.0], is_higher_better=False, num_others=3
     )
-    equal, _ = run_scores.target_of([2.0] * 4, is_higher_better=True, num_others=4)
-    failed, missed = run_scores.target_of(
+    equal, _ = statistics.target_of([2.0] * 4, is_higher_better=True, num_others=4)
+    failed, missed = statistics.target_of(
         [-math.inf] * 5 + [1.0, 2.0, 3.0], is_higher_better=True, num_others=3
     )
 

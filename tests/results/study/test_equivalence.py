@@ -15,26 +15,21 @@ from command_lines import visible
 from study_files import with_results
 
 import reports
-from reports import view_store
-from reports.exports import exports
-from reports.words import caveats
+from reports import caveats_of, limits, view_store
 from results import (
     Change,
     Control,
     EquivalenceCheck,
     Order,
-    PlannedTrial,
     SanityCheck,
     ScalingMode,
     StatusRecord,
     TrialStatus,
     load_study,
+    planned_trial,
+    points_frame,
     summary,
 )
-from results.figures import scaling
-from results.records import identity
-from results.study import equivalence
-from results.study.equivalence import Outcome
 
 GLOBAL_BATCH_SIZE = 16
 LOSSES = (2.5, 2.25, 2.0)
@@ -56,10 +51,7 @@ def planned_match(like, backend, num_replicas):
             "is_evaluated": False,
         }
     )
-    trial_id, case_id = identity.ids(spec)
-    return PlannedTrial(
-        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.STRONG,), spec=spec
-    )
+    return planned_trial(spec, (ScalingMode.STRONG,))
 
 
 def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.OK):
@@ -75,7 +67,11 @@ def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.
         "blocks": (),
         "ranks": (rank,),
         "quality": (),
-        "changes": (Change(group="optimizer", name="adam", sketch=tuple(sketch)),),
+        "changes": (
+            Change(group="optimizer", name="adam", sketch=tuple(sketch)),
+            # A change of zero is no difference.
+            Change(group="model", name="frozen", sketch=(0.0, 0.0)),
+        ),
     }
     folder = store.equivalence
     folder.write_spec(trial.trial_id, trial.spec)
@@ -114,11 +110,12 @@ def run(store, wrong="", **how):
 
 def test_what_matches_one_replica_counts(store):
     run(store, "in_graph", losses=[loss * 1.00001 for loss in LOSSES])
-    study = load_study(store)
+    view = view_store(store)
 
-    assert [Outcome.MATCHES] * 2 == [match.outcome for match in study.matches]
-    assert all(point.throughput is not None for point in scaling.points(study))
-    (sentence,) = caveats.matches(view_store(store))
+    assert ["matches"] * 2 == [match.outcome.value for match in view.study.matches]
+    assert [0.0] * 2 == [match.change_difference for match in view.study.matches]
+    assert all(point.throughput is not None for point in view.points)
+    (sentence,) = (text for text in limits(view) if "one replica" in text)
     assert re.match(
         r"in_graph x2, tf_mirrored x2 match one replica on the first 3 steps: losses "
         r"differ by at most 1e-05, what the steps change by at most 0, relatively\.",
@@ -140,15 +137,13 @@ WRONG = {
 def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
     how, reason = WRONG[name]
     run(store, "in_graph", **how)
-    study = load_study(store)
+    view = view_store(store)
     wrong = [
         entry
-        for entry in study.planned
+        for entry in view.study.planned
         if entry.spec.backend == "in_graph" and entry.spec.num_replicas > 1
     ]
-    points = {
-        (point.backend, point.num_replicas): point for point in scaling.points(study)
-    }
+    points = {(point.backend, point.num_replicas): point for point in view.points}
 
     assert {"unmatched"} == {entry.state for entry in wrong}
     assert all(re.match(reason, entry.reason) for entry in wrong)
@@ -158,10 +153,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
     assert re.match(reason, crossed.missing_reason)
     assert points["tf_mirrored", 2].speedup is not None
     assert points["in_graph", 1].throughput is not None
-    ratios = {
-        item.first.spec.num_replicas: item.ratio
-        for item in scaling.compare_backends(study)
-    }
+    ratios = {item.first.spec.num_replicas: item.ratio for item in view.comparisons}
     assert ratios[2] is None
     assert ratios[1] is not None
 
@@ -172,7 +164,7 @@ def test_the_report_crosses_it_out(store):
     matches = summary(store)["matches"]
     (found,) = (match for match in matches if match["backend"] == "in_graph")
     stream = io.StringIO()
-    exports.print_summary(store, rich.console.Console(file=stream, width=200))
+    reports.print_summary(store, rich.console.Console(file=stream, width=200))
 
     assert re.search(r"in_graph weak 2 . \d+ not equivalent differs from one ", page)
     assert (
@@ -194,15 +186,17 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     store.write_plan(plan.model_copy(update={"equivalence": None}))
     old = load_study(store)
 
-    assert (Outcome.NOT_CHECKED, True) == (failed.outcome, failed.has_failed)
+    assert ("not_checked", True) == (failed.outcome.value, failed.has_failed)
     assert re.match(r"the run of tf_mirrored x2 ended as failed: ", failed.reason)
     assert re.match(
         r"the run of single x1 has no record: it is missing", missing.reason
     )
-    assert {equivalence.OLD_PLAN} == {match.reason for match in old.matches}
+    assert {"an earlier version planned this study"} == {
+        match.reason for match in old.matches
+    }
     assert not any(match.has_failed for match in old.matches)
     assert all(entry.state != "unmatched" for entry in old.planned)
-    (sentence,) = caveats.matches(view_store(store))
+    (sentence,) = (text for text in limits(view_store(store)) if "one replica" in text)
     assert sentence == (
         "Not checked against one replica: in_graph x2, tf_mirrored x2: an earlier "
         "version planned this study."
@@ -242,14 +236,8 @@ def test_a_study_that_checks_nothing_says_why(store, change, reasons):
     found = load_study(store).matches
 
     assert reasons == [match.reason for match in found]
-    assert {Outcome.NOT_CHECKED} == {match.outcome for match in found}
+    assert {"not_checked"} == {match.outcome.value for match in found}
     assert found[0].has_failed == (reasons[0] != "every worker updates")
-
-
-def test_a_change_of_zero_is_no_difference():
-    zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
-
-    assert {("model", "frozen"): 0.0} == equivalence.change_differences(zero, zero)
 
 
 @pytest.fixture(scope="module")
@@ -280,25 +268,37 @@ def of_mirrored(spec):
 
 
 def sentences(view):
-    return [*caveats.same_work(view)]
+    """What is said of whether backends do the same work."""
+    starts = ("Equal programs", "Steps draw", "Backends", "The model", "First losses")
+    return [text for text in limits(view) if text.startswith(starts)]
 
 
 def design(view):
-    (found,) = [of for of in caveats.collect(view) if of.name == "Design"]
+    (found,) = [of for of in caveats_of(view) if of.name == "Design"]
     return found.reason
+
+
+def agreement(view):
+    return summary(view.study)["agreement"]
+
+
+def compared(view):
+    """The sizes of cases with a ratio."""
+    rows = points_frame(view.study).query("figure == 'forest'")
+    return sorted(rows["num_replicas"])
 
 
 def test_backends_with_equal_losses_do_the_same_work(view):
     (text,) = sentences(view)
     assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
     view = with_losses(view, 1.000001, lambda spec: spec.backend == "in_graph")
-    found = equivalence.agreements_of(view.study)
+    found = agreement(view)
     (text,) = sentences(view)
 
-    assert found.repeats_itself
-    assert [1, 2] == [pair.first.spec.num_replicas for pair in found.pairs]
-    assert {2} == {pair.num_pairs for pair in found.pairs}
-    assert not found.broken
+    assert found["repeats_itself"]
+    assert [1, 2] == [pair["num_replicas"] for pair in found["pairs"]]
+    assert {2} == {pair["n"] for pair in found["pairs"]}
+    assert all(pair["holds"] for pair in found["pairs"])
     assert "Backends compute the same: " in text
 
 
@@ -306,45 +306,41 @@ def test_a_backend_that_computes_something_else_has_no_ratio(view):
     view = with_losses(
         view, 1.05, lambda spec: of_mirrored(spec) and spec.num_replicas == 2
     )
-    (broken,) = equivalence.agreements_of(view.study).broken
-    data = summary(view.study)["agreement"]
+    pairs = agreement(view)["pairs"]
 
-    assert 0.04 < broken.difference < 0.06
-    assert [1] == [
-        pair.first.spec.num_replicas for pair in scaling.compare_backends(view.study)
-    ]
+    assert 0.04 < pairs[1]["largest_relative_difference"] < 0.06
+    assert [1] == compared(view)
     assert re.match(
         r"tf_mirrored, 2 replicas x 8 does not do the same work as in_graph: their "
         r"losses differ by up to 5\s% within the first 3 steps",
         design(view),
     )
-    assert [True, False] == [pair["holds"] for pair in data["pairs"]]
+    assert [True, False] == [pair["holds"] for pair in pairs]
 
 
 def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
     view = with_losses(view, 1.5, lambda spec: spec.control is Control.AA)
-    found = equivalence.agreements_of(view.study)
+    found = agreement(view)
     (text,) = sentences(view)
 
-    assert not found.repeats_itself
-    assert not found.pairs
-    assert 2 == len(scaling.compare_backends(view.study))
+    assert not found["repeats_itself"]
+    assert not found["pairs"]
+    assert [1, 2] == compared(view)
     assert text.startswith("Equal programs do not repeat themselves here")
 
 
 def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
-    check = SanityCheck(name=equivalence.OWN_CHECK, is_passed=True, detail="3 losses")
+    check = SanityCheck(name="first_losses_agree", is_passed=True, detail="3 losses")
     view = with_losses(view, 1.5, of_mirrored, check)
 
-    assert () == equivalence.agreements_of(view.study).pairs
-    assert 2 == len(scaling.compare_backends(view.study))
+    assert [] == agreement(view)["pairs"]
+    assert [1, 2] == compared(view)
     (text,) = sentences(view)
     assert text.startswith("First losses of tf_mirrored are compared in each of their")
 
 
 def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
     drawing = with_losses(view, 1.2, of_mirrored, draws_random_numbers=True)
-    found = equivalence.agreements_of(drawing.study)
     (text,) = sentences(drawing)
     matched = EquivalenceCheck(trials=view.study.plan.trials[:1])
     (equivalence_text,) = sentences(
@@ -353,10 +349,16 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
         )
     )
 
-    assert equivalence.agreements_of(with_losses(view, 1.2, of_mirrored).study).broken
-    assert found.is_drawn
-    assert not found.broken
-    assert found.aa_control is not None
+    broken = agreement(with_losses(view, 1.2, of_mirrored))["pairs"]
+    assert [False, False] == [pair["holds"] for pair in broken]
+    assert [] == agreement(drawing)["pairs"]
+    # The A/A control is compared all the same.
+    control = with_losses(
+        view, 1.5, lambda spec: spec.control is Control.AA, draws_random_numbers=True
+    )
+    assert [True, False] == [
+        agreement(of)["repeats_itself"] for of in (drawing, control)
+    ]
     assert re.search(
         "each backend its own, .* nor does anything else: there was no equiv", text
     )
@@ -374,12 +376,12 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(view
     first = with_losses(view, 1.05, of_mirrored, **plan)
     begins, rest = sentences(later)
 
-    assert not equivalence.agreements_of(later.study).broken
-    assert 2 == len(scaling.compare_backends(later.study))
+    assert [True, True] == [pair["holds"] for pair in agreement(later)["pairs"]]
+    assert [1, 2] == compared(later)
     assert re.match(
         "Backends begin alike: .* losses of the first step differ by at most 0.0001",
         begins,
     )
     assert rest.startswith("The model amplifies rounding from its first update on")
-    assert 2 == len(equivalence.agreements_of(first.study).broken)
+    assert [False, False] == [pair["holds"] for pair in agreement(first)["pairs"]]
     assert "within the first step, so their ratio is left out" in design(first)

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from study_files import edit_record
 
-from reports.site.comparison import compare_studies
+from reports import compare_studies
 from results import load_study
-from results.judging.gate_metrics import THROUGHPUT
+from results.judging import metric_of
 
+THROUGHPUT = metric_of("throughput")
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 
 
@@ -23,10 +23,7 @@ def make(tmp_path, synthetic):
             name=name,
             **fields,
         )
-        store = synthetic.make_store(tmp_path / name, shape)
-        for path in store.root.glob("trials/*/env.json"):
-            edit_record(path, **env)
-        return load_study(store)
+        return load_study(synthetic.make_dated(tmp_path / name, shape, env=env))
 
     return make_study
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import study_files
 
-from results import Store, load_study
-from results.statistics import estimates
+from results import Store, load_study, statistics
 from results.verify import check as check_lib
 from results.verify import trials
 from results.verify.check import Check
@@ -273,21 +272,21 @@ def drawn(numbers, spread=0.0):
         # Geometric mean and Student's interval of repetitions.
         *(
             (
-                lambda of: estimates.geometric_mean(np.exp(np.ravel(of)), unit=""),
+                lambda of: statistics.geometric_mean(np.exp(np.ravel(of)), unit=""),
                 [1] * n,
             )
             for n in (1, 2, 10)
         ),
         # Batches of consecutive rounds.
         *(
-            (lambda of: estimates.these_processes_only(of[0]), [n])
+            (lambda of: statistics.these_processes_only(of[0]), [n])
             for n in (1, 4, 5, 20, 23, 1000)
         ),
         # Repetitions of unlike numbers of rounds.
-        (estimates.over_rounds, [1, 5, 9, 20]),
+        (statistics.over_rounds, [1, 5, 9, 20]),
         # Widened from six on.
         *(
-            (lambda of: estimates.over_rounds(of, is_stopped_on_width=True), [1] * n)
+            (lambda of: statistics.over_rounds(of, is_stopped_on_width=True), [1] * n)
             for n in (5, 6)
         ),
     ],

@@ -12,26 +12,19 @@ import dataclasses
 import functools
 import json
 import math
+from pathlib import Path
 
 import noise_models
 import numpy as np
 import page_claims
 from noise_models import SPREAD, Change
 
-from results.judging import paired_gate
-from results.statistics import group_sequential
-from results.statistics.group_sequential import (
-    BLOCKS,
-    PASSED,
-    REGRESSED,
-    SUSTAINED,
-    TAIL,
-    Design,
-)
+from results import statistics
+from results.statistics import BLOCKS, PASSED, REGRESSED, SUSTAINED, TAIL, Design
 
 ALPHA = DELTA = 0.05
 NUM_CASES = 6
-_LOOKS = group_sequential.planned_looks(ALPHA)
+_LOOKS = statistics.planned_looks(ALPHA)
 DESIGN = Design(looks=_LOOKS, most=_LOOKS[-1], delta=DELTA, alpha=ALPHA)
 EQUAL = Change()
 SLOWER = Change(every_step=math.log(1.05))
@@ -152,7 +145,7 @@ def _outcomes(model, change, num_gates, seed):
         seed=seed,
     )
     of = {BLOCKS: logs.blocks, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    return group_sequential.outcomes(of, DESIGN)
+    return statistics.outcomes(of, DESIGN)
 
 
 def rows_of_model(model, num_gates, seed):
@@ -177,6 +170,10 @@ def claims_table(found):
 
 
 CASES = (1, 3, 6)
+NUMBERS = (3, 4, 5, 6, 8, 10, 15, 20, 40)
+"""Repetitions of gates with one look."""
+RATES = Path(__file__).parents[3] / "results" / "judging" / "error_rates.json"
+"""What the headline of a gate says of how often it errs."""
 TOO_SLOW = (0.05, 0.06, 0.08)
 EFFECTS = (0.0, 0.01, 0.03, *TOO_SLOW)
 MOST = {True: {"pass": 0.08, "regress": 0.10}, False: {"pass": 0.05, "regress": 0.05}}
@@ -287,19 +284,19 @@ DEPENDENT = frozenset(list(TRUTHS)[-3:])
 
 @functools.cache
 def shares(name, effect, num_cases, *, num_gates, seed, number=None):
-    looks = group_sequential.planned_looks(ALPHA) if number is None else (number,)
+    looks = statistics.planned_looks(ALPHA) if number is None else (number,)
     generator = np.random.default_rng([seed, num_cases, list(TRUTHS).index(name)])
     shape = num_gates, looks[-1], num_cases
     logs = TRUTHS[name](generator, shape, math.log1p(effect))
     design = Design(looks=looks, most=looks[-1], delta=DELTA, alpha=ALPHA)
-    found = group_sequential.outcomes({BLOCKS: logs}, design).verdicts
+    found = statistics.outcomes({BLOCKS: logs}, design).verdicts
     return float((found == PASSED).mean()), float((found == REGRESSED).mean())
 
 
 def worst(num_gates, seed):
     """Yields what a page prints: the worst rates of each configuration."""
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
-    for number in (None, *paired_gate.NUMBERS):
+    for number in (None, *NUMBERS):
         for num_cases in CASES:
             row = {"repetitions": number, "cases": num_cases}
             for is_dependent in (False, True):
@@ -348,4 +345,4 @@ def truths_table(num_gates, seed):
 
 def write_rates(rows):
     listed = ",\n".join(json.dumps(row) for row in rows)
-    paired_gate.PATH.write_text(f"[\n{listed}\n]\n", encoding="utf-8")
+    RATES.write_text(f"[\n{listed}\n]\n", encoding="utf-8")

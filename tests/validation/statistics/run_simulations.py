@@ -39,10 +39,7 @@ from scipy import stats
 
 from harness.machine import disturbance
 from harness.run.rounds import MIN_ROUNDS
-from results import Block, TrialResult
-from results.figures import scaling
-from results.records.measuring import MAX_ATTEMPTS
-from results.statistics import estimates
+from results import Block, TrialResult, figures, statistics
 
 FAST_DEVIATION, FAST_SEC = 0.12, 3.0
 SLOW_DEVIATION, SLOW_SEC = 0.04, 100.0
@@ -51,7 +48,7 @@ NUM_CASES, STEP_SEC = 6, 0.4
 START_SEC = 8.0
 """Of each process, until all can take turns; they start side by side."""
 SWEEP_SEC = 540.0
-MOST_REPETITIONS = 40
+FEWEST_TO_STOP, MOST_REPETITIONS = 5, 40
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
 
@@ -89,15 +86,9 @@ class Repetition:
 
     def log_ratios(self, sweep):
         """Returns the log ratios of cases 1 and 0, of the rounds that a sweep has."""
-        first, second = (
-            {
-                index: float(value)
-                for index, value in enumerate(self.rates[:, case, sweep])
-                if not math.isnan(value)
-            }
-            for case in (1, 0)
-        )
-        return estimates.log_ratios(first, second)
+        first, second = (np.log(self.rates[:, case, sweep]) for case in (1, 0))
+        ratios = first - second
+        return ratios[~np.isnan(ratios)].tolist()
 
 
 class Sweeps:
@@ -202,7 +193,7 @@ def one_repetition(num_sweeps, seed, *, is_truth_of_processes):
     sweeps = Sweeps(num_sweeps, seed)
     (measured,) = sweeps.measure(1, SWEEP_SEC)
     found = [
-        estimates.these_processes_only(measured.log_ratios(sweep))
+        statistics.these_processes_only(measured.log_ratios(sweep))
         for sweep in range(num_sweeps)
     ]
     truths = np.full(num_sweeps, LOG_RATIO)
@@ -219,7 +210,7 @@ def fixed(num_sweeps, seed, *, num_repetitions):
     sweeps = Sweeps(num_sweeps, seed)
     measured = sweeps.measure(num_repetitions, SWEEP_SEC)
     found = [
-        estimates.over_rounds([one.log_ratios(sweep) for one in measured])
+        statistics.over_rounds([one.log_ratios(sweep) for one in measured])
         for sweep in range(num_sweeps)
     ]
     design = f"{num_repetitions} runs"
@@ -229,7 +220,7 @@ def fixed(num_sweeps, seed, *, num_repetitions):
 def sequential(num_sweeps, seed, *, target):
     """Repetitions until the interval is short enough."""
     sweeps = Sweeps(num_sweeps, seed)
-    repetition_sec = SWEEP_SEC / estimates.FEWEST_TO_STOP
+    repetition_sec = SWEEP_SEC / FEWEST_TO_STOP
     measured = []
     logs = [[] for _ in range(num_sweeps)]
     end_sec = np.full(num_sweeps, np.nan)
@@ -237,11 +228,11 @@ def sequential(num_sweeps, seed, *, target):
         measured += sweeps.measure(1, repetition_sec)
         for sweep in np.flatnonzero(np.isnan(end_sec)):
             logs[sweep].append(measured[-1].log_ratios(sweep))
-            if estimates.is_precise_enough(logs[sweep], target):
+            if statistics.is_precise_enough(logs[sweep], target):
                 end_sec[sweep] = measured[-1].end_sec[sweep]
     return _design_coverage(
         f"stops when within {100 * target:g} %",
-        [estimates.over_rounds(found, is_stopped_on_width=True) for found in logs],
+        [statistics.over_rounds(found, is_stopped_on_width=True) for found in logs],
         np.where(np.isnan(end_sec), sweeps.clock_sec, end_sec),
         [len(found) for found in logs],
     )
@@ -350,7 +341,7 @@ def run_pages(num, seed, folder):
 PARTS = (0.1, 0.3, 0.6)
 BURSTS_SEC = (0.01, 0.05, 0.3, 2.0, 20.0)
 ON_BOTH, ON_SECOND = "the core of both cases", "a core of the second case"
-NUM_REPETITIONS, NUM_ROUNDS = 5, 20
+NUM_REPETITIONS, NUM_ROUNDS, MAX_ATTEMPTS = 5, 20, 3
 BLOCK_SEC, OTHERS_SEC, WARM_SEC = 0.4, 1.6, 30.0
 OF_PROCESS, OF_ROUND, OF_BLOCK = 0.02, 0.08, 0.045
 """Standard deviations of log time."""
@@ -473,7 +464,7 @@ def study(load, seed):
     bursts = _Bursts(load, drawn)
     found = [_repetition(load, bursts, drawn) for _ in range(NUM_REPETITIONS)]
     cases = [_case([of[side] for of in found], side + 1) for side in (0, 1)]
-    ratio = scaling.throughput_ratio(cases[1], cases[0])
+    ratio = figures.throughput_ratio(cases[1], cases[0])
     assert ratio is not None
     return ratio
 

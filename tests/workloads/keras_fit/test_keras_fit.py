@@ -16,7 +16,7 @@ import replicator
 from harness import PlanError
 from harness import catalog as harness_catalog
 from harness import main as run_harness
-from results.study import equivalence as verdict
+from results import change_differences, loss_difference
 from workloads import catalog
 from workloads.common.training import flops_of
 from workloads.resnet50.model import ResNet50, products
@@ -87,11 +87,11 @@ def one_replica():
 def test_two_replicas_match_one(name, loop, backend, tolerance, one_replica):
     one, changes_of_one = one_replica(name, loop)
     two, changes_of_two = _matched(name, loop, backend)
-    differences = verdict.change_differences(changes_of_two, changes_of_one)
+    differences = change_differences(changes_of_two, changes_of_one)
 
     if name == "keras_fit":
         assert list(GOLDEN_LOSSES) == pytest.approx(one, rel=1e-4)
-    assert verdict.loss_difference(two, one) < tolerance
+    assert loss_difference(two, one) < tolerance
     assert {"model", "optimizer"} == {group for group, _ in differences}
     assert max(differences.values()) < tolerance
 

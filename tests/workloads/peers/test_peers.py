@@ -19,7 +19,6 @@ from harness import ExitCode, PlanError, catalog
 from harness.client.scaling_client import rank_path
 from harness.command import peers
 from results import Control
-from results.study.equivalence import OWN_CHECK
 from workloads import catalog as workloads
 from workloads.common.training import variables_of
 from workloads.data import DIGITS, UNCHANGED
@@ -377,7 +376,8 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         spec = json.loads(path.with_name("spec.json").read_text())
         checks = {check["name"]: check for check in result["sanity"]}
         if spec["backend"] in own:
-            found.setdefault(spec["backend"], []).append(checks[OWN_CHECK]["is_passed"])
+            own_check = checks["first_losses_agree"]
+            found.setdefault(spec["backend"], []).append(own_check["is_passed"])
         assert result["blocks"]
     assert {name: [True] * len(seen) for name, seen in found.items()} == found
     assert own == set(found)
