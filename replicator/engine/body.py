@@ -269,18 +269,20 @@ def postorder(
 # that a data edge implies. At run time, the node becomes the nodes of its body: these
 # start as soon as their own inputs are available, and an output can be available before
 # all effects. So every such node gets a control edge along each of its data edges
-# again.
+# again. A node without effects does, too: a branch that returns an argument does not
+# wait for the others, among which may be a read that a later write has to follow.
 
 _CALL = "StatefulPartitionedCall"
-_WITH_EFFECTS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
+BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+LOOPS = frozenset({"StatelessWhile", "While"})
 
 
 def keep_effects_in_order(graph_def: Any) -> None:
     """Adds the control edges to a graph and the functions of its library, in place."""
-    with_effects = _stateful(graph_def) | _WITH_EFFECTS
+    flattened = _stateful(graph_def) | BRANCHES | LOOPS | {_CALL}
     for nodes in node_lists(graph_def):
         names = {node.name for node in nodes}
-        calls = {node.name for node in nodes if node.op in with_effects}
+        calls = {node.name for node in nodes if node.op in flattened}
         for node in nodes if calls else ():
             known = {text for text in node.input if text.startswith("^")}
             data = [text for text in node.input if text not in known]

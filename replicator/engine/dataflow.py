@@ -11,7 +11,14 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
-from replicator.engine.body import called_names, nodes_of, producer, ref_of
+from replicator.engine.body import (
+    BRANCHES,
+    LOOPS,
+    called_names,
+    nodes_of,
+    producer,
+    ref_of,
+)
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -36,19 +43,8 @@ _WRITE_PREFIXES = (
     "ResourceSparseApply",
     "ResourceStridedSliceAssign",
 )
-_CALL_OPS = frozenset(
-    {
-        "Case",
-        "If",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-        "StatelessCase",
-        "StatelessIf",
-        "StatelessWhile",
-        "While",
-    }
-)
-_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_CALL_OPS = BRANCHES | LOOPS | _CALLS
 PASS_THROUGH = frozenset({"Identity", "IdentityN"})
 _RESOURCE = tf.resource.as_datatype_enum
 
@@ -60,7 +56,7 @@ def takes_inputs(proto: Any, functions: Collection[str]) -> bool:
 
 def first_argument(proto: Any) -> int:
     """Which input of such a node is the first argument: 0 may choose the branch."""
-    return int(proto.op in _BRANCHES)
+    return int(proto.op in BRANCHES)
 
 
 class Effects(NamedTuple):
@@ -174,8 +170,6 @@ _NEVER_OF_NUMBERS = frozenset(
         "ZerosLike",
     }
 )
-_LOOPS = frozenset({"StatelessWhile", "While"})
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # Outputs of batch norm that the given mean and variance reach, while it trains.
 _RUNNING = frozenset({"batch_mean:0", "batch_variance:0"})
 
@@ -243,9 +237,9 @@ class Functions:
 
     def _call(self, proto: Any, masks: list[int]) -> list[int] | None:
         """The masks of what functions return that a node calls; None if it does not."""
-        if proto.op in _LOOPS:
+        if proto.op in LOOPS:
             return self._loop(proto, masks)
-        if proto.op in _BRANCHES:
+        if proto.op in BRANCHES:
             branches = [self._results(name, masks[1:]) for name in _branches(proto)]
             return [masks[0] | _union(way) for way in zip(*branches, strict=True)]
         name = proto.attr["f"].func.name if proto.op in _CALLS else proto.op

@@ -214,9 +214,6 @@ def _add_end(graph_def: Any, task: Any) -> str:
 
 
 _LOWERING = "_lower_using_switch_merge"
-_CONTROL_FLOW_OPS = frozenset(
-    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
-)
 
 
 def optimize(
@@ -321,5 +318,5 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     # They may when the function runs, but not before it is copied: a loop that is one
     # node can be renamed like any other.
     for node in itertools.chain.from_iterable(body.node_lists(graph_def)):
-        if node.op in _CONTROL_FLOW_OPS:
+        if node.op in body.BRANCHES | body.LOOPS:
             node.attr[_LOWERING].b = is_lowered

@@ -133,6 +133,60 @@ def test_a_value_that_a_call_is_given_is_read_before_the_call_writes(in_graph):
         assert -1 == int(weight.numpy())
 
 
+def _branch(x, read):
+    return tf.cond(x > 0, lambda: x, lambda: read)
+
+
+def _case(x, read):
+    return tf.switch_case(tf.cast(x > 0, tf.int32), [lambda: read, lambda: x])
+
+
+def _loop(x, read):
+    shown = tf.while_loop(
+        lambda count, *_: count > x, lambda *args: (args[0], args[2], read), (0.0, x, x)
+    )
+    return shown[1]
+
+
+def _first(x, read):
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _branch,
+        _case,
+        _loop,
+        tf.function(_first, autograph=False),
+        tf.function(_branch, autograph=False),
+        tf.function(
+            _first, autograph=False, experimental_attributes={"_noinline": True}
+        ),
+    ],
+    ids=["branch", "case", "loop", "call", "branch in a call", "call that stays"],
+)
+def test_a_write_of_what_passes_by_a_read_comes_after_that_read(in_graph, function):
+    """Its value is there before the read that the write has to wait for."""
+    with in_graph.context():
+        weight = tf.Variable(1.0, trainable=False)
+
+    def step(x):
+        before = weight.read_value()
+        late = tf.ones([300, 300])
+        for _ in range(8):
+            late = late @ tf.ones([300, 300]) / 300.0
+        weight.assign_add(late[0, 0])
+        weight.assign(function(x, weight.read_value()))
+        return before
+
+    for _ in range(3):
+        weight.assign(1.0)
+        before = in_graph.run(step, PerReplica([tf.constant(5.0)] * 2))
+        assert [1.0, 1.0] == list(map(float, before))
+        assert 5.0 == float(weight)
+
+
 INPUTS = PerReplica([tf.constant(1.0), tf.constant(3.0)])
 
 
