@@ -1,5 +1,6 @@
 """Actors as real processes: what they write, what they read, how they fail and end."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -26,8 +27,15 @@ NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
 PATIENCE_SEC = 180.0
 UNIFORM = published("d4pg", replay="uniform")
-NO_NOISE = {"noise_low": 1e-9, "noise_high": 1e-9}
-POLICY = {"network": "mlp", "policy_sizes": "8"}
+# Two actors that do what the policy says, in episodes of 100 steps.
+EXACT = {
+    "network": "mlp",
+    "policy_sizes": "8",
+    "noise_low": 1e-9,
+    "noise_high": 1e-9,
+    "num_actors": 2,
+    "action_repeat": 10,
+}
 SHAPES = {
     "dense_0/kernel": (5, 8),
     "dense_0/bias": (8,),
@@ -62,6 +70,35 @@ def streams_of(settings, **changes):
     return make_streams(num_streams, **{**fields, **changes})
 
 
+@contextlib.contextmanager
+def acting(settings, *weights, kind=ActorPool, **changes):
+    """What actors write, and their pool."""
+    with (
+        streams_of(settings, **changes) as streams,
+        kind(settings, streams, *weights) as pool,
+    ):
+        yield streams, pool
+
+
+def check_episodes(settings, streams, stream, start, count):
+    """Whole ones, and ``count`` records after ``start`` by the policy."""
+    size = streams.share.steps_per_stream
+    own = {
+        name: streams.field(name)[stream * size : (stream + 1) * size]
+        for name in ("observation", "action", "is_first", "is_last")
+    }
+    # 1000 control steps in hundred environment steps, and the final one.
+    for name, place in (("is_first", 0), ("is_last", 100)):
+        found = np.flatnonzero(own[name][:start])
+        assert np.arange(place, start, 101).tolist() == found.tolist()
+    part = slice(start + 10, start + 10 + count)
+    policy = Policy(settings.config, WEIGHTS)
+    expected = np.clip(policy(own["observation"][part]), -1, 1)
+    acted = ~own["is_last"][part]
+    np.testing.assert_allclose(expected[acted], own["action"][part][acted], atol=1e-6)
+    return own
+
+
 def wait_until(holds, pool=None):
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
@@ -89,19 +126,9 @@ def break_cartpole(folder, monkeypatch, code):
 
 @pytest.mark.processes
 def test_actors_write_episodes_and_follow_the_policy():
-    settings = make_settings(
-        num_actors=2,
-        environments_per_actor=2,
-        action_repeat=10,
-        **POLICY,
-        **NO_NOISE,
-        actor_niceness=3,
-    )
+    settings = make_settings(**EXACT, environments_per_actor=2, actor_niceness=3)
     weights = SharedWeights(SHAPES)
-    with (
-        streams_of(settings) as streams,
-        ActorPool(settings, streams, weights) as pool,
-    ):
+    with acting(settings, weights) as (streams, pool):
         wait_until(lambda: streams.num_written.min() > 50, pool)
         before = streams.version.tolist()
         niceness = {os.getpriority(os.PRIO_PROCESS, k) for k in pool.process_ids()}
@@ -110,36 +137,18 @@ def test_actors_write_episodes_and_follow_the_policy():
         start = streams.num_written.copy()
         wait_until(lambda: (streams.num_written - (start + 220)).min() > 0, pool)
         after = pool.counters()
-        policy = Policy(settings.config, WEIGHTS)
-        fields = {
-            name: streams.field(name).reshape(4, streams.share.steps_per_stream, -1)
-            for name in ("observation", "action", "reward", "is_first", "is_last")
-        }
 
         assert {3 + os.getpriority(os.PRIO_PROCESS, 0)} == niceness
         assert {-1} == set(before)
         assert after["num_episodes"] >= 4
         assert (0, 0) == (after["num_refused"], after["num_restarts"])
+        first = set()
         for stream in range(4):
-            end = int(start[stream])
-            own = {name: values[stream] for name, values in fields.items()}
-            # 1000 control steps in hundred environment steps, and the final one.
-            assert np.arange(0, end, 101).tolist() == (
-                np.flatnonzero(own["is_first"][:end]).tolist()
-            )
-            assert np.arange(100, end, 101).tolist() == (
-                np.flatnonzero(own["is_last"][:end]).tolist()
-            )
+            own = check_episodes(settings, streams, stream, int(start[stream]), 190)
             at_random = own["action"][:50]
             assert -1 <= at_random.min() < -0.5 < 0.5 < at_random.max() <= 1
-            part = slice(end + 10, end + 200)
-            expected = np.clip(policy(own["observation"][part]), -1, 1)
-            acted = ~own["is_last"][part, 0]
-            np.testing.assert_allclose(
-                expected[acted], own["action"][part][acted], atol=1e-6
-            )
-        # No two environments begin alike.
-        assert 4 == len({values.tobytes() for values in fields["observation"][:, 0]})
+            first.add(own["observation"][0].tobytes())
+        assert 4 == len(first)  # no two environments begin alike
 
 
 @pytest.mark.processes
@@ -149,7 +158,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     assert [1 / 32, 1.0] == pytest.approx(
         [settings.config.noise_deviation(k, 2) for k in (0, 1)]
     )
-    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
+    with acting(settings) as (streams, pool):
         replay = make_replay(streams, UNIFORM, min_size=200, on_wait=pool.check)
         replay.sample(16, timeout_sec=PATIENCE_SEC)
         wait_until(lambda: streams.num_written.min() > 100, pool)
@@ -201,7 +210,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
         """,
     )
     settings = make_settings()
-    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
+    with acting(settings) as (streams, pool):
         wait_until(lambda: streams.num_written[0] > 2000, pool)
         refused = pool.counters()["num_refused"] / streams.num_written[0]
         replay = make_replay(streams, UNIFORM, min_size=1000)
@@ -230,7 +239,7 @@ def test_actors_that_always_die_end_the_run_with_their_log(tmp_path, monkeypatch
         r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
         r"allowed: fix what its last message says: RuntimeError: no reward today$"
     )
-    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
+    with acting(settings) as (_, pool):
         with pytest.raises(ActorError, match=message):
             wait_until(lambda: False, pool)
 
@@ -244,10 +253,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = make_settings(observations="pixels")
     frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
-    with (
-        streams_of(settings, **frames) as streams,
-        ActorPool(settings, streams) as pool,
-    ):
+    with acting(settings, **frames) as (_, pool):
         with pytest.raises(ValueError, match=r"^option observations='pixels' needs Op"):
             wait_until(lambda: False, pool)
 
@@ -257,7 +263,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
 @pytest.mark.processes
 def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     settings = make_settings(num_actors=2, stuck_sec=1.0)
-    with streams_of(settings) as streams, ActorPool(settings, streams) as pool:
+    with acting(settings) as (streams, pool):
         wait_until(lambda: streams.num_written.min() > 50, pool)
         pool.pause()
         processes = [psutil.Process(pid) for pid in pool.process_ids()]
@@ -389,18 +395,10 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         "PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
     others = set(collectors())
-    settings = make_settings(
-        num_actors=2,
-        action_repeat=10,
-        **POLICY,
-        **NO_NOISE,
-        max_restarts=1,
-    )
+    settings = make_settings(**EXACT, max_restarts=1)
     weights = SharedWeights(SHAPES)
-    with (
-        streams_of(settings, steps_per_stream=5000) as streams,
-        RayActorPool(settings, streams, weights) as pool,
-    ):
+    of_ray = {"kind": RayActorPool, "steps_per_stream": 5000}
+    with acting(settings, weights, **of_ray) as (streams, pool):
         replay = make_replay(streams, UNIFORM, min_size=300, on_wait=pool.check)
         sampled = replay.sample(32, timeout_sec=PATIENCE_SEC)
         assert (32, 5) == sampled["observation"].shape
@@ -408,17 +406,8 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         wait_until(lambda: streams.version.min() == 5, pool)
         start = int(streams.num_written[0])
         wait_until(lambda: streams.num_written[0] > start + 60, pool)
-        policy = Policy(settings.config, WEIGHTS)
-        part = slice(start, start + 50)
-        acted = ~streams.field("is_last")[part]
-        np.testing.assert_allclose(
-            np.clip(policy(streams.field("observation")[part]), -1, 1)[acted],
-            streams.field("action")[part][acted],
-            atol=1e-6,
-        )
-        # Chunks continue where they ended: 100 environment steps and the final one.
-        ends = np.flatnonzero(streams.field("is_last")[:start])
-        assert np.arange(100, start, 101).tolist() == ends.tolist()
+        # Chunks continue where they ended.
+        check_episodes(settings, streams, 0, start, 50)
         own = set(collectors()) - others
         assert 2 == len(own)
         own.pop().kill()

@@ -9,6 +9,7 @@ import scipy.special
 import small_programs
 import tensorflow as tf
 
+from workloads.common.training import flops_of
 from workloads.resnet50 import model as model_lib
 from workloads.resnet50.model import LARS, GoyalSchedule, PolynomialSchedule
 
@@ -84,10 +85,10 @@ def test_v1_equals_keras_applications():
 
 
 @pytest.mark.parametrize(
-    ("version", "expected", "giga"),
-    [("v1", (2, 1, 1), 3.86), ("v1.5", (1, 2, 1), 4.09)],
+    ("version", "expected", "giga", "flops"),
+    [("v1", (2, 1, 1), 3.86, 479_625_216), ("v1.5", (1, 2, 1), 4.09, 507_936_768)],
 )
-def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga):
+def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga, flops):
     """v1 strides in the first 1x1 convolution, v1.5 in the 3x3, in groups 1 to 3.
 
     3.8 to 3.9 billion multiply-adds in He et al. 2015, 4.1 with the later stride.
@@ -101,6 +102,7 @@ def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga)
         strides
     )
     assert giga == pytest.approx(total / 1e9, abs=0.01)
+    assert flops == flops_of(model_lib.products(made, 32))
 
 
 def test_moving_statistics_follow_the_batch():
