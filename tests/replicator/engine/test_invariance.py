@@ -99,20 +99,6 @@ def test_a_varying_write_makes_a_variable_local_whatever_the_way(in_graph):
     in_graph.assert_in_sync()
 
 
-def test_effects_that_are_seen_outside_are_never_merged(in_graph):
-    seen = []
-
-    def note(value):
-        seen.append(float(value))
-        return value
-
-    def step(x):
-        return tf.py_function(note, [replicator.all_sum(x)], tf.float32)
-
-    assert [3.0, 3.0] == [float(v) for v in in_graph.run(step, INPUTS)]
-    assert [3.0, 3.0] == seen
-
-
 def test_two_trainables_that_drift_are_counted(in_graph):
     first, second = (_variable(n, trainable=True) for n in ("a", "b"))
 
