@@ -9,8 +9,8 @@ DIST_TOOLS := build/dist-tools
 PEERS := build/peers
 CALLBACKS := build/callbacks
 # A file runs in one process, since its tests share clusters and traced programs.
-# Three on two cores: a test of a cluster waits for a fifth of its time.
-TEST_FLAGS ?= --numprocesses 3 --dist loadfile
+# How many there are, tests/conftest.py says.
+TEST_FLAGS ?= --numprocesses auto --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 SWEEP_GPU_FLAGS ?= --workload resnet50 --backends single,in_graph,tf_mirrored --mode weak
 FUZZ_PROGRAMS ?= 10000

@@ -96,6 +96,8 @@ _STARTED: dict[str, str] = {}
 
 # More objects than a file of quick tests makes.
 _MANY_OBJECTS = 100_000
+# Processes that run tests, on a machine of many cores.
+MOST_WORKERS = 9
 
 
 def pytest_pycollect_makemodule(module_path: pathlib.Path) -> None:
@@ -136,6 +138,15 @@ def pytest_runtest_setup(item: Any) -> None:
     if len(gc.get_objects()) > _MANY_OBJECTS:
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: a test of a cluster waits for a fifth of its time.
+
+    Each imports TensorFlow, collects all tests and has servers of forks: 1.5 GB.
+    """
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
 
 
 @pytest.hookimpl(optionalhook=True)
