@@ -310,19 +310,13 @@ _LEAST_TOGETHER = 0.9
 _OPERATIONS = 2 * SIZE**3
 
 
-def multiply(
-    ids: Sequence[str],
-    devices: Sequence[str],
-    *,
-    size: int = SIZE,
-    block_sec: float = BLOCK_SEC,
-) -> Rates:
+def multiply(ids: Sequence[str], devices: Sequence[str]) -> Rates:
     """Times the product on GPUs, by ids and names of devices, in its own process."""
     try:
         answer = environment.ask_on_gpus(
             ids,
             "harness.doctor.gpu",
-            *(str(block_sec), str(size), *devices),
+            *(str(BLOCK_SEC), str(SIZE), *devices),
             timeout_sec=_TIMEOUT_SEC,
             TF_FORCE_GPU_ALLOW_GROWTH="true",
             **gpus.cache_variables(),
@@ -335,13 +329,13 @@ def multiply(
         ) from error
 
 
-def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
+def check_rates(rates: Rates) -> list[Finding]:
     """Returns a finding for each GPU about its rate, alone and with the others."""
     median = statistics.median(rates["alone"])
     is_one, findings = len(rates["alone"]) == 1, []
     pairs = zip(rates["alone"], rates["together"], strict=True)
     for index, (alone, together) in enumerate(pairs):
-        fact = f"{alone * operations / 1e12:.4g} TFLOP/s"
+        fact = f"{alone * _OPERATIONS / 1e12:.4g} TFLOP/s"
         if not is_one:
             fact += f", {alone / median:.2f} of the median"
             fact += f", {together / alone:.2f} of it when all run"

@@ -67,8 +67,8 @@ _AS_FAST = ((*_KIND, *_CASE, "global_batch_size"), (*_KIND, *_CASE), _KIND)
 class Estimate:
     total_sec: float  # Duration of all the given trials.
     basis: str  # One line for the user.
-    # Duration where an interleaved study goes on until it has a verdict or its target;
-    # None where the trials are all there are.
+    # Duration where an interleaved study goes on until it has its target; None where
+    # the trials are all there are.
     most_sec: float | None = None
 
     @property
@@ -150,12 +150,8 @@ class Durations:
         guesses = [self.guess(trial.spec) for trial in trials]
         known = sum(guess for guess in guesses if guess is not None)
         is_shorter = None not in guesses and known < given
-        looks = () if measuring.gate is None else measuring.gate.looks
         most_sec, numbers = None, f"{number}"
-        if looks and looks[-1] > number:
-            numbers = f"{number} to {looks[-1]}"
-            most_sec = min(looks[-1] * measuring.repetition_sec, measuring.minutes * 60)
-        elif measuring.target is not None and not looks:
+        if measuring.target is not None:
             numbers, most_sec = f"{number} or more", measuring.minutes * 60
         each = format_duration(measuring.repetition_sec)
         basis = f"{numbers} runs of {each}"

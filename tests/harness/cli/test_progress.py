@@ -201,10 +201,6 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
 FIXED = Measuring(
     order=Order.INTERLEAVED, minutes=2.0, repetition_sec=60.0, max_rounds=23
 )
-GATE = {"metric": "throughput", "baseline": "main", "delta": 0.05, "alpha": 0.05}
-LOOKS = Measuring.model_validate(
-    dict(FIXED) | {"minutes": 30.0, "gate": GATE | {"looks": (2, 3, 12)}}
-)
 TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 
 
@@ -217,7 +213,6 @@ TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
         (FIXED, 5.0, "40 s (2 runs of 1 min 00 s at most; from earlier trials"),
         (FIXED, 100.0, "2 min 00 s (2 runs of 1 min 00 s, or"),
         # One that may go on says until when.
-        (LOOKS, None, "2 min 00 s to 12 min 00 s (2 to 12 runs of 1 min 00 s, "),
         (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more runs of 1 min 00 "),
     ],
 )
