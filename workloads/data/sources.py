@@ -295,7 +295,7 @@ def open_text(name: str) -> Examples:
     """
     if name != text_files.NAME:
         text_files.check(name)
-    version, read = text_files.version(), text_files.read()
+    version, read = text_files.read()
     pieces: dict[str, dict[str, tuple[int, bytes]]] = {TRAIN_SPLIT: {}, "test": {}}
     for index, file in enumerate(read):
         part = pieces["test" if file.is_held_out else TRAIN_SPLIT]

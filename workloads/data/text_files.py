@@ -12,7 +12,6 @@ import base64
 import dataclasses
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 PACKAGE = "tensorflow"
 NAME = "tensorflow_source"
@@ -43,25 +42,31 @@ class File:
         return [self.content[start : start + CHUNK_SIZE] for start in starts]
 
 
-def version() -> str:
-    """The version of the installed TensorFlow, which is that of the data set."""
-    installed = _distribution().version
-    parts = installed.split(".")
+def read() -> tuple[str, list[File]]:
+    """Returns the version of the installed TensorFlow, and the files that are text.
+
+    Each content is there once; they are sorted by path.
+    """
+    import importlib.metadata  # the planner needs none
+
+    try:
+        distribution = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ValueError(
+            f"the text is that of the package {PACKAGE!r}, which is not installed "
+            "under this name: install it, as make setup does"
+        ) from error
+    version = distribution.version
+    parts = version.split(".")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004
         raise ValueError(
             f"the text is that of a release of {PACKAGE}, whose wheels are the same "
-            f"everywhere, but {installed} is installed: install one such as 2.21.0"
+            f"everywhere, but {version} is installed: install one such as 2.21.0"
         )
-    return installed
-
-
-def read() -> list[File]:
-    """Returns the files, each content once, sorted by path."""
-    distribution = _distribution()
     if not distribution.files:
         raise ValueError(
-            f"{PACKAGE} {distribution.version} is installed without a list of its "
-            "files (RECORD): install it from a wheel, as make setup does"
+            f"{PACKAGE} {version} is installed without a list of its files (RECORD): "
+            "install it from a wheel, as make setup does"
         )
     files: dict[bytes, File] = {}
     # By code points: the order of a file system, or of a language, is another one.
@@ -75,10 +80,10 @@ def read() -> list[File]:
         if path.hash is None or path.hash.value != encoded:
             raise ValueError(
                 f"{path.as_posix()!r} is not the file of the wheel of {PACKAGE} "
-                f"{distribution.version}, which everybody else reads: install it again"
+                f"{version}, which everybody else reads: install it again"
             )
         files.setdefault(digest, File(path=path.as_posix(), content=content))
-    return list(files.values())
+    return version, list(files.values())
 
 
 def is_text(path: str) -> bool:
@@ -101,18 +106,6 @@ def digest_of(files: Iterable[File]) -> str:
         hasher.update(f"{file.path}\0{len(file.content)}\0".encode())
         hasher.update(file.content)
     return hasher.hexdigest()
-
-
-def _distribution() -> Any:
-    import importlib.metadata  # the planner needs none
-
-    try:
-        return importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError(
-            f"the text is that of the package {PACKAGE!r}, which is not installed "
-            "under this name: install it, as make setup does"
-        ) from error
 
 
 def check(name: str) -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -204,26 +204,6 @@ def softmax_cross_entropy(
         even = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1.0 - label_smoothing) * loss + label_smoothing * even
     return loss
-
-
-def add_weight_decay(
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
-    *,
-    weight_decay: float | tf.Tensor,
-) -> list[Any]:
-    """Returns ``g + weight_decay * w`` for kernels, ``g`` for vectors, as published.
-
-    It is the gradient of the L2 penalty, without the cost of that sum.
-    """
-    if isinstance(weight_decay, float) and not weight_decay:
-        return list(gradients)
-    return [
-        gradient + weight_decay * tf.convert_to_tensor(variable)
-        if len(variable.shape) > 1
-        else gradient
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
 
 
 def products(model: ResNet50, image_size: int) -> list[int]:

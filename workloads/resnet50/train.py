@@ -68,10 +68,7 @@ class Training(training.ImageTraining):
         loss, gradients = self.differentiate(
             {name: batch[name] for name in ("image", "label")}
         )
-        gradients = model_lib.add_weight_decay(
-            gradients, self._variables, weight_decay=self._weight_decay()
-        )
-        self.optimizer.apply(gradients, self._variables)
+        self.optimizer.apply(self._decayed(gradients), self._variables)
         return {"loss": loss, "example_id": batch["example_id"]}
 
     def loss_and_gradients(
@@ -87,14 +84,23 @@ class Training(training.ImageTraining):
             scaled_loss = self.optimizer.scale_loss(loss) if self._is_scaled else loss
         return loss, tape.gradient(scaled_loss, self._variables)
 
-    def _weight_decay(self) -> float | tf.Tensor:
-        """Returns the factor of the weights that is added to their gradients."""
+    def _decayed(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns ``g + weight_decay * w`` for kernels, ``g`` for vectors.
+
+        As published: the gradient of the L2 penalty, without the cost of that sum.
+        """
         factor = self.config.weight_decay
         # LARS scales its update, so it adds the decay itself.
         if not factor or self.config.optimizer == "lars":
-            return 0.0
-        # The optimizer divides all its gradients by the loss scale.
-        return self.optimizer.scale_loss(factor) if self._is_scaled else factor
+            return gradients
+        if self._is_scaled:  # the optimizer divides all its gradients by the loss scale
+            factor = self.optimizer.scale_loss(factor)
+        return [
+            gradient + factor * tf.convert_to_tensor(variable)
+            if len(variable.shape) > 1
+            else gradient
+            for gradient, variable in zip(gradients, self._variables, strict=True)
+        ]
 
     def flops(self) -> int:
         products = model_lib.products(self.model, self.config.image_size)

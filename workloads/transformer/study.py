@@ -154,11 +154,6 @@ def flops_by_part(config: TransformerConfig) -> list[int]:
     return [0, *[weights + attention] * config.num_layers, width * NUM_TOKENS]
 
 
-def training_flops(config: TransformerConfig) -> int:
-    """Returns the operations of one token in a step: six per weight, as in PaLM."""
-    return 2 * 3 * sum(flops_by_part(config))
-
-
 def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
     """Returns the scalars of each trainable variable, by part of the model."""
     width, hidden = config.width, config.feed_forward_width
