@@ -29,7 +29,14 @@ from harness.trial.process_tree import request_death_signal
 from results.records.texts import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
 
 
@@ -254,6 +261,16 @@ _DRAIN_SEC: Final = 1.0
 """For processes that end with the program, and for output that is on its way."""
 
 
+_MORE: Final = 1.1
+"""Times the cores of a trial: what counting CPU time can be wrong by, and no more."""
+_FLOOD: Final = 2**19
+"""Bytes per second from which reading the output takes a share of the cores."""
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"
+
+
 class Run:
     def __init__(self, look: Callable[[list[int]], None] | None = None) -> None:
         # Gets the ids of all its processes every second; else they are not looked for.
@@ -281,6 +298,33 @@ class Run:
         cause = next(filter(None, map(first_cause, texts)), "none")
         is_last = cause == "none" or any(x.rstrip().endswith(cause) for x in texts)
         return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
+
+    def remarks(self, num_cores: int, other_gpus: Collection[int]) -> list[str]:
+        """Returns what its user should know of it, where it had some cores."""
+        remarks = []
+        if self.num_left:
+            remarks.append(
+                f"{count(self.num_left, 'process', 'es')} outlived the command and were"
+                " ended; let it wait for what it starts"
+            )
+        if self.bytes_per_sec > _FLOOD:
+            remarks.append(
+                f"it printed {self.bytes_per_sec / 2**20:.1f} MiB/s, and reading that"
+                " takes time from its cores; print less"
+            )
+        if self.busy_cores > _MORE * num_cores:
+            remarks.append(
+                f"it kept {self.busy_cores:.1f} cores busy and has"
+                f" {count(num_cores, 'core')}; leave the affinity as it is, and start"
+                " as many threads as {cores}"
+            )
+        if other_gpus:
+            indices = ", ".join(map(str, sorted(other_gpus)))
+            remarks.append(
+                f"it used {count(len(other_gpus), 'GPU')} that its trial does not have"
+                f" ({indices}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
+            )
+        return remarks
 
     def output(
         self,

@@ -17,14 +17,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from harness.client.scaling_client import ClientError, LostHarnessError, RankFile
 from harness.command import numbers, peers, program, reader, running
 from harness.command.running import CommandError, Run
-from harness.machine import allocation, gpus
+from harness.machine import allocation
+from harness.machine.gpu_watch import OtherGpus
 from harness.trial import process_tree
 from harness.trial.rank_file import RankLog, end_like, one_line, rank_path, signal_name
 from replicator.cluster.local_cluster import free_ports
@@ -121,43 +121,6 @@ def judge(
     return num_warmup, models.Evidence.WINDOW, ()
 
 
-class OtherGpus:
-    """Looks at the GPUs of this machine that are not those of a trial.
-
-    A program that chooses devices by itself takes them from other trials, and its rate
-    is of more devices than its record says. Where the driver names processes by other
-    ids, as in some containers, nothing is found.
-    """
-
-    def __init__(self, visible: str | None) -> None:
-        self.used: set[int] = set()  # on which the program had a context
-        self._others: set[int] = set()
-        if visible is not None:
-            all_gpus, own = gpus.read_gpus(), {*visible.split(",")}
-            ours = {gpu.index for gpu in all_gpus if {gpu.cuda_id, gpu.uuid} & own}
-            self._others = {gpu.index for gpu in all_gpus} - ours
-
-    def look(self, pids: Collection[int]) -> None:
-        """Notes on which of them some processes have a context now."""
-        if not self._others:
-            return
-        with gpus.driver() as nvml:
-            for index in self._others - self.used:
-                try:
-                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                    users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                except nvml.NVMLError:
-                    continue  # lost, or it does not say who uses it
-                if {user.pid for user in users} & {*pids}:
-                    self.used.add(index)
-
-
-_MORE: Final = 1.1
-"""Times the cores of a trial: what counting CPU time can be wrong by, and no more."""
-_FLOOD: Final = 2**19
-"""Bytes per second from which reading the output takes a share of the cores."""
-
-
 class Trial:
     def __init__(
         self, spec: models.TrialSpec, placement: models.Placement, writer: RankFile
@@ -216,7 +179,9 @@ class Trial:
         if code < 0:
             how = f"ended with signal {signal_name(-code)}"
         number = len(self._readings)
-        after = f" after it had printed {_count(number, 'number')}" if number else ""
+        after = (
+            f" after it had printed {running.count(number, 'number')}" if number else ""
+        )
         raise CommandError(f"the command {how}{after}; {self._run.described()}")
 
     def tail(self) -> str:
@@ -260,7 +225,7 @@ class Trial:
             )
         if wanted is not None and not self._is_enough(number):
             raise CommandError(
-                f"the command printed {_count(number, 'number')}, but"
+                f"the command printed {running.count(number, 'number')}, but"
                 f" {self._spec.num_warmup_steps} of warm-up and {wanted}"
                 " measured ones (--steps) were asked for; ask for fewer"
             )
@@ -278,42 +243,8 @@ class Trial:
             num_processes=run.num_processes,
             busy_cores=run.busy_cores,
             advances=reader.advances([each.counters for each in window])[:MAX_ADVANCES],
-            remarks=remarks_on(
-                run, len(self._placement.cpusets[0]), self._other_gpus.used
-            ),
+            remarks=run.remarks(len(self._placement.cpusets[0]), self._other_gpus.used),
         )
-
-
-def remarks_on(run: Run, num_cores: int, other_gpus: Collection[int]) -> list[str]:
-    """Returns what the user of a program should know of a run of it."""
-    remarks = []
-    if run.num_left:
-        remarks.append(
-            f"{_count(run.num_left, 'process', 'es')} outlived the command and were"
-            " ended; let it wait for what it starts"
-        )
-    if run.bytes_per_sec > _FLOOD:
-        remarks.append(
-            f"it printed {run.bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes"
-            " time from its cores; print less"
-        )
-    if run.busy_cores > _MORE * num_cores:
-        remarks.append(
-            f"it kept {run.busy_cores:.1f} cores busy and has"
-            f" {_count(num_cores, 'core')}; leave the affinity as it is, and start as"
-            " many threads as {cores}"
-        )
-    if other_gpus:
-        indices = ", ".join(map(str, sorted(other_gpus)))
-        remarks.append(
-            f"it used {_count(len(other_gpus), 'GPU')} that its trial does not have"
-            f" ({indices}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
-        )
-    return remarks
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural * (number != 1)}"
 
 
 def values_of(spec: models.TrialSpec, placement: models.Placement) -> dict[str, object]:

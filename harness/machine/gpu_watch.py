@@ -200,6 +200,37 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+class OtherGpus:
+    """Looks at the GPUs of this machine that are not those of a trial.
+
+    A program that chooses devices by itself takes them from other trials, and its rate
+    is of more devices than its record says. Where the driver names processes by other
+    ids, as in some containers, nothing is found.
+    """
+
+    def __init__(self, visible: str | None) -> None:
+        self.used: set[int] = set()  # on which the program had a context
+        self._others: set[int] = set()
+        if visible is not None:
+            all_gpus, own = gpus.read_gpus(), {*visible.split(",")}
+            ours = {gpu.index for gpu in all_gpus if {gpu.cuda_id, gpu.uuid} & own}
+            self._others = {gpu.index for gpu in all_gpus} - ours
+
+    def look(self, pids: Collection[int]) -> None:
+        """Notes on which of them some processes have a context now."""
+        if not self._others:
+            return
+        with gpus.driver() as nvml:
+            for index in self._others - self.used:
+                try:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                except nvml.NVMLError:
+                    continue  # lost, or it does not say who uses it
+                if {user.pid for user in users} & {*pids}:
+                    self.used.add(index)
+
+
 # The driver lists the processes that use a GPU. That alone does not keep two sweeps
 # apart: between two trials a sweep has no process there, and some drivers list nobody.
 # So a sweep holds a lock per GPU, which the kernel releases with it.

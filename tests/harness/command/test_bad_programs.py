@@ -68,6 +68,12 @@ PROGRAMS = {
         Evidence.ROWS,
         f"{ONE_PIECE} with the one before, .*; let the program flush",
     ),
+    "prints six": (GOOD.replace("8", "6"), Evidence.WINDOW, ""),
+    "prints five": (
+        GOOD.replace("8", "5"),
+        Evidence.LAST,
+        r"it printed 5 numbers, and 3 are warm-up: fewer than 3 are left",
+    ),
     "prints once": (
         "print('rate 5')",
         Evidence.LAST,
@@ -96,6 +102,15 @@ QUANTITIES = {
     "step_time_ms": lambda number: number / 1000,
 }
 """The seconds of a global batch of 8 on 2 replicas, by what a number is."""
+# Each number in several lines of a file that nobody sees grow.
+ENDS = """
+import json
+json.dump([{"rate": 9 + step} for step in range(6)], open("out.json", "w"), indent=1)
+"""
+WORDS = """
+import os, sys
+print("rate 5", os.environ.get("PYTHONPATH"), *sys.argv, sep="\\n")
+"""
 SLEEPS = ("987", "988")
 # Whose processes are looked for, or ended: the other trials are forked.
 STARTED = ("hangs", "is killed", "leaves a process behind", "writes for ever")
@@ -140,9 +155,13 @@ def ran(tmp_path_factory, make_spec):
     )
     for name in QUANTITIES:
         trials[name] = planned("python3 good.py {replicas}", 5, f"{name}=rate (.*)", 2)
-    (root / "words.py").write_text("import sys; print('rate 5', *sys.argv, sep='\\n')")
+    (root / "ends.py").write_text(ENDS)
+    metric = "throughput=json:out.json:rate"
+    trials["writes at its end"] = planned("python3 ends.py", metric=metric)
+    (root / "words.py").write_text(WORDS)
     words = "'{output_dir}/a b' --n={replicas} {{literal}} {own}"
-    trials["words"] = planned(f"python3 words.py {words}", own='it\'s "so"')
+    for name in ("words", "words without a path"):
+        trials[name] = planned(f"python3 words.py {words}", own=f'it\'s "{name}"')
     settings = RunSettings(
         timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
     )
@@ -157,7 +176,10 @@ def ran(tmp_path_factory, make_spec):
 
         list(pool.map(run, STARTED))
         with fork_server.installed(trial_tree.WORKER_COMMAND):
-            list(pool.map(run, trials.keys() - STARTED))
+            patch.setenv("PYTHONPATH", "/a:/b")
+            run("words")
+            patch.delenv("PYTHONPATH")
+            list(pool.map(run, trials.keys() - {*STARTED, "words"}))
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 
 
@@ -208,6 +230,24 @@ def test_numbers_become_the_record(ran):
     assert result.ranks[0].peak_memory_bytes > 2**20
 
 
+@pytest.mark.parametrize(
+    ("name", "num_warmup"),
+    [
+        *(("prints six", 3), ("prints five", 4), ("prints once", 0)),
+        *(("does not flush", 3), ("writes at its end", 3)),
+    ],
+)
+def test_evidence_follows_from_when_numbers_came(ran, name, num_warmup):
+    result = ran[name].result
+
+    assert num_warmup == len(result.ranks[0].warmup_step_time_sec)
+    if "its end" in name:
+        assert (Evidence.ROWS, ()) == (
+            result.readings.evidence,
+            result.readings.remarks,
+        )
+
+
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_a_number_stands_for_the_time_of_a_global_batch(ran, name):
     times = ran[name].result.ranks[0].step_time_sec
@@ -242,10 +282,13 @@ def printed(ran, tmp_path_factory):
 
 
 def test_a_value_with_spaces_or_quotation_marks_is_one_word(printed):
-    folder, *words = printed("words").decode().splitlines()[2:]
+    _, path, _, folder, *words = printed("words").decode().splitlines()
 
     assert folder.endswith("/output/a b")
-    assert ["--n=1", "{literal}", 'it\'s "so"'] == words
+    assert ["--n=1", "{literal}", 'it\'s "words"'] == words
+    # Our packages are first in the path of its parent, and not in its own.
+    assert "/a:/b" == path
+    assert "None" == printed("words without a path").decode().splitlines()[1]
 
 
 def test_output_has_limits(printed):

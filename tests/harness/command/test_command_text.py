@@ -5,13 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_machine import make_gpus
 
-from harness.command import reader, worker
+from harness.command import reader
 from harness.command.reader import Reading, ReadingError
 from harness.command.running import Run
-from harness.command.worker import OtherGpus, judge
-from results import Evidence, Program
+from results import Program
 
 
 def _file(path, kind, key="rate"):
@@ -177,55 +175,12 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     assert [Reading(0, 3.0)] == file.read()
 
 
-@pytest.mark.parametrize(
-    ("printed", "expected"),
-    [
-        ([1, 2, 3, 4, 5, 6], (3, Evidence.WINDOW)),
-        ([1, 2, 3, 4, 5], (4, Evidence.LAST)),
-        ([1], (0, Evidence.LAST)),
-        ([1, 2, 3, 9, 9, 9, 9], (3, Evidence.ROWS)),
-        ([0, 0, 0, 0, 0, 0], (3, Evidence.ROWS)),
-    ],
-)
-def test_evidence_follows_from_when_numbers_came(printed, expected):
-    num_warmup, evidence, remarks = judge(printed, 3)
-
-    assert expected == (num_warmup, evidence)
-    assert bool(remarks) == (evidence is not Evidence.WINDOW and printed[-1] > 0)
-
-
-def test_a_program_that_takes_more_cores_is_told():
+def test_a_program_that_takes_more_cores_or_other_gpus_is_told():
     run = Run()
     run.duration_sec, run.cpu_sec = 10.0, 21.0
-    assert [] == worker.remarks_on(run, 2, ())
+    assert [] == run.remarks(2, ())
+    (other,) = run.remarks(2, {3, 2})
+    assert other.startswith("it used 2 GPUs that its trial does not have (2, 3); leav")
     run.cpu_sec = 39.0
-    (remark,) = worker.remarks_on(run, 2, ())
+    (remark,) = run.remarks(2, ())
     assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
-
-
-def test_a_program_that_takes_other_gpus_is_told(install_gpus):
-    devices = make_gpus(4)
-    devices[3].is_lost = True
-    install_gpus(devices)
-
-    def used(own, *looks):
-        looked = OtherGpus(own)
-        for users in looks:
-            for index, device in enumerate(devices):
-                device.users = users.get(index, [])
-            looked.look([41, 42])
-        return looked.used
-
-    for own in ("0", devices[0].uuid):
-        assert set() == used(own, {0: [41], 1: [7]})
-        assert {2} == used(own, {0: [41], 2: [7, 42]}, {0: [41]})
-    assert set() == used(None, {2: [41]})
-
-    (remark,) = worker.remarks_on(Run(), 2, {3, 2})
-    assert remark.startswith("it used 2 GPUs that its trial does not have (2, 3); leav")
-
-
-def test_the_program_gets_the_environment_of_the_user():
-    """Our packages are first in that of its parent, and not in its own."""
-    assert {"A": "1"} == worker.variables_of({"A": "1", "PYTHONPATH": "/ours"})
-    assert {"PYTHONPATH": "/a:/b"} == worker.variables_of({"PYTHONPATH": "/ours:/a:/b"})

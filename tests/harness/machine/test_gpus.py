@@ -357,3 +357,22 @@ def test_who_uses_a_gpu_before_a_trial_is_of_others(install_gpus, gpu, expected)
     install_gpus([gpu])
 
     assert expected == gpu_watch.wait_until_free(gpus.read_gpus())
+
+
+def test_gpus_that_a_trial_does_not_have_are_noted_where_it_uses_them(install_gpus):
+    devices = make_gpus(4)
+    devices[3].is_lost = True
+    install_gpus(devices)
+
+    def used(own, *looks):
+        looked = gpu_watch.OtherGpus(own)
+        for users in looks:
+            for index, device in enumerate(devices):
+                device.users = users.get(index, [])
+            looked.look([41, 42])
+        return looked.used
+
+    for own in ("0", devices[0].uuid):
+        assert set() == used(own, {0: [41], 1: [7]})
+        assert {2} == used(own, {0: [41], 2: [7, 42]}, {0: [41]})
+    assert set() == used(None, {2: [41]})
