@@ -257,7 +257,8 @@ def optimize(
         devices=stamps.kinds,
         has_device_rules=stamps.is_on_cpus or stamps.is_complete,
     )
-    stamps.remove(optimized)
+    if not stamps.is_on_cpus:
+        stamps.remove(optimized)
     if has_cpu_rules and traced.has_products:
         optimized = _rewritten(
             PRODUCTS, notes, optimized, lambda it: convolutions.multiply(it, keep)

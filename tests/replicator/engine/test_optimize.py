@@ -76,6 +76,20 @@ def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
     assert f"{LOCAL}{expected}" == found
 
 
+def test_a_device_that_a_function_names_in_full_is_kept():
+    """It was taken for that of the replica, whose stand-in has the same name."""
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def inner(x):
+        with tf.device(f"{LOCAL}CPU:0"):
+            return tf.tanh(x)
+
+    _, graph_def = _optimized(inner)
+
+    nodes = [n for f in graph_def.library.function for n in f.node_def]
+    assert [f"{LOCAL}CPU:0"] == [n.device for n in nodes if n.op == "Tanh"]
+
+
 def test_a_change_holds_from_the_next_run_on(in_graph, per_replica):
     """A step that ran before is built again, once per setting; results are the same."""
     xs = per_replica([1.0, 2.0])
