@@ -95,6 +95,13 @@ def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, shape):
     assert pytest.approx(1.0, rel=1e-4) == np.linalg.norm(kernel, 2)
 
 
+def on_replicas(repl, step, *arrays):
+    """Runs a step whose replicas share the rows of arrays."""
+    parts = [np.split(array, repl.num_replicas) for array in arrays]
+    batch = [replicator.PerReplica([*map(tf.constant, part)]) for part in parts]
+    return repl.run(step, tuple(batch))
+
+
 def train(repl, x):
     keras.utils.set_random_seed(5)
     with repl.context():
@@ -107,7 +114,7 @@ def train(repl, x):
 
     def step(batch):
         with tf.GradientTape() as tape:
-            features = tf.reduce_sum(tf.nn.relu(conv(batch, training=True)), (1, 2))
+            features = tf.reduce_sum(tf.nn.relu(conv(*batch, training=True)), (1, 2))
             labels = tf.cast(tf.argmax(features, axis=1), tf.int32)
             outputs = dense(features, training=True)[:, 0] + tf.reduce_sum(
                 features * embedding(labels, training=True), axis=1
@@ -118,8 +125,7 @@ def train(repl, x):
         return [tf.identity(tf.convert_to_tensor(layer.u)) for layer in layers]
 
     for examples in x:
-        parts = np.split(examples, repl.num_replicas)
-        found = repl.run(step, replicator.PerReplica([tf.constant(p) for p in parts]))
+        found = on_replicas(repl, step, examples)
     repl.assert_in_sync()
     state = [np.asarray(v) for layer in layers for v in (layer.kernel, layer.u)]
     return state, [np.stack([np.asarray(u) for u in leaf]) for leaf in found]
@@ -170,8 +176,8 @@ def make_layer(statistics):
     return layer
 
 
-def numpys(layer, x, labels):
-    mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
+def numpys(layer, x, labels, moments=None):
+    mean, variance = moments or (x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2)))
     gamma, beta = layer.gamma.numpy()[labels], layer.beta.numpy()[labels]
     normalized = (x - mean) / np.sqrt(variance + networks.EPSILON)
     return normalized * gamma[:, None, None] + beta[:, None, None]
@@ -188,11 +194,7 @@ def run(repl, statistics):
         gradient = tape.gradient(loss, [layer.gamma.value])[0]
         return outputs, replicator.all_sum(tf.convert_to_tensor(gradient))
 
-    batch = tuple(
-        replicator.PerReplica([tf.constant(p) for p in np.split(a, repl.num_replicas)])
-        for a in (examples(), LABELS)
-    )
-    outputs, gradient = repl.run(step, batch)
+    outputs, gradient = on_replicas(repl, step, examples(), LABELS)
     joined = np.concatenate([np.asarray(part) for part in outputs])
     return layer, [joined, np.asarray(gradient[0])]
 
@@ -203,10 +205,7 @@ def test_outside_training_the_moving_statistics_normalize():
 
     outputs = layer(tf.constant(x), tf.constant(LABELS))
 
-    gamma, beta = layer.gamma.numpy()[LABELS], layer.beta.numpy()[LABELS]
-    expected = (
-        x / np.sqrt(1 + networks.EPSILON) * gamma[:, None, None] + beta[:, None, None]
-    )
+    expected = numpys(layer, x, LABELS, moments=(0.0, 1.0))
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
