@@ -256,11 +256,9 @@ class Store:
 
     def list_file(self, name: str, content: bytes | None = None) -> None:
         """Lists a file in the manifest, as it is now or as it is written next."""
-        if content is None:
-            digest = manifest.digest_of(self.root / name)
-        else:
-            digest = manifest.digest(content)
-        self._list(name, {name: digest})
+        path = self.root / name
+        own = manifest.digest_of(path) if content is None else manifest.digest(content)
+        self._list(name, {name: own})
 
     def read_plan(self) -> models.Plan:
         """Reads the plan; raises as ``read_trial``."""
