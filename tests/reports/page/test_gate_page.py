@@ -23,16 +23,7 @@ def judged(make, synthetic):
 
     @functools.cache
     def measured(slower):
-        shape = synthetic.Shape(
-            backends=("in_graph",),
-            modes=(synthetic.WEAK,),
-            repeats=15,
-            num_rounds=10,
-            noise=0.008,
-            aa_factor=1.0,
-            revisions={"1234567890ab": 1 / slower},
-            is_evaluated=False,
-        )
+        shape = synthetic.gate_shape(repeats=15, slower=slower)
         store = make(shape)
         rule = judging.Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
         return store, judging.judge_revisions(load_study(store), rule, baseline="main")

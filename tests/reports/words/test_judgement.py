@@ -13,27 +13,16 @@ from reports import GATE_FORMATS, gate_record
 from reports.words import evidence
 from results import Evidence, judging, load_study
 
-BASE = "1234567890ab"
-
 
 @pytest.fixture(scope="module")
 def judged(make, synthetic):
     """Returns a function that judges a study of two backends, 10 % slower."""
-    defaults = {
-        "backends": ("in_graph", "tf_mirrored"),
-        "modes": (synthetic.WEAK,),
-        "repeats": 4,
-        "num_rounds": 10,
-        "noise": 0.008,
-        "aa_factor": 1.0,
-        "revisions": {BASE: 1 / 1.1},
-        "is_evaluated": False,
-    }
+    defaults = {"backends": ("in_graph", "tf_mirrored"), "repeats": 4, "slower": 1.1}
     metric = judging.metric_of("throughput")
     rule = judging.Rule(metric=metric, delta=0.05, alpha=0.05)
 
     def judge(**fields):
-        study = load_study(make(**(defaults | fields)))
+        study = load_study(make(synthetic.gate_shape(**defaults | fields)))
         gate = judging.judge_revisions(study, rule, baseline="main")
         return gate_record(gate)
 
@@ -73,7 +62,7 @@ def test_junit_has_a_failure_per_regression(slower):
 
 
 def test_junit_of_a_pass_has_no_failure_and_of_an_unfit_machine_an_error(judged):
-    equal = {"backends": ("in_graph",), "revisions": {BASE: 1.0}}
+    equal = {"backends": ("in_graph",), "slower": 1.0}
     passed, unfit = (
         ET.fromstring(GATE_FORMATS["junit"](judged(**equal, **fields)))
         for fields in ({"repeats": 15}, {"discarded_share": 0.5})

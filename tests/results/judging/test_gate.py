@@ -10,15 +10,13 @@ import re
 import numpy as np
 import pytest
 from study_files import with_blocks, with_environments, with_results, with_specs
+from synthetic import REVISION
 
 from reports import GATE_FORMATS, compare_studies, gate_record
 from results import Program, QualityMetric, ResultsError, judging, load_study
 from results.statistics import Verdict, fewest_to_pass
 
-BASE = "1234567890ab"
 THROUGHPUT = judging.metric_of("throughput")
-NOISE = 0.008
-"""Far below the 5 % that matter."""
 FEWEST = fewest_to_pass(0.05)
 WRITERS = [GATE_FORMATS[name] for name in ("text", "markdown", "junit")]
 
@@ -26,17 +24,12 @@ WRITERS = [GATE_FORMATS[name] for name in ("text", "markdown", "junit")]
 @pytest.fixture(scope="module")
 def interleaved(make, synthetic):
     """Returns a function that makes the study of a gate; its blocks are quiet."""
-    defaults = {
-        "backends": ("in_graph",),
-        "modes": (synthetic.WEAK,),
-        "repeats": FEWEST,
-        "num_rounds": 12,
-        "noise": NOISE,
-        "is_evaluated": False,
-    }
+    defaults = {"repeats": FEWEST, "num_rounds": 12, "aa_factor": None}
+    defaults |= {"revisions": {}}
 
     def measured(name="s", **fields):
-        study = load_study(make(**defaults | {"name": name} | fields))
+        shape = synthetic.gate_shape(**defaults | {"name": name} | fields)
+        study = load_study(make(shape))
         return with_blocks(study, lambda _: {"foreign_cpu_fraction": lambda _: 0.0})
 
     return measured
@@ -63,7 +56,7 @@ def of_studies(study, stored, metric="throughput"):
 def test_the_verdict_is_about_the_slowdown_against_the_revision(
     interleaved, factor, verdict
 ):
-    study = interleaved(revisions={BASE: factor}, aa_factor=1.0)
+    study = interleaved(revisions={REVISION: factor}, aa_factor=1.0)
     judged = of_revisions(study)
 
     assert [verdict] * 2 == [case.judgement.verdict for case in judged.cases]
@@ -78,8 +71,9 @@ def test_the_verdict_is_about_the_slowdown_against_the_revision(
         assert slowdown.n == FEWEST
     # Ordinary figures leave the other revision out.
     assert {""} == {case.spec.revision for case in study.cases}
-    assert {BASE} == {case.spec.revision for case in study.other_revisions}
-    assert f"in_graph, 1 replica x 8, revision {BASE}" == study.other_revisions[0].label
+    assert {REVISION} == {case.spec.revision for case in study.other_revisions}
+    other, *_ = study.other_revisions
+    assert f"in_graph, 1 replica x 8, revision {REVISION}" == other.label
 
 
 @pytest.mark.parametrize(
@@ -104,7 +98,7 @@ def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
             )
         }
 
-    study = with_blocks(interleaved(revisions={BASE: 1.0}), change)
+    study = with_blocks(interleaved(revisions={REVISION: 1.0}), change)
     judged = of_revisions(study, "efficiency")
     (case,) = judged.cases
     slowdown, ratio = case.judgement.slowdown, slower[1] / slower[0]
@@ -116,7 +110,7 @@ def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
 
 
 def test_an_efficiency_needs_a_baseline_in_the_same_rounds(interleaved):
-    alone = interleaved("alone", replicas=(2,), revisions={BASE: 1.0})
+    alone = interleaved("alone", replicas=(2,), revisions={REVISION: 1.0})
     with pytest.raises(ResultsError, match="such as --replicas 1,2"):
         of_revisions(alone, "efficiency")
     with pytest.raises(ResultsError, match="use gate --baseline with a revision"):
@@ -126,7 +120,7 @@ def test_an_efficiency_needs_a_baseline_in_the_same_rounds(interleaved):
 @pytest.mark.parametrize("factor", [1.0, 1 / 1.3])
 @pytest.mark.parametrize("repeats", [FEWEST - 1])
 def test_too_few_repetitions_regress_and_never_pass(interleaved, factor, repeats):
-    judged = of_revisions(interleaved(revisions={BASE: factor}, repeats=repeats))
+    judged = of_revisions(interleaved(revisions={REVISION: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
     text = GATE_FORMATS["text"](gate_record(judged))
 
@@ -143,7 +137,7 @@ def test_load_that_was_not_recorded_is_not_quiet(interleaved):
 
     for factor, verdict in ((1.0, Verdict.INCONCLUSIVE), (1 / 1.3, Verdict.REGRESS)):
         judged = of_revisions(
-            with_blocks(interleaved(revisions={BASE: factor}), forget)
+            with_blocks(interleaved(revisions={REVISION: factor}), forget)
         )
         assert verdict is judged.verdict
         for write in WRITERS:
@@ -154,7 +148,7 @@ def test_load_that_was_not_recorded_is_not_quiet(interleaved):
 
 
 def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
-    study = interleaved(num_rounds=0, revisions={BASE: 1.0}, repeats=5)
+    study = interleaved(num_rounds=0, revisions={REVISION: 1.0}, repeats=5)
 
     busy = with_environments(study, lambda _: {"foreign_cpu_fraction": 0.26})
     judged = of_revisions(busy, "peak_memory")
@@ -165,7 +159,7 @@ def test_other_work_beside_a_gate_in_sequence_is_said(interleaved):
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
     rates = judging.stated_rates(2, FEWEST, 0.05)
-    text = gate_record(of_revisions(interleaved(revisions={BASE: 1.0}))).headline
+    text = gate_record(of_revisions(interleaved(revisions={REVISION: 1.0}))).headline
 
     assert f"and passes with probability {rates.passes:.1%} at most" in text
     assert f"({rates.passes_dependent:.1%} where runs depend on each" in text
@@ -176,12 +170,12 @@ def test_the_first_line_has_the_error_rates_of_such_a_gate(interleaved):
     [
         # A design that finds a difference between equal programs can find any.
         (
-            {"revisions": {BASE: 1.0}, "aa_factor": 1.3},
+            {"revisions": {REVISION: 1.0}, "aa_factor": 1.3},
             r"A/A control of in_graph x2, weak",
         ),
         # Whatever the valid blocks say.
         (
-            {"revisions": {BASE: 1 / 1.5}, "discarded_share": 0.5},
+            {"revisions": {REVISION: 1 / 1.5}, "discarded_share": 0.5},
             r"\d+ of \d+ blocks are discarded \(other processes .*, more than 30%",
         ),
     ],
@@ -197,7 +191,7 @@ def test_a_measurement_that_cannot_be_trusted_has_no_verdict(
 
 def test_the_worst_case_decides(interleaved):
     verdicts = [Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE]
-    judged = of_revisions(interleaved(revisions={BASE: 1.0}))
+    judged = of_revisions(interleaved(revisions={REVISION: 1.0}))
     case, *_ = judged.cases
     cases = []
     for verdict in verdicts:
@@ -210,7 +204,7 @@ def test_the_worst_case_decides(interleaved):
 
 
 def test_a_case_with_one_repetition_makes_the_whole_inconclusive(interleaved):
-    judged = of_revisions(interleaved(revisions={BASE: 1.0}, repeats=1))
+    judged = of_revisions(interleaved(revisions={REVISION: 1.0}, repeats=1))
 
     assert Verdict.INCONCLUSIVE is judged.verdict
     assert re.search(r"1 run\(s\) have both, a verdict needs 3", judged.cases[0].reason)
@@ -219,11 +213,11 @@ def test_a_case_with_one_repetition_makes_the_whole_inconclusive(interleaved):
 def test_failed_trials_are_named(interleaved, synthetic):
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}
-    judged = of_revisions(interleaved(revisions={BASE: 1.0}, statuses=statuses))
+    judged = of_revisions(interleaved(revisions={REVISION: 1.0}, statuses=statuses))
 
     assert 2 == len(judged.failures)
     assert re.search(
-        rf"in_graph x2 of {BASE}, repetition 1: timeout: no end",
+        rf"in_graph x2 of {REVISION}, repetition 1: timeout: no end",
         "\n".join(judged.failures),
     )
     assert [FEWEST, FEWEST - 1] == [case.judgement.slowdown.n for case in judged.cases]
@@ -231,7 +225,7 @@ def test_failed_trials_are_named(interleaved, synthetic):
 
 def test_a_stored_study_is_a_weaker_baseline(interleaved):
     judged = of_studies(interleaved("a"), interleaved("b", repeats=6, noise=0.007))
-    paired = of_revisions(interleaved(revisions={BASE: 1.0}))
+    paired = of_revisions(interleaved(revisions={REVISION: 1.0}))
     slowdown, other = (of.cases[0].judgement.slowdown for of in (judged, paired))
     plain = math.log(other.high / other.low) / paired.paired.widening
 
@@ -306,7 +300,7 @@ def counted(interleaved):
     """Returns a function that judges what runs of a program counted, on both sides."""
 
     def judge(here, there):
-        study = interleaved(revisions={BASE: 1.0}, repeats=2, replicas=(1,))
+        study = interleaved(revisions={REVISION: 1.0}, repeats=2, replicas=(1,))
 
         def count(entry):
             values = there if entry.spec.revision else here
@@ -376,7 +370,7 @@ def learned(tmp_path, synthetic):
             "repeats": 1,
             "budget": synthetic.LEARNING,
             "num_learning_runs": NUM_SEEDS,
-            "learned": {BASE: 1.0},
+            "learned": {REVISION: 1.0},
             "name": name,
         }
         shape = synthetic.Shape(**(defaults | fields))
@@ -404,7 +398,7 @@ def with_finals(study, here, there, **fields):
     ("factor", "verdict"), [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)]
 )
 def test_as_much_as_the_baseline_passes(learned, factor, verdict):
-    found = of_revisions(learned(learned={BASE: factor}), "top_1")
+    found = of_revisions(learned(learned={REVISION: factor}), "top_1")
     (case,) = found.cases
 
     assert verdict is found.verdict

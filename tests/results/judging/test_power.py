@@ -99,15 +99,8 @@ def pairs(make, synthetic):
     """Two cases and their baselines: every third block is a stretch, some are
     discarded.
     """
-    store = make(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        num_rounds=12,
-        noise=0.05,
-        is_evaluated=False,
-        revisions={"1234567890ab": 1.1},
-    )
-    study = load_study(store)
+    fields = {"num_rounds": 12, "noise": 0.05, "aa_factor": None}
+    study = load_study(make(synthetic.gate_shape(slower=1 / 1.1, **fields)))
 
     def fields(entry):
         gap = 4 + entry.spec.num_replicas
