@@ -62,8 +62,12 @@ def _count_gpus() -> tuple[int, str]:
     except pynvml.NVMLError as error:
         return 0, f"there is no driver of NVIDIA: {error}"
     command = [sys.executable, "-m", "harness.trial.gpu_probe"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    number = json.loads(done.stdout)["num_gpus"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    if done.returncode:
+        return 0, f"TensorFlow does not say: {done.stderr[-300:]}"
+    number = json.loads(done.stdout.splitlines()[-1])["num_gpus"]
     return number, f"TensorFlow sees {number}"
 
 
