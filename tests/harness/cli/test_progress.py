@@ -4,6 +4,7 @@ study.
 
 import contextlib
 import io
+import json
 import os
 import pty
 import re
@@ -11,42 +12,66 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from command_lines import overridden, smoke_sweep
+from fake_machine import set_cores
 
-from harness.planning import estimate
 from harness.run import progress, rounds
-from results import (
-    Budget,
-    BudgetUnit,
-    Failure,
-    Measuring,
-    Order,
-    Phase,
-    StatusRecord,
-    TrialStatus,
-    planned_trial,
+from results import Failure, Phase, StatusRecord, TrialStatus
+
+SWEEP = smoke_sweep(
+    "--mode=weak --repeats=1 --order=sequential --budget=none --no-match"
 )
 
 
-def test_guesses_come_from_the_most_similar_trials(make_spec):
-    durations = estimate.Durations()
-    durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0, 2.0)
-    durations.add(make_spec(num_replicas=2), 20.0, 10.0)
-    durations.add(make_spec(num_replicas=2, backend="tf_mirrored"), 50.0)
+@pytest.fixture
+def plan(succeed, monkeypatch):
+    """Returns a function that plans a sweep on four cores."""
+    set_cores(monkeypatch, range(4))
 
-    assert 20.0 == durations.guess(make_spec(num_replicas=2))
-    assert 10.0 == durations.guess(make_spec(num_replicas=1, backend="tf_mirrored"))
-    assert 20.0 == durations.guess(make_spec(num_replicas=4))
-    assert durations.guess(make_spec(preset="paper")) is None
-    # No quality run was finished yet, but its case was measured at 10 examples/s.
-    for unit, amount, expected in (
-        (BudgetUnit.EXAMPLES, 4000, 400.0),
-        (BudgetUnit.STEPS, 100, 80.0),
-        (BudgetUnit.SECONDS, 50, 50.0),
+    def run(*options):
+        words = overridden(SWEEP, *options)
+        return json.loads(succeed(*words, "--dry-run", "--json"))
+
+    return run
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Returns a function that records that trials have ended, as earlier sweeps do."""
+
+    def write(planned, duration_sec):
+        for trial in planned["trials"]:
+            folder = tmp_path / "runs" / "old" / "trials" / trial["trial_id"]
+            folder.mkdir(parents=True)
+            (folder / "spec.json").write_text(json.dumps(trial["spec"]))
+            ended = status_of(TrialStatus.OK, duration_sec=duration_sec)
+            (folder / "status.json").write_text(ended.model_dump_json())
+
+    return write
+
+
+def test_guesses_come_from_the_most_similar_trials(plan, record):
+    def of_case(backend, num_replicas, *more):
+        return plan(f"--backends={backend}", f"--replicas={num_replicas}", *more)
+
+    record(of_case("in_graph", 1), 10.0)
+    record(of_case("in_graph", 2), 20.0)
+    record(of_case("tf_mirrored", 2), 50.0)
+
+    for case, expected in (
+        (("in_graph", 2), 20.0),
+        (("tf_mirrored", 1), 10.0),
+        (("in_graph", 4), 20.0),
     ):
-        budget = Budget(unit=unit, amount=amount, num_evaluations=2)
-        spec = make_spec(num_replicas=2, global_batch_size=8, budget=budget)
-        assert durations.guess(spec) is None
-        assert 30.0 + expected == durations.remaining_sec([spec])
+        found = of_case(*case)
+        assert expected == found["estimated_sec"]
+        assert "from earlier trials like these" == found["estimate_basis"]
+    found = of_case("in_graph", 2, "--preset=laptop")
+    assert 30.0 == found["estimated_sec"]
+    assert "assuming 30 s per trial: no earlier ones" in found["estimate_basis"]
+    # Of a quality run, its seconds are known.
+    found = of_case("in_graph", 2, "--budget=50s", "--set=quality-repeats=2")
+    assert 20.0 + 2 * (30.0 + 50.0) == found["estimated_sec"]
 
 
 def test_the_time_left_moves_between_two_events(monkeypatch):
@@ -110,9 +135,11 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
     assert set(progress.WORDS) == set(Phase)
 
 
-def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
-    good, spec = status_of(TrialStatus.OK).model_dump_json(), make_spec()
-    spec_text = spec.model_dump_json()
+def test_unreadable_studies_are_no_basis(plan, tmp_path):
+    good = status_of(TrialStatus.OK).model_dump_json()
+    planned = plan("--backends=in_graph", "--replicas=1")
+    (spec_text,) = (json.dumps(trial["spec"]) for trial in planned["trials"])
+    other = status_of(TrialStatus.FAILED, duration_sec=99.0).model_dump_json()
     for number, texts in enumerate(
         [
             ("{", "{}"),
@@ -120,26 +147,25 @@ def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
             ("[" * 100_000, spec_text),
             (good.replace("9.0", "1e999"), spec_text),
             (good, "{}"),
-            (status_of(TrialStatus.FAILED).model_dump_json(), spec_text),
+            (other, spec_text),
             (good, spec_text),
         ]
     ):
-        folder = tmp_path / "s" / "trials" / str(number)
+        folder = tmp_path / "runs" / "s" / "trials" / str(number)
         folder.mkdir(parents=True)
         for name, text in zip(("status.json", "spec.json"), texts, strict=True):
             (folder / name).write_text(text)
-    durations = estimate.read_durations(tmp_path)
 
-    assert (1, 9.0) == (durations.num_trials, durations.guess(spec))
+    assert 9.0 == plan("--backends=in_graph", "--replicas=1")["estimated_sec"]
 
 
-def status_of(status, failure=None, trial_id="0" * 20):
+def status_of(status, failure=None, duration_sec=9.0):
     return StatusRecord(
-        trial_id=trial_id,
+        trial_id="0" * 20,
         status=status,
         started_at="2026-01-01T00:00:00+00:00",
         ended_at="2026-01-01T00:00:09+00:00",
-        duration_sec=9.0,
+        duration_sec=duration_sec,
         failure=failure,
     )
 
@@ -198,33 +224,29 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
     assert no_color == (not colors)
 
 
-FIXED = Measuring(
-    order=Order.INTERLEAVED, minutes=2.0, repetition_sec=60.0, max_rounds=23
-)
-TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
+FIXED = ("--time-budget=2min", "--repeats=2")
+# One that may go on says until when.
+TARGET = ("--replicas=1,2", "--time-budget=30min", "--target=3%", "--repeats=5")
 
 
 @pytest.mark.parametrize(
-    ("measuring", "each_sec", "expected"),
+    ("options", "each_sec", "expected"),
     [
-        # ``--time-budget 2min`` is two minutes, not 30 s for each of eight trials.
+        # ``--time-budget 2min`` is two minutes, not 30 s for each of four trials.
         (FIXED, None, "2 min 00 s (2 runs of 1 min 00 s, or less after 23 r"),
         # Earlier trials make an interleaved study shorter, and never longer.
-        (FIXED, 5.0, "40 s (2 runs of 1 min 00 s at most; from earlier trials"),
+        (FIXED, 5.0, "20 s (2 runs of 1 min 00 s at most; from earlier trials"),
         (FIXED, 100.0, "2 min 00 s (2 runs of 1 min 00 s, or"),
-        # One that may go on says until when.
-        (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more runs of 1 min 00 "),
+        (TARGET, None, "12 min 00 s to 30 min 00 s (5 or more runs of 2 min 24 "),
     ],
 )
 def test_a_plan_says_the_time_of_its_interleaved_study(
-    small_plan, measuring, each_sec, expected
+    plan, record, succeed, options, each_sec, expected
 ):
-    durations, trials = estimate.Durations(), []
-    for trial in small_plan.trials:
-        spec = trial.spec.model_copy(update={"order": Order.INTERLEAVED})
-        trials.append(planned_trial(spec, trial.modes))
-        if each_sec:
-            durations.add(spec, each_sec)
-    found = durations.estimate(tuple(trials), measuring)
+    usual = ("--backends=in_graph", "--replicas=1", "--order=interleaved")
+    words = overridden((*usual, "--set=rounds=23"), *options)
+    if each_sec:
+        record(plan(*words), each_sec)
+    out = succeed(*overridden((*SWEEP, "--dry-run"), *words))
 
-    assert found.text.startswith(f"about {expected}")
+    assert f", about {expected}" in out

@@ -79,18 +79,38 @@ def test_evaluations_split_the_budget_evenly(
         assert [{"name": "top_1", "value": float(number)}] == point["quality"]
 
 
+NUM_STEPS = 20
 SWEEP = smoke_sweep(
     "--backends=in_graph --replicas=1,2 --mode=weak --repeats=1 --order=sequential "
     "--no-match --budget=20steps --study=s"
 )
 
 
+def left_text(seconds):
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"({minutes} min {seconds:02} s left)" if minutes else f"({seconds} s left)"
+
+
 @pytest.fixture
 def trained(harness, overrides, tmp_path):
     def run(*options):
-        code, _, _ = harness(*overridden(SWEEP, *options), overrides=overrides)
-        trials = Store.open(tmp_path / "runs" / "s").trials()
-        return code, [trial for trial in trials if trial.spec.budget is not None]
+        code, _, err = harness(*overridden(SWEEP, *options), overrides=overrides)
+        trials = list(Store.open(tmp_path / "runs" / "s").trials())
+        found = [trial for trial in trials if trial.spec.budget is not None]
+        # No quality run was finished yet, but its case was measured.
+        rates = {
+            trial.spec.num_replicas: trial.result.examples_per_sec
+            for trial in trials
+            if trial.spec.budget is None
+        }
+        specs = [trial.spec for trial in found]
+        left_sec = sum(
+            30 + NUM_STEPS * spec.global_batch_size / rates[spec.num_replicas]
+            for spec in specs
+        )
+        first = next(line for line in err.splitlines() if " run of " in line)
+        assert first.endswith(left_text(left_sec))
+        return code, found
 
     return run
 
@@ -127,18 +147,21 @@ NONE_YET = "there is no checkpoint: none was due before this step"
 
 
 @pytest.mark.parametrize(
-    ("behavior", "step", "reason"),
+    ("behavior", "budget", "step", "reason"),
     [
-        ("late_nan", 8, NAN + NONE_YET),
-        ("last_nan", 14, NAN + KEPT),
-        ("bad_weights", None, "variable 'stem/kernel' is not finite; " + KEPT),
+        ("late_nan", "20steps", 8, NAN + NONE_YET),
+        ("last_nan", "160examples", 14, NAN + KEPT),
+        (
+            *("bad_weights", "20steps", None),
+            "variable 'stem/kernel' is not finite; " + KEPT,
+        ),
     ],
 )
 def test_a_value_that_is_no_number_ends_a_quality_run(
-    monkeypatch, trained, tmp_path, behavior, step, reason
+    monkeypatch, trained, tmp_path, behavior, budget, step, reason
 ):
     monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
-    code, (trial,) = trained("--replicas=2")
+    code, (trial,) = trained("--replicas=2", f"--budget={budget}")
     failure = trial.status.failure
 
     assert ExitCode.SOME_TRIALS_FAILED == code
