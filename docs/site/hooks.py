@@ -9,6 +9,7 @@ below.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -36,27 +37,25 @@ FOLDERS = (
     "workloads",
 )
 
-# Page -> title, introduction, modules.
+# Page -> title, introduction, modules; of a package with a stub, its public names.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "results": (
         "Reference: results",
         "Records on disk, and the figures that are computed from them.",
         (
-            "results.store.study_store",
+            "results",
             "results.study.cases",
-            "results.figures.frame",
-            "results.figures.scaling",
-            "results.statistics.estimates",
-            "results.records.models",
+            "results.figures",
+            "results.statistics",
+            "results.judging",
         ),
     ),
     "reports": (
         "Reference: reports",
         "Pages and figures from a study.",
         (
-            "reports.page.build",
+            "reports",
             "reports.plot",
-            "reports.view",
             "reports.page.page",
         ),
     ),
@@ -93,12 +92,16 @@ def documents() -> list[Path]:
     return sorted(found)
 
 
-def public_names() -> list[str]:
-    """Returns the module and name of each public name of the library, by name."""
-    stub = (ROOT / "replicator" / "__init__.pyi").read_text(encoding="utf-8")
-    names = (
-        (name, f"replicator{module}.{name}") for module, name in _EXPORT.findall(stub)
-    )
+def public_names(package: str) -> list[str]:
+    """Returns the module and name of each public name of a package, by name.
+
+    Of a module without a stub, it is the module.
+    """
+    stub = ROOT / package.replace(".", "/") / "__init__.pyi"
+    if not stub.is_file():
+        return [package]
+    exports = _EXPORT.findall(stub.read_text(encoding="utf-8"))
+    names = ((name, f"{package}{module}.{name}") for module, name in exports)
     return [path for _, path in sorted(names, key=lambda pair: pair[0].lower())]
 
 
@@ -108,12 +111,13 @@ def reference_pages() -> dict[str, str]:
         "reference/replicator.md": _reference_page(
             "Reference: replicator",
             "The public names, all imported from `replicator`.",
-            public_names(),
+            public_names("replicator"),
         )
     }
     pages["reference/options.md"] = options.page()
     for name, (title, introduction, modules) in REFERENCE.items():
-        pages[f"reference/{name}.md"] = _reference_page(title, introduction, modules)
+        names = itertools.chain.from_iterable(map(public_names, modules))
+        pages[f"reference/{name}.md"] = _reference_page(title, introduction, names)
     return pages
 
 

@@ -110,7 +110,11 @@ _UPPER = 1.28  # standard errors: a bound at 90 %
 _MOST_SEEN = 0.95
 _EARLY = (4, 5, 6, 8, 10, 12, 16, 20, 24)
 
-UNDECIDED, PASSED, REGRESSED, IMPROVED = 0, 1, 2, 3
+# What arrays hold in place of verdicts.
+UNDECIDED = 0
+PASSED = 1
+REGRESSED = 2
+IMPROVED = 3
 
 
 def fewest_to_pass(alpha: float) -> int:

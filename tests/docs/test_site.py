@@ -15,6 +15,9 @@ from urllib.parse import unquote
 import pytest
 
 import replicator
+import reports
+import results
+from results import figures, judging, statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a browser loads by itself; a link that a reader follows is no such attribute.
@@ -119,15 +122,27 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
     assert [] == [s for s in sheets if re.search(r"url\([\"']?(https?:)?//", s)]
 
 
-def test_the_reference_has_every_public_name(site, hooks):
+@pytest.mark.parametrize(
+    "package",
+    [replicator, results, figures, judging, statistics, reports],
+    ids=lambda package: package.__name__,
+)
+def test_the_reference_has_every_public_name(site, hooks, package):
     """With its docstring, read from the source."""
-    page = (site / "reference" / "replicator.html").read_text(encoding="utf-8")
-    names = {path.rpartition(".")[2] for path in hooks.public_names()}
+    name, _, _ = package.__name__.partition(".")
+    page = (site / "reference" / f"{name}.html").read_text(encoding="utf-8")
+    paths = hooks.public_names(package.__name__)
+    modules = {"plot"}  # of functions, which are on the page as well
 
-    assert set(replicator.__all__) == names
-    for path in hooks.public_names():
+    assert {path.rpartition(".")[2] for path in paths} == {*package.__all__} - modules
+    for path in paths:
         assert f'id="{path}"' in page, path
-    assert "Runs a single-device step function on many replicas." in page
+    first_lines = {
+        "replicator": "Runs a single-device step function on many replicas.",
+        "results": "Returns every number of the report, one per row.",
+        "reports": "Draws ratios of throughput between backends, with intervals.",
+    }
+    assert first_lines[name] in page
 
 
 def test_pages_have_lists_and_no_path_of_this_machine(pages):
