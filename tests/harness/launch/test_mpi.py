@@ -91,6 +91,8 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
         re.MULTILINE,
     )
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "1")
+    # Ranks that wait would otherwise keep the cores from those that they wait for.
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
     for name in ("", "_CONFIRM"):  # as containers run tests; mpirun refuses otherwise
         monkeypatch.setenv(f"OMPI_ALLOW_RUN_AS_ROOT{name}", "1")
     if importlib.util.find_spec("mpi4py") is None:
