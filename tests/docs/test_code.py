@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import case_cluster
@@ -88,9 +89,13 @@ def run_blocks(name, blocks, folder, scratch):
 
 @pytest.mark.parametrize("path", documents_with_code())
 def test_the_code_of_a_document_runs(path, tmp_path, synthetic):
-    """Where ``runs/example`` is a small study; a failing line has its own number."""
+    """Beside ``runs/example``, a small study, and its ``records.zip``.
+
+    A failing line has its own number.
+    """
     shape = synthetic.Shape(modes=(synthetic.WEAK,), repeats=2)
     synthetic.make_store(tmp_path / "runs" / "example", shape)
+    shutil.make_archive(str(tmp_path / "records"), "zip", tmp_path / "runs")
     blocks = python_blocks((ROOT / path).read_text(encoding="utf-8"))
     code, output = run_blocks(path, blocks, tmp_path, tmp_path)
 
