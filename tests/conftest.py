@@ -47,6 +47,15 @@ LONG_FIRST = (
     "tests/replicator/backends/test_leaks.py",
     "tests/workloads/",
 )
+# What waits for other processes most of the time is spread over what computes, so that
+# neither all processes wait nor all compute.
+WAITING = (
+    "tests/cluster_engines/",
+    "tests/harness/",
+    "tests/replicator/async_training/",
+    "tests/replicator/backends/multi_worker/",
+    f"{_SERVED}/",
+)
 
 
 def _start_quickly() -> None:
@@ -118,15 +127,22 @@ def _file(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Leaves the rests of products to the full run, and puts long tests first."""
+    """Leaves the rests of products to the full run, and puts tests in order."""
     _NUM_LEFT["here"] = covering.leave_out(config, items)
 
-    def rank(item: Any) -> int:
-        file = _file(item.nodeid)
+    files = dict.fromkeys(_file(item.nodeid) for item in items)
+
+    def rank(file: str) -> int:
         starts = [i for i, start in enumerate(LONG_FIRST) if file.startswith(start)]
         return starts[0] if starts else len(LONG_FIRST)
 
-    items.sort(key=rank)
+    before = {}  # By file, the share of the files of its kind that come before it.
+    for is_waiting in (False, True):
+        kind = sorted(
+            (f for f in files if f.startswith(WAITING) == is_waiting), key=rank
+        )
+        before |= {file: index / len(kind) for index, file in enumerate(kind)}
+    items.sort(key=lambda item: before[_file(item.nodeid)])
 
 
 @pytest.hookimpl(tryfirst=True)
