@@ -25,7 +25,7 @@ from workloads.d4pg import (
 
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
-PATIENCE_SEC = 180.0
+PATIENCE_SEC = 600.0  # A test beside other work took 179 s.
 UNIFORM = published("d4pg", replay="uniform")
 # Two actors that do what the policy says, in episodes of 100 steps.
 EXACT = {
