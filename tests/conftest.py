@@ -11,6 +11,7 @@ import shutil
 import sys
 from typing import Any
 
+import psutil
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent
@@ -162,7 +163,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
     Each imports TensorFlow, collects all tests and has servers of forks: 1.5 GB.
     """
-    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+    fitting = psutil.virtual_memory().available // 2_000_000_000
+    return max(min(len(os.sched_getaffinity(0)) + 1, fitting, MOST_WORKERS), 1)
 
 
 @pytest.hookimpl(optionalhook=True)
