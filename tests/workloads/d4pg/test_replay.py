@@ -324,6 +324,15 @@ def test_samples_per_insert_stay_near_their_ratio(ratio):
             )
 
 
+@pytest.mark.parametrize("ratio", [0.5, 32.0])
+def test_actors_write_a_tenth_more_than_what_sampling_waits_for(ratio):
+    with make_streams(2, 2000) as streams:
+        replay_of(streams, min_size=100, samples_per_insert=ratio)
+        while not streams.must_wait():
+            streams.num_written[0] += 1
+        assert 110 == streams.num_inserted()
+
+
 def test_a_sample_waits_for_actors_and_counts_the_time():
     with make_streams() as streams:
         thread = threading.Thread(
