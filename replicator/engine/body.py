@@ -8,13 +8,7 @@ Python graph objects, which is what makes linking fast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -275,11 +269,12 @@ def postorder(
 _CALL = "StatefulPartitionedCall"
 BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 LOOPS = frozenset({"StatelessWhile", "While"})
+CONTROL_FLOW = BRANCHES | LOOPS
 
 
 def keep_effects_in_order(graph_def: Any) -> None:
     """Adds the control edges to a graph and the functions of its library, in place."""
-    flattened = _stateful(graph_def) | BRANCHES | LOOPS | {_CALL}
+    flattened = _stateful(graph_def) | CONTROL_FLOW | {_CALL}
     for nodes in node_lists(graph_def):
         names = {node.name for node in nodes}
         calls = {node.name for node in nodes if node.op in flattened}

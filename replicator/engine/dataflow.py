@@ -13,6 +13,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
 from replicator.engine.body import (
     BRANCHES,
+    CONTROL_FLOW,
     LOOPS,
     called_names,
     nodes_of,
@@ -44,7 +45,7 @@ _WRITE_PREFIXES = (
     "ResourceStridedSliceAssign",
 )
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_CALL_OPS = BRANCHES | LOOPS | _CALLS
+_CALL_OPS = CONTROL_FLOW | _CALLS
 PASS_THROUGH = frozenset({"Identity", "IdentityN"})
 _RESOURCE = tf.resource.as_datatype_enum
 

@@ -319,5 +319,5 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     # They may when the function runs, but not before it is copied: a loop that is one
     # node can be renamed like any other.
     for node in itertools.chain.from_iterable(body.node_lists(graph_def)):
-        if node.op in body.BRANCHES | body.LOOPS:
+        if node.op in body.CONTROL_FLOW:
             node.attr[_LOWERING].b = is_lowered

@@ -31,6 +31,7 @@ def test_sentences_of_pages_are_worth_what_is_claimed():
     simulated = {row.name for row in rows} | {page_claims.OF_BLOCKS}
     beside_load = {page_claims.BUSY, page_claims.BESIDE}
     named = {*page_claims.ROWS.values(), *(row for _, row in page_claims.SENTENCES)}
+    assert 17 == len(rows)
     assert {None} == named - simulated - beside_load
     assert [] == [row.name for row in rows if row.misses(page_claims.CERTAIN_ERRORS)]
 
