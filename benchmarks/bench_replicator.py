@@ -182,12 +182,11 @@ def _plain_loop() -> Any:
     import tensorflow as tf
 
     import replicator
+    from workloads import WORKLOADS, resnet50
     from workloads.data import Images
-    from workloads.resnet50 import model as model_lib
-    from workloads.resnet50.study import WORKLOAD
 
-    config = WORKLOAD.make_config("laptop", {})
-    model = model_lib.ResNet50(config)
+    config = WORKLOADS["resnet50"].make_config("laptop", {})
+    model = resnet50.ResNet50(config)
     weights = [w.value for w in model.trainable_variables]
     slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
     images = Images(None, config, data="synthetic", seed=0)
@@ -198,9 +197,8 @@ def _plain_loop() -> Any:
         batch = next(iterator)
         with tf.GradientTape() as tape:
             logits = model(batch["image"], training=True)
-            loss = tf.reduce_mean(
-                model_lib.softmax_cross_entropy(batch["label"], logits)
-            )
+            losses = resnet50.softmax_cross_entropy(batch["label"], logits)
+            loss = tf.reduce_mean(losses)
         for weight, slot, grad in zip(
             weights, slots, tape.gradient(loss, weights), strict=True
         ):

@@ -81,7 +81,7 @@ def _fit(loop: str, backend: str) -> Any:
 def rate(kind: str, name: str) -> float:
     """Images per second of the pipeline alone, or of training alone."""
     import replicator
-    from workloads.catalog import WORKLOADS
+    from workloads import WORKLOADS
 
     runner.set_threads(1)
     data, number = NUM_OF[kind]

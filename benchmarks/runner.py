@@ -308,7 +308,7 @@ def set_threads(num_inter_op: int | None = None) -> None:
 
 def program(workload: str, repl: Any, *, batch: int, **more: Any) -> Any:
     """The program of a workload, by default at preset ``laptop`` on synthetic data."""
-    from workloads.catalog import WORKLOADS
+    from workloads import WORKLOADS
 
     plan = {"preset": "laptop", "data": "synthetic", "seed": 0, "options": {}} | more
     return WORKLOADS[workload].build(repl, per_replica_batch_size=batch, **plan)

@@ -17,11 +17,11 @@ from replicator.catalog import (
 )
 from results.records import program
 from results.records.program import MESH, PIPELINE_STAGES
-from workloads import catalog as workload_catalog
-from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
+from workloads.catalog import WORKLOADS
 from workloads.peers import EXPORT_SETTINGS, EXPORT_VARIABLE
 from workloads.peers.catalog import PEERS, PeerInfo, exports_dir, unsupported
 from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
+from workloads.spec import SYNTHETIC, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "EXPORTED_BACKEND", "EXPORT_SETTINGS", "EXPORT_VARIABLE"]
 __all__ += ["ONE_PROCESS", "PARAMETER_SERVERS", "PEERS", "SERVED_WORKERS", "SYNTHETIC"]
 __all__ += ["WORKERS", "WORKLOADS", "BackendInfo", "PeerInfo", "PresetInfo"]
-__all__ += ["WorkloadInfo", "exports_dir", "unsupported", "workload_catalog"]
+__all__ += ["WorkloadInfo", "exports_dir", "unsupported"]
 
 _T = TypeVar("_T")
 WORKLOAD, BACKEND = "workloads", "backends"
@@ -129,13 +129,12 @@ def check_data(info: WorkloadInfo, name: str) -> str:
     """Checks that the workload can read the data set, before anything is written."""
     try:
         with refusing():
-            workload_catalog.check_data(info.name, name)
+            return info.check_data(name)
     except OSError as error:
         raise PlanError(
             f"data {name!r}: cannot use {str(error.filename)!r}:"
             f" {error.strerror or error}; choose another path, or fix this one"
         ) from error
-    return workload_catalog.absolute_data(name)
 
 
 def batch_units(
@@ -144,7 +143,7 @@ def batch_units(
     """Returns what a batch of a replica is a multiple of, by option, without ones."""
     if not info.batch_divisors:
         return {}
-    config = workload_catalog.make_config(info.name, preset_name, options)
+    config = info.make_config(preset_name, options)
     divisors = {name: getattr(config, name) for name in info.batch_divisors}
     return {name: value for name, value in divisors.items() if value != 1}
 

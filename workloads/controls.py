@@ -14,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from replicator import catalog
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from workloads.spec import QualityMetric
+    from workloads.spec import QualityMetric, WorkloadInfo
 
 
 class Delegating:
@@ -132,26 +133,16 @@ class NotUpdatingOptimizer(_OtherUpdates):
 # of two sketches estimates the distance of all elements, and has 64 numbers instead of
 # millions.
 
-NUM_STEPS: Final = 3
-"""Steps whose losses are compared; ``results/study/equivalence.py`` has the same
-number.
-"""
 NUM_CHANGING_STEPS: Final = 2
-"""Steps after which changes are compared. One more amplifies rounding to percents where
-the learning rate is high, as with the preset ``laptop`` of ResNet-50; in the first one
-it can be zero."""
+"""Steps after which changes are compared; ``results/study/equivalence.py`` has the same
+number. One more amplifies rounding to percents where the learning rate is high, as with
+the preset ``laptop`` of ResNet-50; in the first one it can be zero."""
 SKETCH_SIZE: Final = 64
 """Numbers of a sketch: its length is that of all elements to about 9 %."""
 
 
 class MatchingReplicator(Delegating):
     """A replicator whose pipelines divide the global batches of one pipeline."""
-
-    def __init__(
-        self, original: replicator.Replicator, *, has_dense_gradients: bool = False
-    ) -> None:
-        super().__init__(original)
-        self._has_dense_gradients = has_dense_gradients
 
     def make_input_iterator(
         self,
@@ -166,7 +157,8 @@ class MatchingReplicator(Delegating):
 
     def wrap_optimizer(self, *args: Any, **options: Any) -> Any:
         wrapped = self.original.wrap_optimizer(*args, **options)
-        return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
+        is_dense = "shared_rows" in catalog.entry_of(type(self.original)).lacks
+        return _DenseGradients(wrapped) if is_dense else wrapped
 
 
 class _DenseGradients(_OtherUpdates):
@@ -242,3 +234,39 @@ def sketches(
             sums += np.pad(change, (0, rest)).reshape(-1, SKETCH_SIZE).sum(axis=0)
         by_variable[key] = sums.tolist()
     return by_variable
+
+
+_REPLICATORS: Final[Mapping[str, Callable[..., Any]]] = {
+    "match": MatchingReplicator,
+    "no_update": NotUpdatingReplicator,
+    "synthetic": ReusingReplicator,
+}
+
+
+def build_control(
+    info: WorkloadInfo,
+    replicator: replicator.Replicator,
+    *,
+    control: str,
+    record: Callable[..., None] | None = None,
+    **settings: Any,
+) -> Any:
+    """Builds a program of which a part is left out; returns it.
+
+    Args:
+      info: The workload.
+      replicator: What runs the step.
+      control: ``synthetic`` repeats the first batch of each replica, from memory;
+        ``no_update`` sums gradients and updates nothing; ``input_only`` reads batches
+        and runs no step; with ``match``, N replicas share the batches and the random
+        numbers of one. Any other word leaves out nothing.
+      record: Takes ``group``, ``name`` and ``sketch`` of what the first two steps
+        changed, once for each group of variables.
+      **settings: Of ``WorkloadInfo.build``.
+    """
+    if control in _REPLICATORS:
+        replicator = _REPLICATORS[control](replicator)
+    program = info.build(replicator, **settings)
+    if control == "input_only":
+        return InputOnlyProgram(program)
+    return MatchedProgram(program, record) if record else program

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import replicator
+    from replicator.backends.sharding import Held
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,7 +272,10 @@ class EquivalenceCheck:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
-    """A workload: facts for the planner, and how it is built on a replicator."""
+    """A workload: facts for the planner, and how it is built on a replicator.
+
+    Facts, configurations and checks do without TensorFlow.
+    """
 
     name: str  # The name on the command line.
     version: str  # Changes whenever the meaning of a measured number changes.
@@ -289,7 +293,8 @@ class WorkloadInfo:
     metrics: tuple[Metric, ...] = ()  # All that it measures, in the order of reports.
     # Description of the other allowed data names.
     other_data: str = "a TFDS name or folder:PATH"
-    # Module whose ``check`` checks all other names; without TensorFlow.
+    # Module whose ``check`` checks all other names, and may return one with an absolute
+    # path; without TensorFlow.
     data_module: str = "workloads.data.names"
     # Module whose ``check`` says whether this machine can run a plan; without
     # TensorFlow. Empty if any machine can.
@@ -357,6 +362,46 @@ class WorkloadInfo:
             converted[name] = value
         return dataclasses.replace(chosen, **converted)
 
+    def check_data(self, name: str) -> str:
+        """Returns the name of a data set with absolute paths; writes nothing.
+
+        Raises:
+          ValueError: The workload cannot read it here; the message says what it can.
+        """
+        checked: str | None = None
+        if name not in self.builtin_data:
+            checked = importlib.import_module(self.data_module).check(name)
+        return checked or name
+
+    def check_machine(
+        self, preset: str, options: Mapping[str, Any], **planned: Any
+    ) -> None:
+        """Raises ``ValueError`` unless this machine can run what is planned.
+
+        ``planned`` are ``data``, ``global_batch_size`` and ``num_workers``.
+        """
+        if self.machine_module:
+            config = self.make_config(preset, options)
+            importlib.import_module(self.machine_module).check(config, **planned)
+
+    def held(
+        self, preset: str, options: Mapping[str, Any], *, num_replicas: int
+    ) -> list[Held]:
+        """Returns what each replica owns on each of its devices, in bytes."""
+        module = importlib.import_module(self.memory_module)
+        return module.held(self.make_config(preset, options), num_replicas)
+
+    def memory_table(
+        self, preset: str, options: Mapping[str, Any], *, num_replicas: int
+    ) -> list[str]:
+        """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
+        from replicator.backends import sharding
+
+        owned = self.held(preset, options, num_replicas=num_replicas)
+        is_split = any(own.place for own in owned)
+        refused = sharding.OF_SPLIT_REPLICAS if is_split else ""
+        return sharding.table(owned, None, refused=refused)
+
     def prepare(self, *, data: str) -> None:
         """Prepares what a workload keeps on a machine, before anything is timed."""
         if data != SYNTHETIC:
@@ -390,6 +435,46 @@ class WorkloadInfo:
         module, _, name = self.program.partition(":")
         kind = getattr(importlib.import_module(module), name)
         return kind(replicator, training, self)
+
+    def warm_up(
+        self,
+        preset: str = "gpu",
+        *,
+        dtypes: Sequence[str | None] = ("float32", None),
+        per_replica_batch_size: int = 8,
+    ) -> None:
+        """Compiles what TensorFlow has no machine code for, and measures nothing.
+
+        Builds and runs a program of each compute type twice: step 2 reads what step 1
+        wrote.
+
+        Args:
+          preset: A preset of this workload.
+          dtypes: Compute types; None is the preset's own.
+          per_replica_batch_size: Kernels are the same for any.
+        """
+        import tensorflow as tf
+
+        import replicator
+
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, enable=True)
+        self.prepare(data=SYNTHETIC)
+        if not hasattr(self.make_config(preset, {}), "compute_dtype"):
+            dtypes = (None,)  # it has one number type
+        for dtype in dtypes:
+            program = self.build(
+                replicator.create("in_graph", num_replicas=1),
+                preset=preset,
+                data=SYNTHETIC,
+                per_replica_batch_size=per_replica_batch_size,
+                seed=0,
+                options={} if dtype is None else {"compute_dtype": dtype},
+            )
+            for _ in range(2):
+                program.run(1)
+            del program
+            tf.keras.backend.clear_session()
 
 
 # What workloads on images share, so that their rates can be compared.

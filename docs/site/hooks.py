@@ -64,9 +64,11 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "What a workload implements, and what it can build on.",
         (
             "workloads.spec",
-            "workloads.catalog",
+            "workloads.controls",
             "workloads.program",
             "workloads.common.training",
+            "workloads.resnet50",
+            "workloads.sngan",
             "workloads.data.images",
             "workloads.data.sources",
             "workloads.metrics.evaluator",

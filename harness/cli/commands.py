@@ -307,8 +307,8 @@ def _print_plan(
     # What variables take of a device, by replicas, where they are counted: of replicas
     # with memories of their own. Those on the cores of a machine share one copy.
     memory = {
-        num_replicas: catalog.workload_catalog.memory_table(
-            spec.workload, spec.preset, spec.options, num_replicas=num_replicas
+        num_replicas: catalog.workload(spec.workload).memory_table(
+            spec.preset, spec.options, num_replicas=num_replicas
         )
         for num_replicas, spec in sorted(specs.items())
         if spec.program is None

@@ -128,7 +128,7 @@ def check(
         if not isinstance(peer, catalog.PeerInfo):
             continue
         if info.name in peer.programs:
-            config = catalog.workload_catalog.make_config(info.name, preset, options)
+            config = info.make_config(preset, options)
             reason = catalog.unsupported(peer.programs[info.name], config, data)
         else:
             reason = f"workload {info.name}, but has {' and '.join(peer.programs)} only"

@@ -180,7 +180,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     options = {**preset.options, **request.options}
     if options:
         with catalog.refusing():
-            catalog.workload_catalog.make_config(info.name, preset_name, options)
+            info.make_config(preset_name, options)
     units = catalog.batch_units(info, preset_name, options)
     devices_per_replica = program.devices_per_replica(
         options, *(backend.name for backend in backends)
@@ -256,8 +256,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
         with catalog.refusing():
-            catalog.workload_catalog.check_machine(
-                info.name,
+            info.check_machine(
                 preset_name,
                 options,
                 data=data,

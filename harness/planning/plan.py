@@ -192,8 +192,7 @@ def arrange(
     draws = info.draws_random_numbers
     if trials and info.draws_with:
         spec = trials[0].spec
-        make_config = catalog.workload_catalog.make_config
-        config = make_config(info.name, spec.preset, spec.options)
+        config = info.make_config(spec.preset, spec.options)
         draws = bool(getattr(config, info.draws_with))
     code = program.code if program else {}
     plan = Plan(

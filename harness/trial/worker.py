@@ -6,7 +6,8 @@ Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``
 code 0 when the observations are complete, 1 after a failure that is in the file. In a
 trial of several processes (``harness.trial.ranks`` or ``harness.launch.gang`` starts
 them), the cluster environment says which one this is; one that is not measured serves
-the others. The controls of ``results.records.measuring.Control`` are made here.
+the others. The controls of ``results.records.measuring.Control`` are made here and by
+``workloads.build_control``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from harness import catalog
 from harness.client import scaling_client
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from workloads.program import StepProgram
 
 
 class DeviceMemory:
@@ -143,7 +143,7 @@ def measure_spec(
     tf.keras.utils.set_random_seed(spec.seed)
 
     from replicator._tf.dispatch import count_functions, recorded
-    from workloads import controls
+    from workloads import build_control
 
     info = catalog.workload(spec.workload)
     data, options = spec.data, dict(spec.options)
@@ -154,22 +154,20 @@ def measure_spec(
     info.prepare(data=data)
     counter = measure.StepCounter(recorded, count_functions)
 
-    def build() -> StepProgram:
+    def build() -> Any:
         counter.replicator = _create(spec)
-        program: Any = info.build(
+        note = functools.partial(writer.write, "change")
+        return build_control(
+            info,
             counter.replicator,
             preset=spec.preset,
             data=data,
             per_replica_batch_size=spec.per_replica_batch_size,
             seed=spec.seed,
             options=options,
+            control=spec.control.value,
+            record=note if spec.control is Control.MATCH else None,
         )
-        if spec.control is Control.INPUT_ONLY:
-            program = controls.InputOnlyProgram(program)
-        if spec.control is Control.MATCH:
-            note = functools.partial(writer.write, "change")
-            program = controls.MatchedProgram(program, note)
-        return cast("StepProgram", program)
 
     def after_first_step() -> None:
         counter.start()
@@ -201,7 +199,6 @@ def measure_spec(
 
 def _create(spec: TrialSpec) -> Any:
     import replicator
-    from workloads import controls
 
     policy = spec.options.get("external_writes")
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
@@ -213,20 +210,12 @@ def _create(spec: TrialSpec) -> Any:
         options["logical_devices_per_replica"] = spec.devices_per_replica
     if spec.control is Control.INDEPENDENT:  # this process is one of ``num_replicas``
         return replicator.create(spec.backend, num_replicas=1, **options)
-    made = replicator.create(
+    return replicator.create(
         spec.backend,
         num_replicas=spec.num_replicas,
         without_communication=spec.control is Control.NOSYNC,
         **options,
     )
-    if spec.control is Control.SYNTHETIC:
-        return controls.ReusingReplicator(made)
-    if spec.control is Control.NO_UPDATE:
-        return controls.NotUpdatingReplicator(made)
-    if spec.control is Control.MATCH:
-        is_dense = "shared_rows" in catalog.backend(spec.backend).lacks
-        return controls.MatchingReplicator(made, has_dense_gradients=is_dense)
-    return made
 
 
 if __name__ == "__main__":

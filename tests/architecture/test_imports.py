@@ -41,8 +41,8 @@ LIGHT = [
         pytest.param(f"import {', '.join(LIGHT)}", HEAVY, id="the parent"),
         # The planner reads them.
         pytest.param(
-            "import replicator.catalog, workloads.catalog\n"
-            "try: workloads.catalog.check_data('resnet50', 'no_such_data')\n"
+            "import replicator.catalog, workloads\n"
+            "try: workloads.WORKLOADS['resnet50'].check_data('no_such_data')\n"
             "except ValueError: pass",
             HEAVY - {"tensorflow_datasets"},
             id="the catalogues",

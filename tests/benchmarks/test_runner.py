@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import replicator
 from harness import command_line
-from workloads import catalog
+from workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,7 +186,7 @@ def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
         repl.wrap_optimizer("sgd", **options)
         return SimpleNamespace(run=None)
 
-    monkeypatch.setitem(catalog.WORKLOADS, "resnet50", SimpleNamespace(build=build))
+    monkeypatch.setitem(WORKLOADS, "resnet50", SimpleNamespace(build=build))
     repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
     bench.build(repl, "bfloat16")
 

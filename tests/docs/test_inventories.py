@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import replicator.catalog
-import workloads.catalog
 from harness.launch.launchers import LAUNCHERS
 from results import Phase, TrialStatus
+from workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def test_every_record_is_described():
         assert f"| `{kind}.json` | `{model}` | `{path}`" in text
 
 
-PRESETS = {p.name for w in workloads.catalog.WORKLOADS.values() for p in w.presets}
+PRESETS = {p.name for w in WORKLOADS.values() for p in w.presets}
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_the_lists_of_the_glossary_are_those_that_are_declared(term, declared):
     assert declared == set(re.findall(r"`(\w+)`", row[1]))
 
 
-@pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_every_workload_says_how_far_it_is_the_paper(name):
     text = read(f"workloads/{name}/README.md")
 
     assert "## Fidelity" in text
-    for preset in workloads.catalog.WORKLOADS[name].presets:
+    for preset in WORKLOADS[name].presets:
         assert preset.name in text

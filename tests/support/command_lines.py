@@ -17,7 +17,7 @@ from replicator.catalog import BACKENDS
 from reports import FORMATS
 from reports.words import formats
 from results import plugins
-from workloads.catalog import WORKLOADS
+from workloads import WORKLOADS
 
 
 def overridden(words, *more):

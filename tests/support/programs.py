@@ -341,7 +341,7 @@ def count_kernels(backend, preset, per_replica_batch_size):
     none where CUPTI, which it asks, is refused, as in many containers; then its log
     says why.
     """
-    from workloads.catalog import WORKLOADS
+    from workloads import WORKLOADS
 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, enable=True)

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from workloads.keras_fit.own_model import keras_workload
+from workloads import keras_workload
 
 
 def small():

@@ -23,11 +23,11 @@ import pytest
 import small_fit
 
 import replicator
-from workloads import catalog, controls
+import workloads
 from workloads.d4pg import EnvironmentSpec, Share, StepStreams
-from workloads.resnet50 import model
+from workloads.resnet50 import ResNet50
 
-WORKLOADS = {**catalog.WORKLOADS, "own": small_fit.WORKLOAD}
+WORKLOADS = {**workloads.WORKLOADS, "own": small_fit.WORKLOAD}
 (OWN,) = small_fit.WORKLOAD.presets
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS = {
@@ -48,7 +48,7 @@ OPTIONS = {
 def published(name, **options):
     """The published settings; of D4PG from states, unless pixels are asked for."""
     states = {"observations": "state"} if name == "d4pg" else {}
-    return catalog.make_config(name, "paper", {**states, **options})
+    return WORKLOADS[name].make_config("paper", {**states, **options})
 
 
 def build(name, *repl, **settings):
@@ -66,17 +66,22 @@ def build_whole(
     data="synthetic",
     per_replica_batch_size=4,
     seed=1,
+    control="",
+    record=None,
     **options,
 ):
     """Builds a preset of a workload on a replicator, or on that of a backend."""
     if isinstance(repl, str):
         repl = replicator.create(repl, num_replicas=num_replicas)
-    return WORKLOADS[name].build(
+    return workloads.build_control(
+        WORKLOADS[name],
         repl,
         preset=preset,
         data=data,
         per_replica_batch_size=per_replica_batch_size,
         seed=seed,
+        control=control,
+        record=record,
         options=options,
     )
 
@@ -90,12 +95,16 @@ def sane(program):
 
 def match(make, repl):
     """Runs the first steps as a match does: losses, changes and the program."""
-    changes = []
-    program = controls.MatchedProgram(
-        make(controls.MatchingReplicator(repl)),
-        lambda **fields: changes.append(SimpleNamespace(**fields)),
-    )
-    losses = [program.run() for _ in range(controls.NUM_STEPS)]
+    changes, losses = [], []
+
+    def record(**fields):
+        changes.append(SimpleNamespace(**fields))
+
+    program = make(repl, control="match", record=record)
+    # Losses of three steps are compared, and what two of them changed.
+    for has_changes in (False, True, True):
+        losses.append(program.run())
+        assert has_changes == bool(changes)
     return losses, changes, program
 
 
@@ -107,8 +116,8 @@ NUM_CONVOLUTIONS = 1 + 2 * (3 + 1)
 def short():
     """Makes networks that are built inside short: one block in each of two stages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "NUM_BLOCKS", (1, 1))
-        patch.setattr(model, "WIDTHS", (8, 16))
+        patch.setattr(ResNet50, "num_blocks", (1, 1))
+        patch.setattr(ResNet50, "widths", (8, 16))
         yield
 
 
@@ -181,7 +190,7 @@ def gpu_graphs():
     """Workload, step function, data type and, where it is one, layout of each graph."""
     return [
         (workload, step, dtype)
-        for workload in catalog.WORKLOADS
+        for workload in workloads.WORKLOADS
         for step in STEPS[workload]
         for dtype in compute_dtypes(workload)
     ] + [

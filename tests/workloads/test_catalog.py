@@ -9,19 +9,29 @@ import case_cluster
 import fork_server
 import pytest
 
-from workloads import catalog, child_environment, d4pg, data, metrics
+import workloads
+from workloads import (
+    WORKLOADS,
+    child_environment,
+    d4pg,
+    data,
+    metrics,
+    peers,
+    resnet50,
+    sngan,
+)
 
 PLANNER = """
 import json, sys
-from workloads import catalog
+from workloads import WORKLOADS
 errors = []
 for name, data in json.loads(sys.argv[1]):
-    try: catalog.check_data(name, data)
+    try: WORKLOADS[name].check_data(data)
     except ValueError as error: errors.append(str(error))
-catalog.check_data("resnet50", "digits")
-catalog.check_data("d4pg", "walker:run")
-for name, info in catalog.WORKLOADS.items():
-    catalog.make_config(name, info.default_preset, {})
+WORKLOADS["resnet50"].check_data("digits")
+WORKLOADS["d4pg"].check_data("walker:run")
+for info in WORKLOADS.values():
+    info.make_config(info.default_preset, {})
 print(json.dumps([errors, sorted({"tensorflow", "keras"} & set(sys.modules))]))
 """
 # Names of data, and what is said of them.
@@ -58,9 +68,9 @@ def test_misspelt_data_are_answered_with_the_nearest_and_without_tensorflow():
         assert "\n" not in error
 
 
-@pytest.mark.parametrize("name", catalog.WORKLOADS)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_catalogue_and_workload_say_the_same(name):
-    info = catalog.WORKLOADS[name]
+    info = WORKLOADS[name]
     metrics = info.metrics
 
     assert all(preset.config is not None for preset in info.presets)
@@ -70,25 +80,30 @@ def test_catalogue_and_workload_say_the_same(name):
     assert any(not metric.is_of_window for metric in metrics)
 
 
-@pytest.mark.parametrize("package", [d4pg, data, metrics], ids=lambda of: of.__name__)
+PACKAGES = [workloads, d4pg, data, metrics, peers, resnet50, sngan]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda of: of.__name__)
 def test_public_names_are_there_and_say_what_they_are(package):
     """They are loaded on first use, so a wrong line of a stub is seen here only."""
     found = {name: getattr(package, name) for name in package.__all__}
 
     assert found
     assert [] == [name for name, public in found.items() if not public.__doc__]
+    with pytest.raises(AttributeError, match=r"attribute .*nobody"):
+        _ = package.nobody
 
 
 def test_presets_for_gpus_promise_what_others_do_not():
-    for info in catalog.WORKLOADS.values():
+    for info in WORKLOADS.values():
         presets = {preset.name: preset for preset in info.presets}
-        found = catalog.make_config(info.name, "gpu", {})
+        found = info.make_config("gpu", {})
         promises = {
             n for n, p in presets.items() if p.options.get("external_writes") == "never"
         }
 
         assert {"gpu"} == promises
-        assert catalog.SYNTHETIC == presets["gpu"].data
+        assert "synthetic" == presets["gpu"].data
         assert ("off", True) == (found.jit, found.tf32)
 
 
@@ -145,19 +160,19 @@ def test_wrong_option_values_are_named(row):
     name, *words = given.split()
     options = {k: json.loads(v) for k, _, v in (word.partition("=") for word in words)}
     with pytest.raises(ValueError, match=message):
-        catalog.make_config(name, "smoke", options)
+        WORKLOADS[name].make_config("smoke", options)
 
 
 def test_options_override_the_preset():
-    plain = catalog.make_config("resnet50", "laptop", {})
-    made = catalog.make_config("resnet50", "laptop", {"weight_decay": 0})
+    plain = WORKLOADS["resnet50"].make_config("laptop", {})
+    made = WORKLOADS["resnet50"].make_config("laptop", {"weight_decay": 0})
 
     assert isinstance(made.weight_decay, float)
     assert made.image_size == plain.image_size
     with pytest.raises(
         ValueError, match=r"preset 'laptob' is unknown .*did you mean 'laptop'\?"
     ):
-        catalog.make_config("resnet50", "laptob", {})
+        WORKLOADS["resnet50"].make_config("laptob", {})
 
 
 def test_preparing_leaves_room_for_virtual_devices(tmp_path):
@@ -167,8 +182,8 @@ def test_preparing_leaves_room_for_virtual_devices(tmp_path):
     """
     program = tmp_path / "prepare.py"
     program.write_text(
-        "import replicator; from workloads import catalog\n"
-        "for info in catalog.WORKLOADS.values():\n"
+        "import replicator; from workloads import WORKLOADS\n"
+        "for info in WORKLOADS.values():\n"
         "    info.prepare(data=info.presets[0].data)\n"
         "    print('prepared', info.name)\n"
         "print(replicator.create('tf_mirrored', num_replicas=2).num_replicas)"
@@ -181,7 +196,7 @@ def test_preparing_leaves_room_for_virtual_devices(tmp_path):
         timeout_sec=300,
     )
 
-    prepared = [f"prepared {name}" for name in catalog.WORKLOADS]
+    prepared = [f"prepared {name}" for name in WORKLOADS]
     assert 0 == code, output
     # Without what TensorFlow prints about missing GPUs.
     lines = [x for x in output.splitlines() if x.isdigit() or x.startswith("prepared ")]

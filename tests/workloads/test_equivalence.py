@@ -4,12 +4,13 @@ import functools
 
 import numpy as np
 import pytest
+import small_fit
 import tensorflow as tf
 from small_programs import build, match, sane
 
 import replicator
 from results import change_differences, loss_difference
-from workloads import catalog, controls
+from workloads import WORKLOADS
 
 GLOBAL_BATCH_SIZE = 16
 MARGIN = 1.5  # to either side of a tolerance
@@ -24,15 +25,16 @@ CASES = [
 DATA = {"resnet50": "digits", "sngan": "digits"}
 
 
-def _build(name, repl):
+def _build(name, repl, **given):
     tf.keras.utils.set_random_seed(3)
-    info = catalog.WORKLOADS[name]
+    info = WORKLOADS[name]
     return build(
         name,
         repl,
-        data=DATA.get(name, catalog.SYNTHETIC),
+        data=DATA.get(name, "synthetic"),
         per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
         seed=3,
+        **given,
         **info.equivalence.options,
     )
 
@@ -60,8 +62,6 @@ def one_replica():
 def test_two_replicas_match_one(name, one_replica):
     repl = replicator.create("in_graph", num_replicas=2)
 
-    # The worker records after as many steps as the report compares.
-    assert (3, 2) == (controls.NUM_STEPS, controls.NUM_CHANGING_STEPS)
     assert _worst(name, repl, one_replica(name))[0] < 1 / MARGIN
     sane(one_replica(name)[2])
 
@@ -105,16 +105,20 @@ def _forgotten_replica(right, optimizer, gradients, *what):
 
 
 def _batch_read_twice(monkeypatch):
-    right = controls._share
+    repl = replicator.create("in_graph", num_replicas=2)
+    right = repl.make_input_iterator
 
-    def wrong(whole, context):
+    def wrong(input_fn, *args, **options):
         def twice(batch):
             return tf.data.Dataset.from_tensors(batch).repeat(2)
 
-        return right(whole, context).shard(2, 0).flat_map(twice)
+        def share_of(context):
+            return input_fn(context).shard(2, 0).flat_map(twice)
 
-    monkeypatch.setattr(controls, "_share", wrong)
-    return replicator.create("in_graph", num_replicas=2)
+        return right(share_of, *args, **options)
+
+    monkeypatch.setattr(repl, "make_input_iterator", wrong)
+    return repl
 
 
 MISTAKES = {
@@ -153,7 +157,7 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
         replicator.create("single"),
         replicator.create("in_graph", num_replicas=2),
     ):
-        program = _build("sngan", controls.MatchingReplicator(repl))
+        program = _build("sngan", repl, control="match")
         count = program.per_replica_batch_size
 
         def step(program=program, count=count):
@@ -173,20 +177,19 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
         assert not np.array_equal(two[: len(two) // 2], two[len(two) // 2 :])
 
 
-def test_replicas_read_different_shares_of_one_batch():
+def test_replicas_read_different_shares_of_one_batch(monkeypatch):
+    examples = small_fit.data().batch(4, drop_remainder=True).take(2)
+    whole = [x.numpy() for x, _ in examples]
     mode = replicator.InputReplicationMode
-    found = {}
     for kind in (mode.PER_WORKER, mode.PER_REPLICA, mode.SINGLE):
-        repl = controls.MatchingReplicator(
-            replicator.create("in_graph", num_replicas=2)
-        )
-        inputs = repl.make_input_iterator(
-            lambda _context: tf.data.Dataset.range(100).batch(4, drop_remainder=True),
-            kind,
-        )
-        found[kind] = [
-            [values.numpy().tolist() for values in inputs.get_next()] for _ in range(2)
-        ]
+        repl = replicator.create("in_graph", num_replicas=2)
+        make = functools.partial(repl.make_input_iterator, mode=kind)
 
-    expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert [expected] * 3 == list(found.values())
+        def of_kind(input_fn, _mode, make=make, **options):
+            return make(input_fn, **options)
+
+        monkeypatch.setattr(repl, "make_input_iterator", of_kind)
+        program = build("own", repl, per_replica_batch_size=2, control="match")
+        for batch in whole:
+            x, _ = next(program.batches())
+            np.testing.assert_array_equal(np.split(batch, 2), [*map(np.array, x)])

@@ -4,7 +4,6 @@ import collections
 import json
 import math
 import re
-import types
 
 import numpy as np
 import pytest
@@ -17,16 +16,13 @@ from small_programs import build as build_small
 import replicator
 from replicator._tf import dispatch
 from replicator.core import devices
-from workloads import catalog, controls
-from workloads.common import training
+from workloads import WORKLOADS
 
 FULL = pytest.mark.full
 
 
-def build(name, backend="in_graph", num_replicas=2, *, wrap=lambda repl: repl, **given):
-    return build_small(
-        name, wrap(replicator.create(backend, num_replicas=num_replicas)), **given
-    )
+def build(name, backend="in_graph", num_replicas=2, **given):
+    return build_small(name, backend, num_replicas, **given)
 
 
 def losses_of(program, num_steps=2):
@@ -47,7 +43,7 @@ def changed(program, before):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_precision_and_pipelines_follow_the_device(name, monkeypatch):
     def fed(program):
         inputs = program._inputs
@@ -72,19 +68,15 @@ def test_precision_and_pipelines_follow_the_device(name, monkeypatch):
 def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
     """Workers that only serve TensorFlow keep its default; CPUs have no TF32."""
 
-    class Served:
-        num_programs, num_workers = 1, 2
-
-    def set_up(*, tf32):
-        training.set_up(Served(), types.SimpleNamespace(tf32=tf32))
-
-    set_up(tf32=False)
+    served = replicator.create("single")
+    monkeypatch.setattr(type(served), "num_programs", 1)
+    monkeypatch.setattr(served, "num_workers", 2)
+    build_small("transformer", served, tf32=False)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: ["GPU:0"])
-    with pytest.raises(
-        ValueError, match=r"option tf32=False does not reach the GPUs of Served, "
-    ):
-        set_up(tf32=False)
-    set_up(tf32=True)
+    line = r"option tf32=False does not reach the GPUs of SingleDeviceReplicator, "
+    with pytest.raises(ValueError, match=line):
+        build_small("transformer", served, tf32=False)
+    build_small("transformer", served, tf32=True)
 
 
 def test_the_layout_is_set_for_the_steps_that_follow():
@@ -107,19 +99,19 @@ def test_the_layout_is_set_for_the_steps_that_follow():
     ],
 )
 def test_the_input_control_reads_batches_and_trains_nothing(name, backend, data):
-    program = build(name, backend, 1 if backend == "single" else 2, data=data)
-    control = controls.InputOnlyProgram(program)
+    num_replicas = 1 if backend == "single" else 2
+    program = build(name, backend, num_replicas, control="input_only", data=data)
     before = program.trained_values()
-    control.start_window()
-    losses = [control.run(), control.run(3)]
-    control.pause()
-    (check,) = control.sanity()
+    program.start_window()
+    losses = [program.run(), program.run(3)]
+    program.pause()
+    (check,) = program.sanity()
 
     assert [0.0, 0.0] == losses
     assert 4 == program._inputs.num_steps
     assert [] == changed(program, before)
     assert "not checked: this control reads batches and runs no step" == check.detail
-    assert () == control.evaluate() == control.losses_of_replicas()
+    assert () == program.evaluate() == program.losses_of_replicas()
     if name == "d4pg":
         program.close()
 
@@ -133,7 +125,7 @@ def test_the_control_without_updates_sums_and_changes_no_weight(name):
         pattern = r"all_reduce\S* .*? (\d+) bytes per replica"
         return sum(map(int, re.findall(pattern, program.explain())))
 
-    program = build(name, wrap=controls.NotUpdatingReplicator)
+    program = build(name, control="no_update")
     plain = build(name)
     before = program.trained_values()
     losses_of(program, 3)
@@ -147,7 +139,7 @@ def test_the_control_without_updates_sums_and_changes_no_weight(name):
 @pytest.mark.parametrize("name", ["resnet50", "d4pg"])
 def test_the_control_without_a_pipeline_repeats_the_first_batch(name):
     data = {"resnet50": "digits", "d4pg": "cartpole:swingup"}[name]
-    program = build(name, wrap=controls.ReusingReplicator, data=data)
+    program = build(name, control="synthetic", data=data)
     batches = program.batches()
     first, *others = (
         [[part.numpy() for part in leaf] for leaf in tf.nest.flatten(next(batches))]
@@ -196,7 +188,7 @@ def test_a_step_whose_passes_are_compiled_has_the_same_loss(name, backend):
     # After an update, its rounding is in the weights.
     np.testing.assert_allclose(compiled[0], plain[0], rtol=1e-6)
     np.testing.assert_allclose(compiled[1], plain[1], rtol=1e-4)
-    assert not any(isinstance(part, training.Compiled) for part in parts_of(default))
+    assert not any(hasattr(part, "program") for part in parts_of(default))
     assert parts_of(program)
     for part in parts_of(program):
         traced, *others = part.program._list_all_concrete_functions()
@@ -271,8 +263,7 @@ def test_what_cannot_be_built_is_one_clear_line(row):
 
 
 def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
-    monkeypatch.setattr(catalog, "_WARM_UP_BATCH_SIZE", 2)
-    info = catalog.WORKLOADS["resnet50"]
+    info = WORKLOADS["resnet50"]
     built, make = [], type(info).build
 
     def note(self, repl, **options):
@@ -281,7 +272,8 @@ def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):
 
     monkeypatch.setattr(type(info), "build", note)
     with small_programs.short():
-        catalog.warm_up("resnet50", "smoke", ("float32", "mixed_bfloat16"))
+        dtypes = ("float32", "mixed_bfloat16")
+        info.warm_up("smoke", dtypes=dtypes, per_replica_batch_size=2)
 
     assert ["float32", "bfloat16"] == [program.compute_dtype for program in built]
     assert [2, 2] == [program.per_replica_batch_size for program in built]

@@ -17,14 +17,14 @@ from case_cluster import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import catalog, metrics
+from workloads import WORKLOADS, metrics
 from workloads.metrics import Moments, inception_score, kid
 
 FOLDER = pathlib.Path(__file__).with_name("metrics")
 goldens = load(FOLDER.parent / "write_goldens.py")
 GOLDENS = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
 WILSON = "Wilson score interval"
-METRIC = catalog.WORKLOADS["resnet50"].metrics[0]
+METRIC = WORKLOADS["resnet50"].metrics[0]
 
 
 def test_intervals_are_scipys():

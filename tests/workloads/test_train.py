@@ -53,8 +53,8 @@ PROGRAM = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
 if {name!r} == "resnet50":
-    from mine import model
-    model.NUM_BLOCKS, model.WIDTHS = (1, 1), (8, 16)
+    from mine import ResNet50
+    ResNet50.num_blocks, ResNet50.widths = (1, 1), (8, 16)
 for words in (["--help"], ["--replicas", "2", "--steps", "2", *{small!r}]):
     sys.argv[1:] = words
     try:

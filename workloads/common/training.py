@@ -39,8 +39,12 @@ _deferred: ContextVar[list[tuple[Any, tf.Tensor]] | None] = ContextVar(
 def assign(variable: Any, value: tf.Tensor) -> None:
     """Assigns a value that is the same on all replicas.
 
-    In a compiled program it is an output, assigned afterwards: stock strategies choose
-    the replica that assigns, which they cannot in a function.
+    In a function that ``compiled`` returns it is an output, assigned afterwards: stock
+    strategies choose the replica that assigns, which they cannot in a function.
+
+    Args:
+      variable: A variable whose aggregation is ``only_first_replica``.
+      value: A tensor of its shape and type.
     """
     deferred = _deferred.get()
     if deferred is None:
@@ -57,7 +61,13 @@ def copy_of(variable: Any, name: str) -> keras.Variable:
 
 
 def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
-    """Returns a function, compiled where ``jit`` is ``compute``."""
+    """Returns a function, compiled by XLA where ``jit`` is ``compute``.
+
+    Args:
+      function: Takes and returns tensors, in any nesting; sparse gradients stay sparse.
+        It assigns by ``assign``, and has no collectives.
+      jit: The option of that name of a workload: ``off`` or ``compute``.
+    """
     return Compiled(function) if jit == JIT_COMPUTE else function
 
 
@@ -172,7 +182,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields}
 
 
-def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
+def _variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yields variables with their paths: attributes that lead there, and a name."""
     inside: set[int] = set()
     for name, value in vars(layer).items():
@@ -182,7 +192,7 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
         for prefix, each in named.items():
             if isinstance(each, keras.layers.Layer) and not name.startswith("_"):
                 inside |= {id(variable) for variable in each.variables}
-                yield from variables_of(each, prefix)
+                yield from _variables_of(each, prefix)
     for variable in layer.variables:
         if id(variable) not in inside:
             yield f"{path}.{variable.name}", variable.numpy()
@@ -283,6 +293,14 @@ class Training:
 
     def match(self, num_replicas: int) -> None:
         """Lets N replicas draw what one would: N are compared with one."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Returns the models' variables by path, such as ``model.stem.kernel``."""
+        found: dict[str, np.ndarray] = {}
+        for name, trackable in self.trackables.items():
+            if isinstance(trackable, keras.Model):
+                found.update(_variables_of(trackable, name))
+        return found
 
     def matched_draws(self) -> dict[str, np.ndarray]:
         """Returns what every matched step draws, by name, for all replicas."""

@@ -28,13 +28,6 @@ _LAYOUT = (
 _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
-def absolute(name: str) -> str:
-    """Returns the name, that of a folder with an absolute path."""
-    if not name.startswith(PREFIX):
-        return name
-    return f"{PREFIX}{_folder_path(name).absolute()}"
-
-
 def read_folder(name: str) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
     """Returns path and label of each image by split, and the common encoding."""
     path = _folder_path(name)
@@ -138,12 +131,14 @@ def cache_dir() -> pathlib.Path:
     return pathlib.Path.home() / ".cache" / "replicator-harness" / "tfds"
 
 
-def check(name: str) -> None:
-    """Raises unless ``name`` is a data set that can be read on this machine."""
+def check(name: str) -> str:
+    """Returns the name of data that this machine can read, with an absolute path."""
     if name.startswith(PREFIX):
         read_folder(name)
-    elif name not in BUILTIN:
+        return f"{PREFIX}{_folder_path(name).absolute()}"
+    if name not in BUILTIN:
         find_prepared(name)
+    return name
 
 
 def find_prepared(name: str) -> pathlib.Path:

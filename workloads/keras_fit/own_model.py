@@ -1,6 +1,6 @@
 """A Keras model of anybody's as a workload: two functions, and no further file.
 
-    from workloads.keras_fit.own_model import keras_workload
+    from workloads import keras_workload
 
     def model(): ...    # returns a compiled model
     def data(): ...     # returns a tf.data.Dataset of single (inputs, targets)

@@ -19,14 +19,11 @@ import numpy as np
 
 import replicator
 from workloads import catalog
-from workloads.common.training import variables_of
-from workloads.controls import MatchingReplicator
+from workloads.controls import build_control
 from workloads.data import images, sources
 from workloads.peers.catalog import REFERENCE
 from workloads.peers.inputs import NUM_STEPS, Export
 
-_MODELS = {"resnet50": ("model",), "sngan": ("generator", "discriminator")}
-"""Attributes of a program that are models, by workload."""
 SEED = 1
 """Of weights and batches: the same for all repetitions of a study, which differ
 in what follows the first steps."""
@@ -44,9 +41,10 @@ def make(
     """Trains the first steps, and returns what they began with and their losses."""
     info = catalog.WORKLOADS[workload]
     config = info.make_config(preset, options)
-    repl = replicator.create(REFERENCE, num_replicas=num_replicas)
-    program = info.build(
-        MatchingReplicator(repl),  # type: ignore[arg-type]
+    program = build_control(
+        info,
+        replicator.create(REFERENCE, num_replicas=num_replicas),
+        control="match",
         preset=preset,
         data=data,
         per_replica_batch_size=per_replica_batch_size,
@@ -55,8 +53,7 @@ def make(
     )
     arrays = {
         f"weights/{name}": np.array(value)
-        for model in _MODELS[workload]
-        for name, value in variables_of(getattr(program.training, model), model)
+        for name, value in program.training.weights().items()
     }
     for name, value in program.training.matched_draws().items():
         arrays[f"draws/{name}"] = value.reshape(num_replicas, -1, *value.shape[1:])

@@ -43,6 +43,8 @@ _NUM_LEVELS: Final = 255.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
+    """What a peer begins with, and the settings that it trains by."""
+
     # ``workload``, ``config``, ``num_replicas``, ``per_replica_batch_size``,
     # ``num_train_examples``, ``losses`` of the first steps, and ``augmentation`` of the
     # images.
@@ -91,6 +93,28 @@ class Export:
             if not (is_moving(name) or name.endswith(".u"))
         )
 
+    def goyal_rate(self, step: int) -> float:
+        """Returns the learning rate of ResNet-50 (``workloads/resnet50/model.py``)."""
+        settings, config = self.settings, self.config
+        batch = settings["num_replicas"] * settings["per_replica_batch_size"]
+        steps_per_epoch = settings["num_train_examples"] / batch
+        epochs = config["num_epochs"] / 90 * steps_per_epoch
+        target = config["learning_rate_per_256"] * batch / 256
+        rate = target * 0.1 ** sum(step >= math.ceil(e * epochs) for e in (30, 60, 80))
+        ramp = math.ceil(config["lr_warmup_epochs"] * steps_per_epoch)
+        if batch <= 256 or not ramp:  # noqa: PLR2004 - the batch of the published rate
+            return float(rate)
+        rest = 1.0 - min(step / ramp, 1.0)
+        return float(rate - rest * (target - config["learning_rate_per_256"]))
+
+    def linear_decay(self, step: int) -> float:
+        """The part of its rate that SN-GAN has (``workloads/sngan/model.py``)."""
+        config = self.config
+        if config["decay_start"] >= 1:
+            return 1.0
+        left = (1 - step / config["num_steps"]) / (1 - config["decay_start"])
+        return float(min(max(left, 0.0), 1.0))
+
 
 def is_moving(name: str) -> bool:
     """Whether a variable is a moving statistic of batch norm."""
@@ -107,13 +131,21 @@ def block_paths(names: Container[str], network: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """What one of some processes reads; the replicas are divided among them."""
+    """What one of some processes reads; the replicas are divided among them.
+
+    Attributes:
+      export: What the processes begin with.
+      process: The number of this one.
+      num_processes: How many there are.
+      seed: Of batches and draws that follow the exported ones.
+      is_repeated: Whether every step gets the first batch.
+    """
 
     export: Export
     process: int
     num_processes: int
-    seed: int = 0  # Of its own batches and draws.
-    is_repeated: bool = False  # Whether every step gets the first batch.
+    seed: int = 0
+    is_repeated: bool = False
 
     def first_batches(self) -> list[Batch]:
         batches = self.export.part("batches")
@@ -243,26 +275,3 @@ def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
     stddev = np.asarray(augmentation["stddev"], np.float32) * np.float32(_NUM_LEVELS)
     normalised: np.ndarray = ((images - mean) / stddev).astype(np.float32)
     return normalised
-
-
-def goyal_rate(export: Export, step: int) -> float:
-    """Returns the learning rate of ResNet-50 (``workloads/resnet50/model.py``)."""
-    settings, config = export.settings, export.config
-    batch = settings["num_replicas"] * settings["per_replica_batch_size"]
-    steps_per_epoch = settings["num_train_examples"] / batch
-    epochs = config["num_epochs"] / 90 * steps_per_epoch
-    target = config["learning_rate_per_256"] * batch / 256
-    rate = target * 0.1 ** sum(step >= math.ceil(e * epochs) for e in (30, 60, 80))
-    ramp = math.ceil(config["lr_warmup_epochs"] * steps_per_epoch)
-    if batch <= 256 or not ramp:  # noqa: PLR2004 - the batch of the published rate
-        return float(rate)
-    rest = 1.0 - min(step / ramp, 1.0)
-    return float(rate - rest * (target - config["learning_rate_per_256"]))
-
-
-def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
-    """The part of its rate that SN-GAN has (``workloads/sngan/model.py``)."""
-    if config["decay_start"] >= 1:
-        return 1.0
-    left = (1 - step / num_steps) / (1 - config["decay_start"])
-    return float(min(max(left, 0.0), 1.0))

@@ -26,8 +26,6 @@ from workloads.spec import JIT_OFF
 if TYPE_CHECKING:
     from .study import ResNet50Config
 
-NUM_BLOCKS = (3, 4, 6, 3)
-WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4
 EPSILON = 1e-5
 _FC_STDDEV = 0.01
@@ -140,14 +138,31 @@ class Bottleneck(keras.layers.Layer):
 
 
 class ResNet50(keras.Model):
-    """The 50-layer residual network of He et al. 2015; float32 logits of images."""
+    """The 50-layer residual network of He et al. 2015; float32 logits of images.
+
+    Takes [examples, height, width, 3], returns [examples, classes]. A subclass may have
+    other blocks: ``num_blocks = (3, 4, 23, 3)`` is ResNet-101.
+
+    Attributes:
+      num_blocks: Bottlenecks of each group; all but the first group halve the image.
+      widths: Channels of their 3x3 convolutions; a block returns four times as many.
+    """
+
+    num_blocks: tuple[int, ...] = (3, 4, 6, 3)
+    widths: tuple[int, ...] = (64, 128, 256, 512)
 
     def __init__(self, config: ResNet50Config, *, seed: int = 0) -> None:
+        """Creates all variables.
+
+        Args:
+          config: Number type, version, classes and batch normalization.
+          seed: Of the initial values, which are the same on every device.
+        """
         super().__init__(name="resnet50", dtype=config.compute_dtype)
         # One seed per kernel, in the order of construction.
         seeds = ((seed, number) for number in itertools.count(1))
         with training_lib.dtype_policy(config.compute_dtype):
-            num_channels = WIDTHS[0]
+            num_channels = self.widths[0]
             self.stem = ConvBatchNorm(
                 3,
                 num_channels,
@@ -159,7 +174,7 @@ class ResNet50(keras.Model):
             )
             self.blocks = []
             for group, (width, count) in enumerate(
-                zip(WIDTHS, NUM_BLOCKS, strict=True)
+                zip(self.widths, self.num_blocks, strict=True)
             ):
                 for index in range(count):
                     block = Bottleneck(
@@ -198,7 +213,13 @@ class ResNet50(keras.Model):
 def softmax_cross_entropy(
     labels: tf.Tensor, logits: tf.Tensor, *, label_smoothing: float = 0.0
 ) -> tf.Tensor:
-    """Returns the cross-entropy of each example, in nats."""
+    """Returns the cross-entropy of each example, in nats.
+
+    Args:
+      labels: Classes, [examples].
+      logits: [examples, classes], float32.
+      label_smoothing: Share of the label that is spread evenly over all classes.
+    """
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     if label_smoothing:
         even = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
@@ -233,6 +254,13 @@ class GoyalSchedule(training_lib.Schedule):
 
     Above a global batch of 256 the rate ramps up from ``learning_rate_per_256``, not
     from zero. It falls to a tenth after 3/9, 6/9 and 8/9 of the training.
+
+    Attributes:
+      global_batch_size: Examples of a step, of all replicas.
+      num_train_examples: Examples of an epoch.
+      learning_rate_per_256: The rate at a global batch of 256; grows with it.
+      lr_warmup_epochs: Epochs of the ramp.
+      num_epochs: Of the whole training.
     """
 
     global_batch_size: int
@@ -279,6 +307,11 @@ class PolynomialSchedule(training_lib.Schedule):
     """Google's schedule of LARS for TPUs: rises linearly, falls quadratically.
 
     Its highest rate and warmup follow from the global batch: do not scale it again.
+
+    Attributes:
+      global_batch_size: Examples of a step, of all replicas.
+      num_train_examples: Examples of an epoch.
+      num_epochs: Of the whole training, at whose end the rate is zero.
     """
 
     global_batch_size: int
@@ -319,6 +352,14 @@ class LARS(keras.optimizers.Optimizer):
 
     Biases and batch-norm parameters (rank 1) have ratio 1 and no decay, as in Google's
     reference for TPUs. The rate is part of v, so a change of it needs no correction.
+
+    Args:
+      learning_rate: A number or a schedule.
+      momentum: The share of v that a step keeps.
+      decay: The L2 factor on kernels.
+      trust: The factor of the ratio.
+      name: Of the optimizer.
+      **options: Those of ``keras.optimizers.Optimizer``.
     """
 
     def __init__(

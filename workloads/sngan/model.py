@@ -33,6 +33,15 @@ class ConditionalBatchNormalization(keras.layers.Layer):
     """Normalizes, then scales and shifts by the class (Dumoulin et al. 2017).
 
     gamma[label] * (x - mean) / sqrt(variance + epsilon) + beta[label]
+
+    Takes images [examples, height, width, channels] and their classes [examples].
+
+    Args:
+      num_classes: Rows of gamma and beta.
+      num_channels: Channels of the images.
+      statistics: ``local`` normalizes by the replica's own batch, ``cross_replica`` by
+        the global one.
+      name: Of the layer.
     """
 
     def __init__(
@@ -81,7 +90,12 @@ NORM_EPSILON = 1e-12
 
 
 def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the estimate of the spectral norm and the next u."""
+    """Returns the estimate of the spectral norm and the next u.
+
+    Args:
+      matrix: [rows, columns]; the norm has its gradient.
+      u: [rows], from the step before.
+    """
     fixed = tf.stop_gradient(matrix)
     v = _normalized(tf.linalg.matvec(fixed, u, transpose_a=True))
     u = _normalized(tf.linalg.matvec(fixed, v))
@@ -145,18 +159,25 @@ class Spectral(keras.layers.Layer):
         return outputs if self.bias is None else outputs + self.bias
 
 
-# The rows of the matrix of a convolution (with SAME padding) are output channels, of a
-# fully connected layer outputs, and of an embedding, [classes, outputs], classes.
 SpectralConv2D = functools.partial(
     Spectral, product=functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
 )
+"""A padded convolution: ``SpectralConv2D(height, width, inputs, outputs, seed=)``.
+
+The rows of its matrix are the output channels."""
 SpectralDense = functools.partial(Spectral, product=tf.linalg.matmul)
+"""A fully connected layer: ``SpectralDense(inputs, outputs, seed=)``.
+
+The rows of its matrix are the outputs."""
 SpectralEmbedding = functools.partial(
     Spectral,
     product=lambda classes, kernel: tf.gather(kernel, classes),
     rows_axis=0,
     use_bias=False,
 )
+"""A vector of each class: ``SpectralEmbedding(classes, outputs, seed=)``.
+
+The rows of its matrix are the classes."""
 
 
 # Details as in the published code: nearest-neighbour upsampling before the first
@@ -289,7 +310,15 @@ _SEEDS_PER_BLOCK = 10
 
 
 class Generator(keras.Model):
-    """Maps latent vectors and classes to images in [-1, 1]."""
+    """Maps latent vectors and classes to images in [-1, 1].
+
+    Takes [examples, latent size] and [examples]; returns [examples, size, size, 3] in
+    float32.
+
+    Args:
+      config: Sizes, number type and batch normalization.
+      seed: Of the initial values.
+    """
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
         super().__init__(name="generator", dtype=config.compute_dtype)
@@ -341,6 +370,11 @@ class Discriminator(keras.Model):
     """Distinguishes real from generated images, by projection on the class.
 
     The logit is ``psi(phi(x)) + <V y, phi(x)>`` (Miyato & Koyama 2018, equation 7).
+    Takes images [examples, size, size, 3] and classes [examples]; returns [examples].
+
+    Args:
+      config: Sizes and number type.
+      seed: Of the initial values.
     """
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
@@ -466,7 +500,13 @@ def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
 @keras.saving.register_keras_serializable(package="replicator_harness")
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LinearDecay(training_lib.Schedule):
-    """Keeps a rate until ``decay_start`` of all steps, then falls to zero."""
+    """Keeps a rate until ``decay_start`` of all steps, then falls to zero.
+
+    Attributes:
+      learning_rate: The rate at first.
+      num_steps: Steps after which it is zero.
+      decay_start: The share of them after which it falls, linearly; 1 for never.
+    """
 
     learning_rate: float
     num_steps: int

@@ -17,7 +17,7 @@ __all__ = ["install"]
 
 
 WORKLOAD = """
-from workloads.keras_fit.own_model import keras_workload
+from workloads import keras_workload
 
 def model(): ...
 def data(): ...

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import ExitCode, main
+from workloads import WORKLOADS
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,8 @@ def folder(tmp_path_factory):
         patch.chdir(made)
         patch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
         # Counting the variables of a model imports TensorFlow.
-        patch.setattr("workloads.catalog.memory_table", lambda *_, **__: [""])
+        kind = type(WORKLOADS["transformer"])
+        patch.setattr(kind, "memory_table", lambda *_, **__: [""])
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.delenv("TFDS_DATA_DIR", raising=False)
         yield made

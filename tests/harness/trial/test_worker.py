@@ -9,11 +9,13 @@ import signal
 import sys
 import time
 import types
+from unittest import mock
 
 import psutil
 import pytest
 import synthetic_trial
 
+import workloads
 from harness import HarnessError
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
@@ -51,9 +53,6 @@ def test_a_replicator_is_made_as_the_trial_says(
     wanted = NEVER | {"mesh": "1x2"}
     spec = make_spec(backend=backend, control=control, options=wanted)
     made = worker._create(spec)
-    if control is Control.SYNTHETIC:  # repeats its first batch
-        assert "ReusingReplicator" == type(made).__name__
-        made = made.original
     ((name, given),) = calls
 
     assert ("a replicator", backend) == (made, name)
@@ -61,6 +60,33 @@ def test_a_replicator_is_made_as_the_trial_says(
     assert {"num_replicas": 2} | options == {
         key: value for key, value in given.items() if value is not False
     }
+
+
+@pytest.mark.parametrize("control", [Control.NONE, Control.SYNTHETIC, Control.MATCH])
+def test_a_program_leaves_out_what_the_trial_says(make_spec, monkeypatch, control):
+    measured, build_control, writer = mock.Mock(), mock.Mock(), mock.Mock()
+    info = mock.Mock(equivalence=mock.Mock(data="digits", options={"jit": "off"}))
+    monkeypatch.setitem(sys.modules, "tensorflow", mock.MagicMock())
+    monkeypatch.setitem(vars(workloads), "build_control", build_control)
+    monkeypatch.setitem(sys.modules, "replicator._tf.dispatch", mock.Mock())
+    monkeypatch.setattr(worker.catalog, "workload", lambda _: info)
+    monkeypatch.setattr(worker, "_create", lambda _: "a replicator")
+    monkeypatch.setattr(worker.measure, "measure_trial", measured)
+    spec = make_spec(control=control, options={"jit": "compute"})
+    worker.measure_spec(spec, mock.Mock(), writer)
+    build, *_ = measured.call_args.args
+    build()
+    ((built, repl), given) = build_control.call_args
+    record = given.pop("record")
+
+    is_match = control is Control.MATCH
+    assert (info, "a replicator", control.value) == (built, repl, given["control"])
+    assert {"jit": "off" if is_match else "compute"} == given["options"]
+    assert ("digits" if is_match else spec.data) == given["data"]
+    assert is_match == (record is not None)
+    if is_match:
+        record(group="model")
+        writer.write.assert_called_once_with("change", group="model")
 
 
 def test_an_independent_program_knows_its_rank_and_no_cluster(

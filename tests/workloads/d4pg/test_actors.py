@@ -12,7 +12,7 @@ import psutil
 import pytest
 from small_programs import ROOT, child, make_streams, published
 
-from workloads import catalog
+from workloads import WORKLOADS
 from workloads.d4pg import (
     ActorError,
     ActorPool,
@@ -385,7 +385,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     message = r"^actors='ray' needs Ray, .*pip install 'replicator-harness\[distrib"
     with pytest.raises(ValueError, match=message):
-        catalog.make_config("d4pg", "smoke", {"actors": "ray"})
+        WORKLOADS["d4pg"].make_config("smoke", {"actors": "ray"})
 
 
 @needs_ray

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image  # comes with matplotlib
 from small_programs import published
 
-from workloads import catalog
+from workloads import WORKLOADS
 from workloads.d4pg import (
     BrokenEpisodeError,
     Environment,
@@ -27,7 +27,7 @@ from workloads.d4pg import (
     Policy,
 )
 
-LEARNED = catalog.WORKLOADS["d4pg"].metrics[:1]
+LEARNED = WORKLOADS["d4pg"].metrics[:1]
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
@@ -44,7 +44,7 @@ def test_every_task_of_the_suite_is_known_and_no_other():
 
     def named(data, after):
         with pytest.raises(ValueError, match=after) as raised:
-            catalog.check_data("d4pg", data)
+            WORKLOADS["d4pg"].check_data(data)
         listed = str(raised.value).partition(after)[2].partition(";")[0]
         return re.findall(r"'(.+?)'", listed)
 
@@ -52,7 +52,7 @@ def test_every_task_of_the_suite_is_known_and_no_other():
     for domain in named("x:y", "the domains of the control suite are"):
         found += named(f"{domain}:x", "has the tasks")
     for name in found:
-        catalog.check_data("d4pg", name)
+        WORKLOADS["d4pg"].check_data(name)
 
     assert [f"{domain}:{name}" for domain, name in suite.ALL_TASKS] == found
 
@@ -206,7 +206,7 @@ NAME = "cartpole:balance"
 
 def make_config(**options):
     options = {"network": "mlp", "policy_sizes": "16,8", **options}
-    return catalog.make_config("d4pg", "smoke", options)
+    return WORKLOADS["d4pg"].make_config("smoke", options)
 
 
 def make_policy():

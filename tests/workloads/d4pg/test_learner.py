@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_programs import published
 
 import replicator
-from workloads import catalog, d4pg
+from workloads import WORKLOADS, d4pg
 from workloads.d4pg import EnvironmentSpec, Learner, Policy
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
@@ -75,7 +75,7 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
 
     The action joins at the second layer; in Acme's networks at the first.
     """
-    paper = catalog.make_config("d4pg", "paper", {})
+    paper = WORKLOADS["d4pg"].make_config("paper", {})
 
     def count(shape, observations):
         config = dataclasses.replace(paper, observations=observations)
@@ -200,8 +200,7 @@ def test_returns_beyond_the_atoms_are_counted_and_rounding_is_not():
 
 
 def make_learner(num_replicas=1, **options):
-    config = catalog.make_config(
-        "d4pg",
+    config = WORKLOADS["d4pg"].make_config(
         "smoke",
         {
             "policy_sizes": "8,6",

@@ -11,7 +11,7 @@ import small_programs
 import tensorflow as tf
 
 import replicator
-from workloads import catalog
+from workloads import WORKLOADS
 from workloads.d4pg import StarvedReplayError
 
 # Of steps 5, 10, 15 and 20.
@@ -233,7 +233,7 @@ PAPER = {
 
 def test_paper_values_are_the_control_suite_paper_s():
     """Tassa et al. 2018, section 5, and the D4PG paper where that says nothing."""
-    paper = catalog.make_config("d4pg", "paper", {})
+    paper = WORKLOADS["d4pg"].make_config("paper", {})
 
     assert {name: getattr(paper, name) for name in PAPER} == PAPER
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from small_programs import child, make_streams, published
 
-from workloads import catalog
+from workloads import WORKLOADS
 from workloads.d4pg import (
     EnvironmentSpec,
     Share,
@@ -378,7 +378,7 @@ def test_what_a_replay_cannot_do_is_refused():
 
 
 def preset_config(preset="smoke", **options):
-    return catalog.make_config("d4pg", preset, options)
+    return WORKLOADS["d4pg"].make_config(preset, options)
 
 
 def test_workers_share_actors_and_replay():
@@ -406,8 +406,8 @@ def check(monkeypatch):
     def check(num_workers=1, size=32, **options):
         planned = {"data": "cartpole:swingup", "global_batch_size": size}
         with contextlib.suppress(StartedError):
-            catalog.check_machine(
-                "d4pg", "smoke", options, num_workers=num_workers, **planned
+            WORKLOADS["d4pg"].check_machine(
+                "smoke", options, num_workers=num_workers, **planned
             )
 
     monkeypatch.setattr(subprocess, "Popen", start)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from small_programs import build
 
 import replicator
-from workloads import catalog
+from workloads import WORKLOADS
 from workloads.data import DIGITS, IMAGENET, Images, open_source
 
 NUM_JPEGS = 12
@@ -163,7 +163,7 @@ def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
     )
     assert batch["image"].shape == (4, 32, 32, 3)
     assert [int(tf.math.count_nonzero(b["is_example"])) for b in evaluated] == [4, 1]
-    catalog.check_data("resnet50", "photos:1.0.0")
+    WORKLOADS["resnet50"].check_data("photos:1.0.0")
     for name, version in (("photos_again", "1.10.0"), ("photos_again:1.9.0", "1.9.0")):
         assert version == Path(open_source(name).builder.data_path).name
 
@@ -176,15 +176,15 @@ def test_a_set_is_found_where_it_is_said_to_be(tmp_path, monkeypatch, num_channe
     store(tmp_path, "elsewhere", image, [(0, example)])
 
     with pytest.raises(ValueError, match=r"data 'elsewhere' is unknown"):
-        catalog.check_data("resnet50", "elsewhere")
+        WORKLOADS["resnet50"].check_data("elsewhere")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     message = r"shape \[8, 8, 2\] and type uint8, but needed are \[hei"
     if num_channels == 3:
-        catalog.check_data("resnet50", "elsewhere")
+        WORKLOADS["resnet50"].check_data("elsewhere")
         (tmp_path / "elsewhere/1.0.0/features.json").unlink()
         message = r"no readable features\.json .*--overwrite"
     with pytest.raises(ValueError, match=message):
-        catalog.check_data("resnet50", "elsewhere")
+        WORKLOADS["resnet50"].check_data("elsewhere")
 
 
 def test_sets_of_something_else_are_refused(data_dirs):
@@ -199,7 +199,7 @@ def test_sets_of_something_else_are_refused(data_dirs):
     with pytest.raises(
         ValueError, match=r"not an image class.*they hold text \(Text\)"
     ):
-        catalog.check_data("resnet50", "sentences")
+        WORKLOADS["resnet50"].check_data("sentences")
     image = tfds.features.Image(shape=(8, 8, 3), encoding_format="png")
     pixels = np.zeros((8, 8, 3), np.uint8)
     store(
@@ -452,12 +452,12 @@ echo 404 > images/train/dog/1.JPG -> file '.*dog/1\.JPG' is neither a JPEG nor a
 def test_a_wrong_folder_is_refused(tmp_path, monkeypatch, row):
     command, _, message = row.partition(" -> ")
     root = write_images(tmp_path / "images")
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
+    assert f"folder:{root}" == WORKLOADS["resnet50"].check_data("folder:images")
 
-    assert f"folder:{root}" == catalog.absolute_data("folder:images")
+    subprocess.run(command, shell=True, check=True)
     with pytest.raises(ValueError, match=message) as raised:
-        catalog.check_data("resnet50", f"folder:{root}")
+        WORKLOADS["resnet50"].check_data(f"folder:{root}")
     assert "\n" not in str(raised.value)
 
 

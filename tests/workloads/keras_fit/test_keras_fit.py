@@ -17,7 +17,6 @@ from harness import PlanError
 from harness import catalog as harness_catalog
 from harness import main as run_harness
 from results import change_differences, loss_difference
-from workloads import catalog
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
@@ -35,7 +34,7 @@ def made(name="keras_fit", *backend, **options):
 
 def test_the_default_is_the_resnet_of_keras():
     """Its parameters are those that Keras' documentation states, less statistics."""
-    default = catalog.make_config("keras_fit", "smoke", {})
+    default = WORKLOADS["keras_fit"].make_config("smoke", {})
     options = {"model": default.model, "num_classes": default.num_classes}
     program = made(data="synthetic", **options)
     model = program.training.model
@@ -47,7 +46,7 @@ def test_the_default_is_the_resnet_of_keras():
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     # The list of applications needs no TensorFlow; this test does.
     with pytest.raises(ValueError, match="must be one of 'ConvNeXtTiny'") as refused:
-        catalog.make_config("keras_fit", "smoke", {"model": "none"})
+        WORKLOADS["keras_fit"].make_config("smoke", {"model": "none"})
     names = re.findall(r"'(\w+)'", str(refused.value).partition("one of")[2])
     assert len(names) > 30
     assert all(callable(getattr(keras.applications, name)) for name in names)

@@ -13,19 +13,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_programs import build_whole
 from study_files import lines_of
 
 from harness import ExitCode, PlanError, catalog
 from harness.client.scaling_client import rank_path
 from harness.command import peers
 from results import Control
-from workloads import catalog as workloads
-from workloads.common.training import variables_of
+from workloads import WORKLOADS
 from workloads.data import DIGITS, UNCHANGED
-from workloads.peers import inputs
-from workloads.peers.inputs import Export, Share
-from workloads.resnet50.model import GoyalSchedule
-from workloads.sngan.model import Generator, LinearDecay
+from workloads.peers import Export, Share
+from workloads.resnet50 import GoyalSchedule
+from workloads.sngan import LinearDecay
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
@@ -56,7 +55,10 @@ def make_export(**settings):
 
 def test_programs_of_peers_need_no_package_that_ours_needs():
     """Their environments have NumPy and their framework."""
-    code = "import sys; sys.modules['replicator'] = None; import workloads.peers.inputs"
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['replicator', 'lazy_loader'])\n"
+        "from workloads.peers import EXPORT_VARIABLE, Export, Share, inputs"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -128,10 +130,11 @@ def test_later_draws_are_own_and_of_the_same_kind():
 def test_the_learning_rates_are_ours():
     for decay_start in (0.0, 0.5, 1.0):
         ours = LinearDecay(learning_rate=3.0, num_steps=20, decay_start=decay_start)
+        export = make_export(config={"decay_start": decay_start, "num_steps": 20})
         for step in (0, 7, 10, 15, 19, 20, 25):
-            found = 3.0 * inputs.linear_decay({"decay_start": decay_start}, step, 20)
+            found = 3.0 * export.linear_decay(step)
             assert float(ours(tf.constant(step))) == pytest.approx(found, rel=1e-6)
-    config = dataclasses.asdict(workloads.make_config("resnet50", "laptop", {}))
+    config = dataclasses.asdict(WORKLOADS["resnet50"].make_config("laptop", {}))
     for num_replicas in (1, 64):
         sizes = {"per_replica_batch_size": 8, "num_train_examples": 1_437}
         export = make_export(config=config, num_replicas=num_replicas, **sizes)
@@ -142,7 +145,7 @@ def test_the_learning_rates_are_ours():
             **{name: config[name] for name in names},
         )
         for step in (0, 1, 5, 13, 40, 600, 1_100, 1_500):
-            found = inputs.goyal_rate(export, step)
+            found = export.goyal_rate(step)
             assert float(ours(tf.constant(step))) == pytest.approx(found, rel=1e-5)
 
 
@@ -165,29 +168,53 @@ def test_later_batches_are_of_the_shard_and_shuffled():
         np.testing.assert_array_equal(export.arrays["batches/image"][0, 0], image)
 
 
-def test_crops_are_those_of_tensorflow():
+# Levels per pixel down and to the right, in two channels: they show where a crop is.
+SLOPE = 36
+
+
+def own_images(augmentation, num_images, image_size):
+    """What is made of images: with their crops, what is stored, and the result."""
     rng = np.random.default_rng(1)
     stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
+    stored[..., 0] = SLOPE * np.arange(8)[:, None]
+    stored[..., 1] = SLOPE * np.arange(8)
+    export = make_export(
+        config={"image_size": image_size}, augmentation=dataclasses.asdict(augmentation)
+    )
+    export.arrays.update(
+        {
+            "batches/image": np.zeros((3, 1, num_images, 1), "f4"),
+            "batches/label": np.zeros((3, 1, num_images), "i4"),
+            "data/image": stored,
+            "data/label": np.arange(5, dtype="i4"),
+        }
+    )
+    images, labels = next(itertools.islice(Share(export, 0, 1).batches(), 3, None))
+    pixels = 255.0 * (images * augmentation.stddev + augmentation.mean)
+    corners = pixels[:, [0, -1], [0, -1], :2] / (SLOPE * 7)
+    return corners.reshape(-1, 4), stored[labels], images
+
+
+def test_crops_are_those_of_tensorflow():
     for augmentation in (DIGITS, UNCHANGED):
-        fields = dataclasses.asdict(augmentation)
-        boxes = inputs.random_boxes(5, fields, rng).astype("f4")
-        cropped = tf.image.crop_and_resize(stored, boxes, range(len(stored)), [20, 20])
+        boxes, stored, found = own_images(augmentation, 5, 20)
+        boxes = boxes.clip(0.0, 1.0)  # of what is read from pixels, rounding
+        cropped = tf.image.crop_and_resize(stored, boxes, range(5), [20, 20])
         ours = (cropped / 255.0 - augmentation.mean) / augmentation.stddev
-        found = inputs.normalise(inputs.crop(stored, boxes, 20), fields)
 
         np.testing.assert_allclose(ours, found, rtol=ROUNDING, atol=1e-4)
-    boxes = inputs.random_boxes(2_000, dataclasses.asdict(DIGITS), rng)
+    boxes, *_ = own_images(DIGITS, 2_000, 2)
     height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    assert 0 <= boxes.min() <= boxes.max() <= 1 + 1e-12
+    assert -1e-6 <= boxes.min() <= boxes.max() <= 1 + 1e-6
     assert 0.69 <= (height * width).min()
     assert 0.89 <= (width / height).min() <= (width / height).max() <= 1.11
 
 
 def test_the_paths_of_variables_are_those_of_attributes():
-    model = Generator(workloads.make_config("sngan", "smoke", {}), seed=0)
-    found = dict(variables_of(model, "generator"))
+    training = build_whole("sngan").training
+    found, model = training.weights(), training.generator
 
-    assert len(found) == len(model.variables)
+    assert len(found) == len([*model.variables, *training.discriminator.variables])
     assert {
         "generator.dense.kernel",
         "generator.blocks.0.norm_1.gamma",
@@ -213,7 +240,7 @@ torch_ddp resnet50 mixed_float16 digits -> implements 'float32' and 'mixed_bfloa
 def test_what_a_peer_does_not_implement_is_known(row):
     given, _, message = row.partition(" ->")
     peer, workload, dtype, data = given.split()
-    config = workloads.make_config(workload, "laptop", {"compute_dtype": dtype})
+    config = WORKLOADS[workload].make_config("laptop", {"compute_dtype": dtype})
     found = catalog.unsupported(catalog.PEERS[peer].programs[workload], config, data)
     assert message.strip() in found
     assert bool(message) == bool(found)

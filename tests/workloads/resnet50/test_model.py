@@ -1,5 +1,6 @@
 """The network, its loss, rates and LARS, against Keras, NumPy and the papers."""
 
+import dataclasses
 import math
 
 import keras
@@ -9,9 +10,13 @@ import scipy.special
 import small_programs
 import tensorflow as tf
 
-from workloads.common.training import flops_of
-from workloads.resnet50 import model as model_lib
-from workloads.resnet50.model import LARS, GoyalSchedule, PolynomialSchedule
+from workloads.resnet50 import (
+    LARS,
+    GoyalSchedule,
+    PolynomialSchedule,
+    ResNet50,
+    softmax_cross_entropy,
+)
 
 # 53 convolutions in float32, summed in another order: errors of 1e-6 grow by depth.
 ATOL_DEEP_FLOAT32 = 2e-4
@@ -26,9 +31,9 @@ def _count(variables):
 def _copy_from_keras(reference, made):
     """Copies weights; biases before batch norm move into its mean."""
     names = [("conv1", made.stem)]
-    for group, count in enumerate(model_lib.NUM_BLOCKS):
+    for group, count in enumerate(made.num_blocks):
         for index in range(count):
-            block = made.blocks[sum(model_lib.NUM_BLOCKS[:group]) + index]
+            block = made.blocks[sum(made.num_blocks[:group]) + index]
             prefix = f"conv{group + 2}_block{index + 1}"
             names += [(f"{prefix}_{i + 1}", c) for i, c in enumerate(block.convs)]
             if block.projection is not None:
@@ -58,7 +63,7 @@ def test_v1_equals_keras_applications():
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
     )
-    made = model_lib.ResNet50(small_programs.published("resnet50", version="v1"))
+    made = ResNet50(small_programs.published("resnet50", version="v1"))
     for conv in (made.stem, made.blocks[0].convs[1], made.blocks[15].convs[2]):
         kernel = conv.kernel.numpy()
         spread = math.sqrt(2 / math.prod(kernel.shape[:3]))
@@ -93,27 +98,30 @@ def test_stride_and_arithmetic_are_those_of_the_version(version, expected, giga,
 
     3.8 to 3.9 billion multiply-adds in He et al. 2015, 4.1 with the later stride.
     """
-    made = model_lib.ResNet50(small_programs.published("resnet50", version=version))
-    total = sum(model_lib.products(made, 224))
-    strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
-    first_of_group = {3, 7, 13}
+    program = small_programs.build_whole("resnet50", version=version)
+    training, first_of_group = program.training, {3, 7, 13}
+    blocks = training.model.blocks
+    strides = [tuple(conv.strides for conv in block.convs) for block in blocks]
+    training.config = dataclasses.replace(training.config, image_size=224)
+    # Twice forward and twice that backward, but for pixels, which the stem has.
+    total = (training.flops() / 2 + 112**2 * 7 * 7 * 3 * 64) / 3
 
     assert [(expected if i in first_of_group else (1, 1, 1)) for i in range(16)] == (
         strides
     )
     assert giga == pytest.approx(total / 1e9, abs=0.01)
-    assert flops == flops_of(model_lib.products(made, 32))
+    assert flops == program.flops_per_example  # at 32 px
 
 
 def test_moving_statistics_follow_the_batch():
-    seeds = iter([(0, 1)])
-    layer = model_lib.ConvBatchNorm(3, 4, kernel_size=1, strides=1, seeds=seeds)
-    images = tf.random.stateless_normal([2, 4, 4, 3], [0, 1])
-    convolved = tf.nn.conv2d(images, layer.kernel, 1, "SAME").numpy().reshape(-1, 4)
+    with small_programs.short():
+        layer = ResNet50(small_programs.published("resnet50")).blocks[0].convs[0]
+    images = tf.random.stateless_normal([2, 4, 4, 8], [0, 1])
+    convolved = tf.nn.conv2d(images, layer.kernel, 1, "SAME").numpy().reshape(-1, 8)
 
     layer(images, training=False)  # evaluation leaves them alone
     assert not layer.norm.moving_mean.numpy().any()
-    outputs = layer(images, training=True).numpy().reshape(-1, 4)
+    outputs = layer(images, training=True).numpy().reshape(-1, 8)
 
     normalised = (convolved - convolved.mean(0)) / np.sqrt(convolved.var(0) + 1e-5)
     np.testing.assert_allclose(outputs, normalised, atol=1e-5)
@@ -129,7 +137,7 @@ def test_moving_statistics_follow_the_batch():
 
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
     with small_programs.short():
-        made = model_lib.ResNet50(
+        made = ResNet50(
             small_programs.published(
                 "resnet50", compute_dtype="mixed_bfloat16", zero_gamma=False
             )
@@ -152,7 +160,7 @@ def test_cross_entropy_equals_numpys():
     smooth = 0.9 * plain - 0.1 * log_probabilities.mean(axis=1)
 
     for smoothing, expected in ((0.0, plain), (0.1, smooth)):
-        found = model_lib.softmax_cross_entropy(
+        found = softmax_cross_entropy(
             tf.constant(labels), tf.constant(logits), label_smoothing=smoothing
         )
         np.testing.assert_allclose(found, expected, rtol=RTOL_FLOAT32)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from small_programs import sane
 
 import replicator
-from workloads import catalog
-from workloads.resnet50.model import softmax_cross_entropy
+from workloads import WORKLOADS
+from workloads.resnet50 import softmax_cross_entropy
 
 # The first four and the sixteenth of a short network, 8 digits per step at 32 px, at a
 # rate at which it learns as much as the whole one. They change with: the initial
@@ -263,7 +263,7 @@ OF_CPUS = {
 def test_cpu_presets_differ_from_the_paper_only_as_documented(preset, expected):
     """What a laptop runs less of is listed here; the paper's is Goyal 2017, 5.1."""
     paper, small = (
-        dataclasses.asdict(catalog.make_config("resnet50", name, {}))
+        dataclasses.asdict(WORKLOADS["resnet50"].make_config(name, {}))
         for name in ("paper", preset)
     )
 
@@ -279,5 +279,5 @@ def test_cpu_presets_differ_from_the_paper_only_as_documented(preset, expected):
         "shuffle_buffer_size": 16_384,
         "num_input_threads": 8,
     }.items() <= paper.items()
-    (info,) = [p for p in catalog.WORKLOADS["resnet50"].presets if p.name == "paper"]
+    (info,) = [p for p in WORKLOADS["resnet50"].presets if p.name == "paper"]
     assert ("imagenet2012", 32) == (info.data, info.per_replica_batch_size)

@@ -7,7 +7,7 @@ import pytest
 import small_programs
 import tensorflow as tf
 
-from workloads import catalog
+from workloads import WORKLOADS
 
 
 def build(*backend, **settings):
@@ -51,8 +51,8 @@ def program(trained):
 
 # Otherwise the mean step time would depend on where the window begins.
 def test_measured_windows_hold_both_kinds_of_steps_alike():
-    for preset in catalog.WORKLOADS["sngan"].presets:
-        config = catalog.make_config("sngan", preset.name, {})
+    for preset in WORKLOADS["sngan"].presets:
+        config = WORKLOADS["sngan"].make_config(preset.name, {})
         assert 0 == preset.num_measured_steps % config.num_discriminator_steps
 
 

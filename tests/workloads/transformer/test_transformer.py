@@ -8,7 +8,7 @@ import small_programs
 import tensorflow as tf
 
 import replicator
-from workloads import catalog
+from workloads import WORKLOADS
 
 LENGTH = 6
 SMALL = {**small_programs.OPTIONS["transformer"], "sequence_length": LENGTH}
@@ -34,7 +34,7 @@ def tokens():
 
 def weights_of(preset, num_replicas=1, **options):
     """Numbers in float32 that each replica owns on each of its devices."""
-    held = catalog.held("transformer", preset, options, num_replicas=num_replicas)
+    held = WORKLOADS["transformer"].held(preset, options, num_replicas=num_replicas)
     return [own.weights // 4 for own in held]
 
 
@@ -43,8 +43,8 @@ def weights_of(preset, num_replicas=1, **options):
     [("smoke", 1.07), ("laptop", 10.0), ("gpu", 353), ("paper", 6043)],
 )
 def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
-    made = catalog.make_config("transformer", preset, {})
-    (info,) = [p for p in catalog.WORKLOADS["transformer"].presets if p.name == preset]
+    made = WORKLOADS["transformer"].make_config(preset, {})
+    (info,) = [p for p in WORKLOADS["transformer"].presets if p.name == preset]
 
     assert millions == pytest.approx(sum(weights_of(preset)) / 1e6, rel=5e-3)
     assert 0 == info.per_replica_batch_size % made.sequence_length
@@ -154,7 +154,7 @@ def test_text_is_learned_and_scored_by_files():
 def on_mesh():
     return replicator.create(
         "dtensor",
-        **catalog.WORKLOADS["transformer"].on_mesh(1, 2),
+        **WORKLOADS["transformer"].on_mesh(1, 2),
         devices=["CPU:0", "CPU:1"],
     )
 
@@ -233,7 +233,7 @@ def test_stages_with_sharded_gradients_train_like_whole_replicas():
     assert "fullest of 4 devices" in repl.summary()
     # What the planner says before anything is built.
     options = {**SMALL, "num_layers": 2, **options}
-    held = catalog.held("transformer", "smoke", options, num_replicas=2)
+    held = WORKLOADS["transformer"].held("smoke", options, num_replicas=2)
     assert sorted(repl._table.ownership.held()) == sorted(map(tuple, held))
 
 

@@ -113,7 +113,7 @@ def main() -> None:
     step_of = process.compiled(make_step(process))
     examples = settings["num_replicas"] * settings["per_replica_batch_size"]
     for step in process.run.steps():
-        rate = jnp.float32(inputs.goyal_rate(process.export, step.index))
+        rate = jnp.float32(process.export.goyal_rate(step.index))
         trained, moving, losses = step_of(trained, moving, next(batches), rate)
         jax.block_until_ready((trained, moving))
         step.done(loss=float(np.mean(losses)), examples=examples)

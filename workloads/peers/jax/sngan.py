@@ -189,11 +189,10 @@ def make_step(process: Process, *, is_both: bool) -> Any:
     return step
 
 
-def rate_of(config: dict[str, Any], network: str, step: int, every: int) -> Any:
+def rate_of(export: inputs.Export, network: str, step: int, every: int) -> Any:
     """Returns the learning rate of an update, with the corrections of Adam's means."""
-    number = step // every + 1
-    rate = config[f"{network}_learning_rate"]
-    rate *= inputs.linear_decay(config, step, config["num_steps"])
+    config, number = export.config, step // every + 1
+    rate = config[f"{network}_learning_rate"] * export.linear_decay(step)
     rate *= math.sqrt(1 - config["beta_2"] ** number) / (1 - config["beta_1"] ** number)
     return jnp.float32(rate)
 
@@ -227,8 +226,8 @@ def main() -> None:
         images, labels = next(batches)
         batch = images, labels, next(draws)
         rates = {
-            "generator": rate_of(config, "generator", step.index, every),
-            "discriminator": rate_of(config, "discriminator", step.index, 1),
+            "generator": rate_of(process.export, "generator", step.index, every),
+            "discriminator": rate_of(process.export, "discriminator", step.index, 1),
         }
         state, moving, losses = steps[is_both](state, moving, batch, rates)
         jax.block_until_ready((state, moving))

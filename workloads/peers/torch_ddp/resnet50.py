@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workloads.peers import inputs
 from workloads.peers.torch_ddp.process import Process
 
 _NUM_BLOCKS = (3, 4, 6, 3)
@@ -93,7 +92,7 @@ def make_optimizer(model: nn.Module, process: Process) -> torch.optim.SGD:
             {"params": kernels, "weight_decay": config["weight_decay"]},
             {"params": others, "weight_decay": 0.0},
         ],
-        lr=inputs.goyal_rate(process.export, 0),
+        lr=process.export.goyal_rate(0),
         momentum=config["momentum"],
     )
 
@@ -110,7 +109,7 @@ def main() -> None:
         with process.precision():
             logits = model(images)
         loss = loss_of(logits.float(), labels)
-        rate = inputs.goyal_rate(process.export, step.index)
+        rate = process.export.goyal_rate(step.index)
         process.update(optimizer, loss, rate)
         step.done(loss=float(loss.detach()), examples=len(labels) * process.num_ranks)
     process.end()

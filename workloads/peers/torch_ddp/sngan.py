@@ -171,7 +171,7 @@ def main() -> None:
     every, batches = config["num_discriminator_steps"], process.batches()
     for step in process.run.steps():
         (images, labels), drawn = next(batches), next(draws)
-        decay = inputs.linear_decay(config, step.index, config["num_steps"])
+        decay = process.export.linear_decay(step.index)
         if step.index % every == 0:
             latents, classes = drawn["generator_latents"], drawn["generator_labels"]
             discriminator.requires_grad_(False)
