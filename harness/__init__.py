@@ -6,27 +6,12 @@
     if code == harness.ExitCode.REGRESSION: ...
 
 ``command_line`` is the click group behind ``main``, for tools that document or complete
-command lines. Launchers and plugins raise the errors.
+command lines. Launchers and plugins raise the errors. ``__init__.pyi`` lists the public
+names, loaded on first use: the process of a trial does without the command line.
 """
 
 import sys as _sys
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from harness.errors import HarnessError, LaunchError, PlanError
-
-if _TYPE_CHECKING:
-    from harness.cli.exit_codes import ExitCode
-    from harness.cli.main import command_line, main
-
-__all__ = [
-    "ExitCode",
-    "HarnessError",
-    "LaunchError",
-    "PlanError",
-    "command_line",
-    "main",
-]
 
 SOURCE_ROOT = _Path(__file__).resolve().parents[1]
 """The folder of our packages: a checkout, or where they are installed."""
@@ -43,11 +28,6 @@ if (
 ):
     del _sys.path[0]
 
+import lazy_loader as _lazy_loader  # noqa: E402 - not one of the current folder
 
-def __getattr__(name: str) -> object:
-    """Loads the command line on first use: the process of a trial does without it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.cli import exit_codes, main
-
-    return getattr(exit_codes if name == "ExitCode" else main, name)
+__getattr__, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
