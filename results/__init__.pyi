@@ -56,7 +56,9 @@ from .statistics.estimates import Estimate as Estimate
 from .store.studies import opened as opened
 from .store.study_store import Store as Store
 from .store.study_store import Trial as Trial
+from .store.writing import lock_study as lock_study
 from .study.cases import Study as Study
 from .study.cases import load_study as load_study
 from .study.equivalence import change_differences as change_differences
 from .study.equivalence import loss_difference as loss_difference
+from .verify.check import verify_study as verify_study

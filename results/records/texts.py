@@ -165,7 +165,6 @@ def printed(text: str) -> str:
     return re.sub(rf"(?<![\w-])(?:{words})(?![\w-])", MASK, text) if words else text
 
 
-@functools.cache
 def _own_names() -> frozenset[str]:
     """Returns the names of host and user, unless they say nothing."""
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]}

@@ -36,8 +36,8 @@ _MAPPINGS = """
 environment_variables not_checked options packages plugins program_code remarks
 variables
 """
-FACTS: Final = frozenset(_FACTS.split())
 TEXTS: Final = frozenset(_TEXTS.split())
+FACTS: Final = frozenset(_FACTS.split()) - TEXTS
 MAPPINGS: Final = frozenset(_MAPPINGS.split())
 _OF_A_SPEC: Final = "code_digest"
 _ABRIDGED: Final = "is_abridged"

@@ -275,6 +275,8 @@ class KindCount:
 
 
 class Check:
+    """What was compared, by kind, and what differs or could not be compared."""
+
     def __init__(self) -> None:
         self.differences: list[Mismatch] = []  # In the order in which they were found.
         self.missing: list[str] = []  # What could not be recomputed, one line each.
@@ -325,7 +327,15 @@ def _is_close(stated: Any, derived: Any, tolerance: float) -> bool:
     return bool(stated == derived)
 
 
-def verify(store: Store) -> Check:
+def verify_study(store: Store) -> Check:
+    """Recomputes records and headline figures of a study from raw observations.
+
+    By other code than that which made them. What differs is in ``differences``, what
+    has no raw observations in ``missing``; a study with both empty is verified. Files,
+    gate and page are compared by the subcommand ``verify`` only.
+
+    Raises ResultsError for a study that cannot be read.
+    """
     study, check = load_study(store), Check()
     for problem in study.problems:
         check.differ("records", problem.label, "readable", problem.reason)

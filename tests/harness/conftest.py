@@ -99,6 +99,21 @@ def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def show_page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that makes the page of each study a text."""
+
+    def show(text: str) -> None:
+        def write(_store: Store, path: Path) -> None:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+
+        monkeypatch.setattr(reports, "build_report", lambda *_, **__: text)
+        monkeypatch.setattr(reports, "write_report", write)
+
+    return show
+
+
+@pytest.fixture
 def fake_root(tmp_path: Path) -> FakeRoot:
     return FakeRoot(tmp_path / "root")
 

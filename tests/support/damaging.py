@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
+from unittest import mock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -363,6 +364,27 @@ def listening(port, how):
         listener.shutdown(socket.SHUT_RDWR)
     for connection in kept:
         connection.close()
+
+
+BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+@contextlib.contextmanager
+def elsewhere(name):
+    """Makes this process one of another machine, whose kernel sees no locks of ours.
+
+    Without a name its kernel has no id.
+    """
+    read = pathlib.Path.read_text
+
+    def read_text(path, *args, **options):
+        if path == BOOT_ID and not name:
+            raise FileNotFoundError(path)
+        return name if path == BOOT_ID else read(path, *args, **options)
+
+    replaced = mock.patch.object(pathlib.Path, "read_text", read_text)
+    with replaced, mock.patch.object(fcntl, "flock"):
+        yield
 
 
 class Hung(BaseException):

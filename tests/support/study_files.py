@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from harness.client import scaling_client
+from reports import FORMATS
 from results import Store
 
 
@@ -75,6 +77,19 @@ def with_blocks(of, change):
 def edit_record(path, **fields):
     """Changes fields of a record on disk."""
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def published_file(name, content):
+    """Returns what leaves the machine of a trial's file; None for nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Path(folder) / "study" / "trials" / "one"
+        trial.mkdir(parents=True)
+        (trial / "spec.json").write_text("{}")
+        (trial / name).write_bytes(content)
+        made = FORMATS["zip"].export([Store(trial.parents[1])], None)
+    with zipfile.ZipFile(io.BytesIO(made)) as file:
+        path = f"study/trials/one/{name}"
+        return file.read(path) if path in file.namelist() else None
 
 
 def processes_of(folder):

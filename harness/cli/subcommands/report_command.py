@@ -173,7 +173,6 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
 def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
     """Writes a page or a site; returns its path."""
     from reports.exports import exports
-    from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
     from reports.site.card import slugs
@@ -195,7 +194,7 @@ def _write_page(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, i
             links[site.RAW_DATA] = data_url.replace("{study}", stores[0].root.name)
         if source_url is not None:
             links |= site.source_links(load_study(stores[0]), source_url)
-        html = build.build_report(stores[0], links)
+        html = reports.build_report(stores[0], links)
         output_file.write(path, html, what="report")
         return str(path), ExitCode.OK
     compared, code = _compared(request, stores)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+import reports
 from harness.cli import commands
 from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommand import console, one_line
@@ -94,7 +95,7 @@ def _shown(item: Mismatch) -> str:
 
 
 def _verify(request: VerifyRequest, store: Store) -> int:
-    check = check_module.verify(store)
+    check = check_module.verify_study(store)
     covered = check_module.compare_files(store, check)
     is_elsewhere = _verify_gate(store, check)
     shown = _verify_page(store, check)
@@ -168,8 +169,6 @@ def _verify_gate(store: Store, check: Check) -> bool:
 
 def _verify_page(store: Store, check: Check) -> list[str]:
     """Compares the page with one made anew, byte for byte, but for plugins."""
-    from reports.page import build
-
     try:
         stored = untrusted.read_text(store.report_path)
     except untrusted.DamagedFileError as error:
@@ -178,7 +177,7 @@ def _verify_page(store: Store, check: Check) -> list[str]:
     if stored is None:
         return []
     stored, shown = _without_sections(stored)
-    made, _ = _without_sections(build.build_report(store))
+    made, _ = _without_sections(reports.build_report(store))
     if stored == made:
         check.agree(_PAGE)
     else:

@@ -12,7 +12,6 @@ from fake_machine import two_cores
 import reports
 from harness import ExitCode
 from harness.machine import disturbance
-from reports.page import build
 from results import WriteStoreError
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
@@ -113,8 +112,8 @@ def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside):
 
 
 @pytest.fixture
-def quick_page(with_pages, monkeypatch):
-    monkeypatch.setattr(build, "build_report", lambda _: "a page\n")
+def quick_page(show_page):
+    show_page("a page\n")
 
 
 @pytest.mark.usefixtures("with_pages", "quick_page")

@@ -21,9 +21,7 @@ from fake_machine import QUIET
 from harness import ExitCode, command_line, main
 from harness.machine import disturbance
 from harness.run import trial_runner
-from reports.page import build
-from results import SCHEMA_VERSION, Store
-from results.store import writing
+from results import SCHEMA_VERSION, Store, lock_study
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 
@@ -165,7 +163,7 @@ def status(succeed, interleaved):
 
 def test_what_runs_now_or_waits_is_not_missing(interleaved, status):
     begun = begun_in(interleaved) / "blocks.jsonl"
-    with writing.lock_study(interleaved.root):
+    with lock_study(interleaved.root):
         texts = [status()]
         begun.write_text('{"round_index": 23, "is_sustained": true}\n')
         texts.append(status())
@@ -191,7 +189,7 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
 ):
     begun = begun_in(interleaved) / "blocks.jsonl"
     held = contextlib.ExitStack()
-    held.enter_context(writing.lock_study(interleaved.root))
+    held.enter_context(lock_study(interleaved.root))
     steps = iter(
         (lambda: None, lambda: begun.write_text('{"round_index": 2}\n'), held.close)
     )
@@ -219,8 +217,10 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
 
 def test_what_a_killed_sweep_left_is_missing(interleaved, status):
     """Its process is gone, although the file that names it is still there."""
-    owner = f"{writing.kernel_id()} 4194304999 0\n"
-    (interleaved.root / writing.HEARTBEAT_NAME).write_text(owner)
+    heartbeat = interleaved.root / ".lock-heartbeat"
+    with lock_study(interleaved.root):
+        owner = heartbeat.read_text()
+    heartbeat.write_text(owner.replace(f" {os.getpid()} ", " 4194304999 "))
 
     assert "1 missing" in status()
 
@@ -261,10 +261,8 @@ def root(tmp_path):
 
 
 @pytest.mark.usefixtures("with_pages")
-def test_a_sweep_ends_with_table_and_report(
-    harness, overrides, root, small, monkeypatch
-):
-    monkeypatch.setattr(build, "build_report", lambda *_: "<html>a page</html>\n")
+def test_a_sweep_ends_with_table_and_report(harness, overrides, root, small, show_page):
+    show_page("<html>a page</html>\n")
     args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
     code, out, err = harness(*args, overrides=overrides)
     page = (root / "report" / "index.html").read_text()
@@ -276,7 +274,7 @@ def test_a_sweep_ends_with_table_and_report(
     assert "report: runs/s/report/index.html" in err
     assert "<html>a page</html>\n" == page
 
-    monkeypatch.setattr(build, "build_report", lambda *_: "made anew")
+    show_page("made anew")
     code, out, err = harness(*args, "--json", overrides=overrides)
     assert ExitCode.OK == code
     assert 4 == json.loads(out)["coverage"]["ok"]
@@ -303,7 +301,7 @@ def test_a_newer_store_is_refused_with_an_instruction(refuse, root, small):
 
 @pytest.mark.usefixtures("finished")
 def test_a_study_that_another_harness_measures_is_refused(refuse, root, small):
-    with writing.lock_study(root):
+    with lock_study(root):
         err = refuse("sweep", *overridden(small, "--repeats=9", "--study=s"))
 
     assert re.search(rf"error: study .* is in use by process {os.getpid()}", err)

@@ -56,9 +56,8 @@ def abc(make_study):
 
 
 @pytest.fixture
-def quick_page(monkeypatch):
-    page = "<html>\n<body>\n<p>a page</p>\n</body>\n</html>\n"
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
+def quick_page(show_page):
+    show_page("<html>\n<body>\n<p>a page</p>\n</body>\n</html>\n")
 
 
 FORMATS = [

@@ -79,6 +79,12 @@ PROGRAMS = {
         Evidence.LAST,
         r"it printed 1 number, and 3 are warm-up: .* the last one alone counts",
     ),
+    "names its machine": (
+        "sys.exit('gpu-box-7: saw gpu-box-7.corp.example, not gpu-box-70; a runner')",
+        FAILED,
+        r"its last line: '\*\*\*: saw \*\*\*, not gpu-box-70; a runner'$",
+    ),
+    "has no name": ("sys.exit('on localhost')", FAILED, "line: 'on localhost'$"),
 }
 """Each with its status, or the evidence of one that counts, and what is said of it."""
 CANNOT = "--command cannot be started: "
@@ -114,6 +120,12 @@ print("rate 5", os.environ.get("PYTHONPATH"), *sys.argv, sep="\\n")
 SLEEPS = ("987", "988")
 # Whose processes are looked for, or ended: the other trials are forked.
 STARTED = ("hangs", "is killed", "leaves a process behind", "writes for ever")
+ALONE = ("words", "has no name")
+"""What runs where something else is different."""
+
+
+def _refuse():
+    raise KeyError("getpwuid(): uid not found: 1234")
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +182,8 @@ def ran(tmp_path_factory, make_spec):
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
         patch.setattr(trial_tree, "read_oom_kills", lambda: 7)
+        patch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
+        patch.setattr("getpass.getuser", lambda: "runner")
 
         def run(name):
             trial_runner.run_trial(store, trials[name], settings)
@@ -179,7 +193,10 @@ def ran(tmp_path_factory, make_spec):
             patch.setenv("PYTHONPATH", "/a:/b")
             run("words")
             patch.delenv("PYTHONPATH")
-            list(pool.map(run, trials.keys() - {*STARTED, "words"}))
+            list(pool.map(run, trials.keys() - {*STARTED, *ALONE}))
+            patch.setattr("socket.gethostname", lambda: "localhost")
+            patch.setattr("getpass.getuser", _refuse)
+            run("has no name")
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 
 

@@ -42,10 +42,10 @@ from results import (
     Store,
     TrialSpec,
     case_id,
+    lock_study,
     trial_id,
 )
 from results.judging import read_gate
-from results.store import writing
 
 pytestmark = pytest.mark.processes
 
@@ -301,9 +301,9 @@ KNOWN = {
 
 
 @pytest.fixture
-def read(whole, tmp_path, monkeypatch):
+def read(whole, tmp_path, monkeypatch, show_page):
     """Returns what damages a file in a copy of all, and says how reading it failed."""
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: "<p>12</p>")
+    show_page("<p>12</p>")
     place = tmp_path / "place"
 
     def fault_of(reader, path):
@@ -324,8 +324,11 @@ def read(whole, tmp_path, monkeypatch):
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
         if name == "load within blocks":  # which are read while they are written
-            owner = f"{writing.kernel_id()} {os.getpid()} 0\n"
-            (place / "runs/r/.lock-heartbeat").write_text(owner)
+            heartbeat = place / "runs/r/.lock-heartbeat"
+            heartbeat.unlink()
+            with lock_study(heartbeat.parent):
+                owner = heartbeat.read_bytes()
+            heartbeat.write_bytes(owner)
             for status in place.glob("runs/r/trials/*/status.json"):
                 status.unlink()
         path = damage(sorted(place.glob(pattern)))

@@ -156,10 +156,9 @@ def test_a_failed_read_gives_no_other_answer(
     [pytest.param(of, marks=[pytest.mark.full] * (of == "site")) for of in OUTPUTS],
 )
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
-    subcommand, measured, tmp_path, run_subcommand, monkeypatch
+    subcommand, measured, tmp_path, run_subcommand, monkeypatch, show_page
 ):
-    page = "<body>\n<p>12</p></body>"
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: page)
+    show_page("<body>\n<p>12</p></body>")
     whole = tmp_path / "whole"
     faults = FailingWrites(whole)
     faults.install(monkeypatch)

@@ -188,7 +188,7 @@ def place(template, tmp_path_factory):
         patch.setattr("harness.launch.ray.read_hosts", no_engine)
         patch.setattr("reports.site.build.pages", lambda *_, **__: {"a": "a page"})
         patch.setattr("workloads.d4pg.evaluator.EvaluatorClient", refuse)
-        patch.setattr("reports.page.build.build_report", lambda *_, **__: "a page\n")
+        patch.setattr("reports.build_report", lambda *_, **__: "a page\n")
         yield folder
 
 

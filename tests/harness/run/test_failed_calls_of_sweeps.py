@@ -24,7 +24,6 @@ import reports
 from harness import ExitCode, main
 from harness.machine import disturbance
 from results import Store, TrialStatus
-from results.store import writing
 
 pytestmark = pytest.mark.processes
 
@@ -239,9 +238,9 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
         # Ok where only the locks were left to remove.
         is_said = code in {ExitCode.OK, ExitCode.USAGE}
         problems = [] if is_said else [f"at the cut: {code} {said}"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "kernel_id", lambda: "after the cut")
-            patch.setattr(writing, "DEAD_SEC", 0.0)
+        for left in root.glob(".lock-heartbeat*"):
+            os.utime(left, (1.0, 1.0))
+        with damaging.elsewhere("after the cut"):
             problems += found_after_a_cut(root, kept, ended, sweep, run)
         num_kept += len(kept)
         if problems:
@@ -322,9 +321,9 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(small_disk, sweep, free_kib)
 
 
 def test_a_study_that_cannot_be_written_can_be_read(
-    small_disk, harness, template, overrides, tmp_path, monkeypatch
+    small_disk, harness, template, overrides, tmp_path, show_page
 ):
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
+    show_page("a page\n")
     mount(small_disk, "remount", f"size={LARGE_KIB}k")
     runs = f"--runs-dir={small_disk / 'runs'}"
     shutil.copytree(template / "runs", small_disk / "runs")

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import fcntl
 import hashlib
 import os
 import signal
@@ -13,13 +12,12 @@ import covering
 import psutil
 import pytest
 from command_lines import overridden, smoke_sweep
-from damaging import until
+from damaging import elsewhere, until
 from study_files import ended_ids, observed_in, processes_of
 
 import reports
 from harness import ExitCode, main
 from results import Store, TrialStatus
-from results.store import writing
 
 pytestmark = pytest.mark.processes
 
@@ -185,6 +183,8 @@ def test_resume_runs_what_is_missing_and_only_that(
 
 
 ORDERS = {"sequential": (), "relay": ("--order=interleaved", "--set=rounds=2")}
+
+
 STOPPED_SEC = 0.5
 
 
@@ -210,11 +210,9 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     assert first.poll() is None
     first.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_SEC)
-    # Another machine, which sees none of this one's locks.
-    monkeypatch.setattr(writing, "kernel_id", lambda: "another")
-    monkeypatch.setattr(writing, "DEAD_SEC", STOPPED_SEC / 2)
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    code = main(words, run_overrides=overrides)
+    os.utime(root / ".lock-heartbeat", (1.0, 1.0))
+    with elsewhere("another"):
+        code = main(words, run_overrides=overrides)
     assert ExitCode.OK == code, capsys.readouterr().err
     capsys.readouterr()
     before = digests(root)

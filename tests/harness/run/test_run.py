@@ -201,11 +201,11 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(
 @pytest.mark.usefixtures("with_pages")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_exits_130_and_says_how_to_resume(
-    harness, overrides, study, monkeypatch, number
+    harness, overrides, study, monkeypatch, show_page, number
 ):
     """The current trial is missing afterwards, not failed, and has no process."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:hang")
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
+    show_page("a page\n")
     measuring = '"phase": "measure"'
 
     def is_second_measured():

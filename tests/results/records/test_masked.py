@@ -4,13 +4,15 @@ The tokens are drawn from the forms that their issuers publish, so that no file 
 project has one.
 """
 
+import json
 import string
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study_files import edit_record, published_file
 
-from results.records import texts
+from harness import ExitCode, main
 
 _WORD = string.ascii_letters + string.digits
 
@@ -63,7 +65,15 @@ CONTEXTS = {
     "signature": "https://a.example/c?sv=2024&sig=0123{}",
 }
 """What stands around a secret that has no form of its own."""
+OF_ADDRESSES = ("database", "git", "signature")
+"""Contexts that leave the machine without what stands behind the scheme."""
 PRINTED = st.text(alphabet=string.ascii_lowercase + " .:,'()=[]/\n", max_size=60)
+
+
+def shared(text):
+    """Returns a text as it leaves the machine, in a record."""
+    record = json.dumps({"notes": text}).encode()
+    return json.loads(published_file("env.json", record))["notes"]
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -71,12 +81,11 @@ def test_a_token_is_masked_within_any_line(name):
     @settings(max_examples=15)
     @given(before=PRINTED, token=TOKENS[name], after=PRINTED)
     def check(before, token, after):
-        text = texts.tokens(f"{before} {token} {after}")
+        text = shared(f"{before} {token} {after}")
 
         assert token not in text
-        assert texts.MASK in text
-        assert texts.tokens(text) == text
-        assert token not in texts.shared(f"{before} {token} {after}")
+        assert "***" in text
+        assert shared(text) == text
 
     check()
 
@@ -86,10 +95,35 @@ def test_a_secret_is_masked_by_what_stands_before_it(name):
     @settings(max_examples=15)
     @given(before=PRINTED, secret=SECRETS)
     def check(before, secret):
-        text = texts.tokens(f"{before}\n{CONTEXTS[name].format(secret)}")
+        text = shared(f"{before}\n{CONTEXTS[name].format(secret)}")
 
         assert secret not in text
-        assert texts.tokens(text) == text
+        assert shared(text) == text
+
+    check()
+
+
+def test_the_user_reads_an_address_without_its_secret(make, synthetic, capsys):
+    failed = synthetic.TrialStatus.FAILED
+    fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,), "repeats": 15}
+    store = make(statuses=synthetic.every(failed, repetitions=range(15)), **fields)
+    paths = sorted(store.root.glob("trials/*/status.json"))
+
+    @settings(max_examples=3)
+    @given(st.lists(SECRETS, min_size=len(paths), max_size=len(paths)))
+    def check(secrets):
+        for number, (path, secret) in enumerate(zip(paths, secrets, strict=True)):
+            line = CONTEXTS[OF_ADDRESSES[number % 3]].format(secret)
+            failure = {"phase": "measure", "reason": "x", "traceback": f"{line}\n^^^"}
+            edit_record(path, failure=failure)
+        assert ExitCode.OK == main(("status", str(store.root)))
+        text = capsys.readouterr().out
+
+        assert len(paths) == text.count("^^^") == text.count("***")
+        assert not any(secret in text for secret in secrets)
+        for shown in ("postgres://***@db:5432/x", "https://***@git.example/x.git"):
+            assert shown in text
+        assert "https://a.example/c?sv=2024&sig=***" in text
 
     check()
 
@@ -97,8 +131,8 @@ def test_a_secret_is_masked_by_what_stands_before_it(name):
 def test_an_older_key_of_weights_and_biases_is_masked():
     key = "0123456789abcdef0123456789abcdef01234567"
 
-    assert texts.tokens(f"wandb: using key {key}") == "wandb: using key ***"
-    assert texts.tokens(f"commit {key} of the tree") == f"commit {key} of the tree"
+    assert shared(f"wandb: using key {key}") == "wandb: using key ***"
+    assert shared(f"commit {key} of the tree") == f"commit {key} of the tree"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +148,7 @@ def test_an_older_key_of_weights_and_biases_is_masked():
     ],
 )
 def test_words_of_reports_are_not_masked(text):
-    assert texts.tokens(text) == text
-    assert texts.shared(text) == text
+    assert shared(text) == text
 
 
 @pytest.mark.parametrize(
@@ -138,8 +171,8 @@ def test_words_of_reports_are_not_masked(text):
     ],
 )
 def test_what_leaves_the_machine_does_not_say_whose_it_is(text, shown):
-    assert texts.shared(text) == (text if shown is None else shown)
-    assert texts.shared(texts.shared(text)) == texts.shared(text)
+    assert shared(text) == (text if shown is None else shown)
+    assert shared(shared(text)) == shared(text)
 
 
 PIECES = ("a", "a_", "-a", "--a-a_", "a.", "eyJ-", "sk-", "token_", "/a", "a://", "@a.")
@@ -147,30 +180,4 @@ PIECES = ("a", "a_", "-a", "--a-a_", "a.", "eyJ-", "sk-", "token_", "/a", "a://"
 
 def test_long_text_takes_no_time():
     for piece in PIECES:
-        assert texts.shared.__wrapped__(piece * (100_000 // len(piece)))
-
-
-@pytest.fixture
-def named(monkeypatch):
-    """Forgets the names of this machine, before and after."""
-    texts._own_names.cache_clear()
-    monkeypatch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
-    yield monkeypatch
-    texts._own_names.cache_clear()
-
-
-def test_names_of_host_and_user_in_output_are_masked(named):
-    named.setattr("getpass.getuser", lambda: "runner")
-    text = "gpu-box-7: lost gpu-box-7.corp.example, not gpu-box-70; a runner"
-
-    assert texts.printed(text) == "***: lost ***, not gpu-box-70; a runner"
-
-
-def test_a_user_without_a_name_is_no_error(named):
-    def refuse():
-        raise KeyError("getpwuid(): uid not found: 1234")
-
-    named.setattr("getpass.getuser", refuse)
-    named.setattr("socket.gethostname", lambda: "localhost")
-
-    assert texts.printed("on localhost") == "on localhost"
+        assert shared(piece * (100_000 // len(piece)))

@@ -26,7 +26,6 @@ from results import (
     judging,
     statistics,
 )
-from results.store.writing import lock_study
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schema"
 SPEC = TrialSpec(
@@ -346,7 +345,7 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
     (store.root / ".lock").symlink_to(other)
     with (
         pytest.raises(results.WriteStoreError, match=r"\.lock is a symbolic link"),
-        lock_study(store.root),
+        results.lock_study(store.root),
     ):
         pass
     (store.root / ".lock").unlink()
@@ -355,7 +354,7 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
         pytest.raises(
             results.WriteStoreError, match=r"cannot write '.*heartbeat': .*; remove"
         ),
-        lock_study(store.root),
+        results.lock_study(store.root),
     ):
         pass
 

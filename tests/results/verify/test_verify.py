@@ -5,19 +5,19 @@ Intervals of headline figures are what the statistics of pages say, by other cod
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
 import study_files
+from study_files import edit_record
 
-from results import Store, load_study, statistics
-from results.verify import check as check_lib
-from results.verify import trials
-from results.verify.check import Check
-from results.verify.trials import RawError
+from results import Control, Measuring, Store, load_study, verify_study
 
 MS = 1_000_000
 LOAD = {
@@ -57,7 +57,7 @@ def load(round_index, **fields):
 
 
 def rank_lines():
-    """The lines of a rank: two steps to warm up, two blocks of two steps."""
+    """The lines of a rank: three steps to warm up, two blocks of two steps."""
     return [
         {"kind": "phase", "phase": "first_step", "ns": 0},
         {"kind": "facts", "num_parameters": 5, "example_unit": "images"}
@@ -65,13 +65,14 @@ def rank_lines():
         step(0, "first_step", 0, 50),
         {"kind": "first_step_done", "time_to_first_step_sec": 0.05},
         {"kind": "phase", "phase": "warmup", "ns": 50 * MS},
-        step(1, "warmup", 50, 10),
+        step(1, "warmup", 50, 5),
+        step(2, "warmup", 55, 5),
         {"kind": "phase", "phase": "measure", "ns": 60 * MS},
-        step(2, "measure", 100, 10),
-        step(3, "measure", 110, 10),
+        step(3, "measure", 100, 10),
+        step(4, "measure", 110, 10),
         block(0, 100, 120),
-        step(4, "measure", 200, 20),
-        step(5, "measure", 220, 20),
+        step(5, "measure", 200, 20),
+        step(6, "measure", 220, 20),
         block(1, 199, 240),
         {"kind": "memory", "peak_memory_bytes": 7, "method": "x"},
         {"kind": "sanity", "name": "s", "is_passed": True, "detail": ""},
@@ -79,55 +80,132 @@ def rank_lines():
     ]
 
 
-@pytest.fixture
-def read(tmp_path):
-    """Returns a function that reads the raw observations of a trial."""
+RECORDED = (
+    *("foreign_cpu_fraction", "stolen_cpu_fraction", "run_delay_sec", "num_throttled"),
+)
 
-    def read_trial(*ranks, loads=None, without=(), is_independent=False):
+
+def without_blocks(lines):
+    return [line for line in lines if line["kind"] != "turn"]
+
+
+def recorded(lines):
+    """Returns what is recorded of a process that wrote these lines."""
+    steps = [line for line in lines if line["kind"] == "step"]
+    blocks = [dict(line) for line in lines if line["kind"] == "turn"]
+    seconds = [(step["end_ns"] - step["start_ns"]) / 1e9 for step in steps]
+    times = {"start_ns": steps[3]["start_ns"], "end_ns": steps[-1]["end_ns"]}
+    spans = blocks or [times]
+    window_ns = sum(span["end_ns"] - span["start_ns"] for span in spans)
+    for line in blocks:
+        line |= {name: LOAD[name] for name in RECORDED}
+        del line["kind"]
+    rank = {
+        "rank": 0,
+        "time_to_first_step_sec": 0.05,
+        "warmup_step_time_sec": seconds[:3],
+        "step_time_sec": seconds[3:],
+        **{f"window_{name}": ns for name, ns in times.items()},
+        "losses": [2.0] * len(steps),
+        "peak_memory_bytes": 7,
+    }
+    return {
+        "num_parameters": 5,
+        "collectives": "",
+        "num_measured_steps": len(steps) - 3,
+        "window_sec": window_ns / 1e9,
+        "blocks": blocks,
+        "ranks": [rank],
+        "sanity": [{"name": "s", "is_passed": True, "detail": ""}],
+    }
+
+
+@pytest.fixture
+def write_study(tmp_path, synthetic):
+    """Returns a function that writes trials: what is recorded, and their raw lines."""
+
+    def write(trials, *, target=None, control=Control.NONE, **fields):
+        controls = () if control is Control.NONE else (control,)
+        shape = {"controls": controls, "num_measured_steps": 4}
+        shape |= {"backends": ("single",), "modes": (synthetic.WEAK,), "replicas": (1,)}
+        shape |= {"repeats": len(trials), "is_evaluated": False} | fields
+        root = tmp_path / "s"
+        shutil.rmtree(root, ignore_errors=True)
+        store = synthetic.make_store(root, synthetic.Shape(**shape))
+        of_case = [of for of in store.trials() if of.spec.control is control]
+        order = of_case[0].spec.order
+        measuring = Measuring(target=target, order=order).model_dump(mode="json")
+        edit_record(root / "plan.json", measuring=measuring)
+        for trial, (lines, files) in zip(of_case, trials, strict=True):
+            folder = store.trial_dir(trial.trial_id)
+            edit_record(folder / "result.json", **recorded(lines))
+            for name, raw in files.items():
+                texts = (of if of == "{" else json.dumps(of) for of in raw)
+                (folder / name).write_text("\n".join(texts))
+        return store
+
+    return write
+
+
+@pytest.fixture
+def verified(write_study):
+    """Returns a function that verifies a trial against raw lines of its processes."""
+
+    def verify(*ranks, loads=None, without=(), has_blocks=True, **fields):
         files = {f"rank_{rank}.jsonl": lines for rank, lines in enumerate(ranks)}
         if loads is not None:
             files["blocks.jsonl"] = loads
-        for path in tmp_path.iterdir():
-            path.unlink()
-        for name in files.keys() - set(without):
-            text = "".join(json.dumps(line) + "\n" for line in files[name])
-            (tmp_path / name).write_text(text)
-        return trials.read_trial(
-            tmp_path, num_warmup_steps=2, is_independent=is_independent
-        )
+        files = {name: files[name] for name in files.keys() - set(without)}
+        lines, shape = rank_lines(), {"num_rounds": 2}
+        if not has_blocks:
+            lines, shape = without_blocks(lines), {"num_measured_steps": 4}
+        return verify_study(write_study([(lines, files)], **shape | fields))
 
-    return read_trial
+    return verify
 
 
-def test_blocks_are_joined_over_ranks(read):
+def found(check):
+    """Returns what was recomputed otherwise than it is recorded, by file and name."""
+    return {of.where.rpartition("/")[2]: of.recomputed for of in check.differences}
+
+
+def test_blocks_are_joined_over_ranks(verified):
     second = rank_lines()
-    second[9] = block(0, 99, 120)
-    second[10]["end_ns"] = second[11]["start_ns"] = 221 * MS
-    second[11]["end_ns"] = 250 * MS
-    second[12] = block(1, 200, 250)
+    second[10] = block(0, 99, 120)
+    second[11]["end_ns"] = second[12]["start_ns"] = 221 * MS
+    second[12]["end_ns"] = 250 * MS
+    second[13] = block(1, 200, 250)
     loads = [load(0), load(1, foreign_cpu_fraction=0.06)]
-    found = read(rank_lines(), second, loads=loads)
-    first, last = found.result["blocks"]
-    rates = check_lib.log_rates({"only": found.result})
+    check = verified(rank_lines(), second, loads=loads)
+    (rate,) = (of.recomputed for of in check.differences if of.kind == "throughput")
+    result = {
+        name.removeprefix("result.json "): value
+        for name, value in found(check).items()
+        if name.startswith(("result.json blocks", "result.json window"))
+    }
+    sums = {"user_sec": "1.0", "system_sec": "0.5", "minor_faults": "6"}
+    sums |= {"involuntary_switches": "2"}
 
-    assert found.is_complete
-    assert (100 * MS, 120 * MS) == (first["start_ns"], first["end_ns"])
-    assert (200 * MS, 250 * MS) == (last["start_ns"], last["end_ns"])
-    assert (1.0, 0.5, 6) == tuple(
-        last[name] for name in ("user_sec", "system_sec", "minor_faults")
-    )
-    assert [False, True] == [first["is_discarded"], last["is_discarded"]]
-    assert 0.07 == found.result["window_sec"]
-    assert {"only": {0: pytest.approx(math.log(800.0))}} == rates
+    # The block of round 0 is from 100 to 120, as it is recorded of the first process.
+    assert result == {
+        **{f"blocks[0].{name}": value for name, value in sums.items()},
+        **{f"blocks[1].{name}": value for name, value in sums.items()},
+        "blocks[1].start_ns": "200000000",
+        "blocks[1].end_ns": "250000000",
+        "blocks[1].foreign_cpu_fraction": "0.06",
+        "blocks[1].is_discarded": "True",
+        "window_sec": "0.07",
+    }
+    assert (pytest.approx(800.0), 1) == ast.literal_eval(rate)
 
 
 @pytest.mark.parametrize(
-    ("hosts", "window_sec"), [(("a", "a"), 0.13), (("a", "b"), 0.14)]
+    ("hosts", "window_sec"), [(("a", "a"), "0.13"), (("a", "b"), None)]
 )
-def test_clocks_of_two_machines_are_not_compared(read, hosts, window_sec):
+def test_clocks_of_two_machines_are_not_compared(verified, hosts, window_sec):
     """Rank 1 is the faster one, and its machine started a second earlier."""
-    ranks = [[line for line in rank_lines() if line["kind"] != "turn"] for _ in hosts]
-    (last,) = [line for line in ranks[1] if line.get("index") == 5]
+    ranks = [without_blocks(rank_lines()) for _ in hosts]
+    (last,) = [line for line in ranks[1] if line.get("index") == 6]
     last["end_ns"] -= 10 * MS
     for line in ranks[1]:
         for name in {"ns", "start_ns", "end_ns"} & line.keys():
@@ -135,22 +213,25 @@ def test_clocks_of_two_machines_are_not_compared(read, hosts, window_sec):
     for host, lines in zip(hosts, ranks, strict=True):
         lines.insert(0, {"kind": "clock", "host": host})
 
-    assert window_sec == read(*ranks).result["window_sec"]
+    # The record has 0.14, of the first process.
+    check = verified(*ranks, has_blocks=False)
+    assert window_sec == found(check).get("result.json window_sec")
 
 
-@pytest.mark.parametrize(("is_independent", "size"), [(True, 16), (False, 8)])
-def test_programs_that_never_communicate_have_a_batch_each(read, is_independent, size):
-    found = read(rank_lines(), rank_lines(), is_independent=is_independent)
+@pytest.mark.parametrize(("workers", "size"), [("solo", "16"), ("none", None)])
+def test_programs_that_never_communicate_have_a_batch_each(verified, workers, size):
+    check = verified(rank_lines(), rank_lines(), control=Control(workers))
 
-    assert size == found.result["global_batch_size"]
+    assert size == found(check).get("result.json global_batch_size")
 
 
-def test_a_failed_check_makes_a_trial_incomplete(read):
+def test_a_failed_check_makes_a_trial_incomplete(verified):
     failed_checks = rank_lines()
     failed_checks[-2]["is_passed"] = False
 
-    assert not read(failed_checks).is_complete
-    assert not read(rank_lines()[:-1]).is_complete
+    assert not verified(rank_lines(), loads=[load(0), load(1)]).differences
+    for lines in (failed_checks, rank_lines()[:-1]):
+        assert "False" == found(verified(lines))["status.json status"]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +259,12 @@ def test_a_failed_check_makes_a_trial_incomplete(read):
         ({}, 1, True),
     ],
 )
-def test_the_discarded_rule(fields, num_retraces, *, is_discarded):
-    assert is_discarded == trials.is_discarded(LOAD | fields, num_retraces)
+def test_the_discarded_rule(verified, fields, num_retraces, *, is_discarded):
+    lines = rank_lines()
+    lines[10]["num_retraces"] = num_retraces
+    check = verified(lines, loads=[load(0, **fields), load(1, **fields)])
+
+    assert is_discarded == ("result.json blocks[0].is_discarded" in found(check))
 
 
 def drop(index):
@@ -194,67 +279,69 @@ def change(line, **fields):
     ("edit", "message"),
     [
         (change(5, index=7), "the steps of rank 0 are not numbered from 0 on"),
-        (change(8, start_ns=105 * MS), "step 3 of rank 0 overlaps another, or lies"),
-        (change(7, phase="train"), "step 2 of rank 0 overlaps another, or lies"),
+        (change(9, start_ns=105 * MS), "step 4 of rank 0 overlaps another, or lies"),
+        (change(8, phase="train"), "step 3 of rank 0 overlaps another, or lies"),
         (
-            change(9, end_ns=121 * MS),
+            change(10, end_ns=121 * MS),
             "the block of round 0 of rank 0 does not have the",
         ),
-        (drop(12), "rank 0 has measured steps outside of blocks"),
+        (drop(13), "rank 0 has measured steps outside of blocks"),
         (drop(1), "a line is malformed: ValueError: not enough values to unpack"),
         (drop(3), "a line is malformed: IndexError: "),
     ],
 )
-def test_what_contradicts_itself_is_refused(read, edit, message):
+def test_what_contradicts_itself_is_refused(verified, edit, message):
     lines = rank_lines()
     edit(lines)
 
-    with pytest.raises(RawError, match=f"^{message}"):
-        read(lines)
+    assert_refused(verified(lines), message)
 
 
-def test_files_that_do_not_match_are_refused(read, tmp_path):
-    other = [line for line in rank_lines() if line["kind"] != "turn"]
-    two = (rank_lines(), rank_lines())
-    with pytest.raises(RawError, match=r"^ranks have different blocks"):
-        read(rank_lines(), other)
-    with pytest.raises(
-        RawError, match=r"^blocks\.jsonl and the rank files have differ"
+def assert_refused(check, message):
+    (difference,) = (of for of in check.differences if of.kind == "trials")
+    assert "its raw observations" == difference.stated
+    assert re.match(message, difference.recomputed), difference.recomputed
+
+
+def test_files_that_do_not_match_are_refused(verified):
+    one, other = rank_lines(), without_blocks(rank_lines())
+    no_object = r"rank_0\.jsonl line 1 is no JSON object"
+    for check, message in (
+        (verified(one, other), "ranks have different blocks"),
+        (verified(one, loads=[load(0)]), r"blocks\.jsonl and the rank files have di"),
+        (verified(one, one, without=["rank_0.jsonl"]), r"rank files are \['rank_1\."),
+        (verified([[]]), no_object),
+        (verified("{"), no_object),
     ):
-        read(rank_lines(), loads=[load(0)])
-    with pytest.raises(RawError, match=r"^rank files are \['rank_1\.jsonl'\]"):
-        read(*two, without=["rank_0.jsonl"])
-    with pytest.raises(RawError, match=r"^rank_0\.jsonl line 1 is no JSON object"):
-        read([[]])
+        assert_refused(check, message)
     # No rank file differs from one that is wrong.
-    with pytest.raises(FileNotFoundError, match=r"no rank file in "):
-        read()
-    (tmp_path / "rank_0.jsonl").write_text("{")
-    with pytest.raises(RawError, match=r"^rank_0\.jsonl line 1 is no JSON object"):
-        trials.read_trial(tmp_path, num_warmup_steps=2)
+    check = verified()
+    assert "trials" not in {of.kind for of in check.differences}
+    assert any(reason.endswith(": no rank_0.jsonl") for reason in check.missing)
 
 
-def test_points_of_a_quality_run_agree_with_the_steps(read):
-    point = {"kind": "point", "num_steps": 6, "num_examples": 48, "quality": []}
+def test_points_of_a_quality_run_agree_with_the_steps(verified):
+    point = {"kind": "point", "num_steps": 7, "num_examples": 56, "quality": []}
     *before, done = rank_lines()
     lines = [*before, point | {"train_time_sec": 0.07}, done]
-    found = read(copy.deepcopy(lines)).result["curve"]
+    points = found(verified(copy.deepcopy(lines)))
 
-    assert [6] == [of["num_steps"] for of in found]
+    assert "7" == points["result.json curve[0].num_steps"]
     for name, value in (("num_steps", 5), ("train_time_sec", 0.071)):
         wrong = copy.deepcopy(lines)
         wrong[-2][name] = value
-        with pytest.raises(RawError, match=r"^the point after \d+ steps does not have"):
-            read(wrong)
+        assert_refused(verified(wrong), r"the point after \d+ steps does not have")
 
 
-def same(stated, figure):
-    """Whether two figures are equal, to twelve digits."""
-    factor = 1.1 if "widened" in stated.method else 1.0
-    halves = [] if figure.half is None else [-figure.half, figure.half]
-    derived = [math.exp(figure.centre + factor * half) for half in (0.0, *halves)]
-    numbers = [of for of in (stated.value, stated.low, stated.high) if of is not None]
-    return (derived, figure.n) == (pytest.approx(numbers, rel=1e-12), stated.n)
+def lines_of(logs, *, is_interleaved):
+    """Returns lines of a process whose steps have these logs of examples per second."""
+    lines, now = rank_lines()[:8], 100 * MS
+    for index, log in enumerate(logs):
+        times = {"start_ns": now, "end_ns": (now := now + round(8e9 / math.exp(log)))}
+        lines.append(step(3 + index, "measure", 0, 0) | times)
+        if is_interleaved:
+            lines.append(block(index, 0, 0) | times | {"num_steps": 1})
+    return [*lines, *rank_lines()[-3:]]
 
 
 def drawn(numbers, spread=0.0):
@@ -267,78 +354,71 @@ def drawn(numbers, spread=0.0):
 
 
 @pytest.mark.parametrize(
-    ("stated", "logs"),
+    ("numbers", "fields"),
     [
         # Geometric mean and Student's interval of repetitions.
-        *(
-            (
-                lambda of: statistics.geometric_mean(np.exp(np.ravel(of)), unit=""),
-                [1] * n,
-            )
-            for n in (1, 2, 10)
-        ),
+        *(([1] * n, {"num_measured_steps": 1}) for n in (1, 2, 10)),
         # Batches of consecutive rounds.
-        *(
-            (lambda of: statistics.these_processes_only(of[0]), [n])
-            for n in (1, 4, 5, 20, 23, 1000)
-        ),
+        *(([n], {"num_rounds": 1}) for n in (1, 4, 5, 20, 23, 1000)),
         # Repetitions of unlike numbers of rounds.
-        (statistics.over_rounds, [1, 5, 9, 20]),
+        ([1, 5, 9, 20], {"num_rounds": 1}),
         # Widened from six on.
-        *(
-            (lambda of: statistics.over_rounds(of, is_stopped_on_width=True), [1] * n)
-            for n in (5, 6)
-        ),
+        *(([1] * n, {"num_rounds": 1, "target": 0.01}) for n in (5, 6)),
     ],
 )
 @pytest.mark.parametrize("spread", [0.0, 0.2])
-def test_intervals_are_what_other_code_says(stated, logs, spread):
-    made = drawn(logs, spread)
+def test_intervals_are_what_other_code_says(write_study, numbers, fields, spread):
+    trials = []
+    for logs in drawn(numbers, spread):
+        lines = lines_of(logs, is_interleaved="num_rounds" in fields)
+        trials.append((lines, {"rank_0.jsonl": lines}))
+    check = verify_study(write_study(trials, **fields))
 
-    assert same(stated(made), check_lib.over_rounds(made))
-
-
-@pytest.fixture(scope="module")
-def published():
-    """Returns a published study of two backends in both modes, and its raw trials."""
-    store = Store.open(study_files.published("resnet50-two-cores"))
-    study = load_study(store)
-    return study, trials.compare(store, study.entries, Check())
+    assert not check.differences
+    assert 1 == check.kinds["throughput"].num_recomputed
 
 
-def compared(study, raws):
-    """Compares headline figures, without equivalence checks."""
-    check = Check()
-    check_lib.compare_headlines(study, raws, {}, check)
-    return check
+RATIOS = {"ratios of backends", "A/A control"}
+OF_CASES = {"throughput", "speedup", "efficiency"}
+HEADLINES = {*RATIOS, *OF_CASES, "quality", "losses of equivalence checks", "verdict"}
 
 
-def of_two_replicas(study):
-    """Returns a trial of the first case of two replicas."""
-    case = next(case for case in study.cases if case.spec.num_replicas == 2)
-    return case.ok_entries[0].trial_id
+@pytest.fixture
+def published(tmp_path):
+    """Returns a published study of two backends in both modes, and a trial of it.
+
+    The trial is of the first case of two replicas.
+    """
+    root = study_files.published("resnet50-two-cores")
+    store = Store(shutil.copytree(root, tmp_path / "study"))
+    cases = load_study(store).cases
+    case = next(case for case in cases if case.spec.num_replicas == 2)
+    return store, case.ok_entries[0]
 
 
 def test_a_longer_block_differs_in_each_figure_of_its_case(published):
-    study, raws = published
-    assert not compared(study, raws).differences
-    trial_id = of_two_replicas(study)
-    raw = raws[trial_id]._replace(result=copy.deepcopy(raws[trial_id].result))
-    block = next(block for block in raw.result["blocks"] if not block["is_discarded"])
-    block["end_ns"] += 1000
-    check = compared(study, {**raws, trial_id: raw})
-    kinds = {item.kind for item in check.differences}
+    store, entry = published
+    path = store.trial_dir(entry.trial_id) / "rank_0.jsonl"
+    end = next(of for of in entry.result.blocks if of.is_valid).end_ns
+    text = path.read_text()
+    path.write_text(text.replace(f'"end_ns": {end}', f'"end_ns": {end + 1000}'))
+    check = verify_study(store)
+    kinds = [check.kinds[kind] for kind in HEADLINES & check.kinds.keys()]
+    number, most = (
+        sum(getattr(kind, name) for kind in kinds)
+        for name in ("num_different", "num_recomputed")
+    )
 
-    ratios = {check_lib.RATIO, check_lib.CONTROL}
-    assert {*check_lib.OF_CASES} | ratios == kinds
-    assert len(check.differences) < check.num_recomputed(*check_lib.KINDS) / 2
+    assert OF_CASES | RATIOS == {kind.kind for kind in kinds if kind.num_different}
+    assert number < most / 2
 
 
 def test_a_trial_without_raw_observations_is_not_taken_for_verified(published):
-    study, raws = published
-    trial_id = of_two_replicas(study)
-    check = compared(study, {k: raw for k, raw in raws.items() if k != trial_id})
-    named = f"trial {trial_id} has no raw observations"
+    store, entry = published
+    for path in store.trial_dir(entry.trial_id).glob("rank_*.jsonl"):
+        path.unlink()
+    check = verify_study(store)
+    named = f"trial {entry.trial_id} has no raw observations"
 
     assert not check.differences
     assert sum(named in reason for reason in check.missing) >= 3
