@@ -8,6 +8,7 @@ from .output_file import as_csv as as_csv
 from .page.build import build_report as build_report
 from .page.build import render_section as render_section
 from .page.build import write_report as write_report
+from .page.page import render_text as render_text
 from .site.build import history as history
 from .site.build import write_site as write_site
 from .site.comparison import compare_studies as compare_studies

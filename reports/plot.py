@@ -130,7 +130,8 @@ def learning(
     name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
     present = [key for key in SPENT if selected[key].notna().any()]
     drawn = curves.learning_curves(frame, name)
-    unit = selected["unit"][selected["quantity"] == name].iloc[0]
+    shown = selected[selected["quantity"] == name]
+    unit = shown["unit"].iloc[0]
     axes = _axes(ax)
     curves.draw_learning(
         axes,
@@ -139,6 +140,7 @@ def learning(
         x_label=SPENT[spent],
         write=lambda value: formats.quality(value, unit),
         look=style.NOTEBOOK,
+        y_limits=curves.learning_limits(shown),
     )
     axes.set_title(name, loc="left")
     return axes

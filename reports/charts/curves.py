@@ -392,6 +392,12 @@ def learning_curves(
     return curves
 
 
+def learning_limits(frame: pd.DataFrame) -> tuple[float, float]:
+    """Returns limits of quality, which intervals of few examples do not squeeze."""
+    ends = [*frame["low"].dropna(), *frame["high"].dropna()]
+    return style.linear(frame["value"].tolist(), ends)
+
+
 def _draw_learning_curve(
     axes: Axes, curve: LearningCurve, spent: str, width: float, look: Look
 ) -> None:
@@ -427,7 +433,7 @@ def draw_learning(
     x_label: str,
     write: Callable[[float], str],
     look: Look,
-    y_limits: tuple[float, float] | None = None,
+    y_limits: tuple[float, float],
     heading: str = "",
 ) -> None:
     """Draws one panel; lines of the same colour get different widths."""
@@ -435,8 +441,7 @@ def draw_learning(
     for curve, width in zip(curves, widths, strict=True):
         _draw_learning_curve(axes, curve, spent, width, look)
     axes.set_xlim(left=0)
-    if y_limits is not None:
-        axes.set_ylim(y_limits)
+    axes.set_ylim(y_limits)
     axes.set_xlabel(x_label)
     axes.set_title(heading, color=look.ink, pad=10, loc="left")
     # Integers of many digits would overlap.

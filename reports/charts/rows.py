@@ -49,9 +49,9 @@ WHOLE: Final = ("alone", "ideal")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
+    group: str  # Rows of one group stand together under it.
     label: str  # Name of the row within its group; in the column at the left.
     backend: str  # For colour and marker.
-    group: str = ""  # Rows of one group stand together under it; empty for none.
     value: float = 1.0  # Position of the marker.
     low: float | None = None  # Lower end of the interval, or None.
     high: float | None = None  # Upper end of the interval, or None.
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return ", ".join(part for part in (self.group, self.label) if part)
+        return f"{self.group}, {self.label}"
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
@@ -146,8 +146,7 @@ def place(rows: Sequence[Row]) -> tuple[list[int], dict[int, str]]:
     places: list[int] = []
     headings: dict[int, str] = {}
     for group, members in itertools.groupby(rows, key=lambda row: row.group):
-        if group:
-            headings[len(places) + len(headings)] = group
+        headings[len(places) + len(headings)] = group
         places += [len(places) + len(headings) + k for k, _ in enumerate(members)]
     return places, headings
 
@@ -185,7 +184,7 @@ def write_columns(
         write(heading, (0.0, at), xytext=(left, -1), weight="bold")
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
-    for before, after in itertools.pairwise([*(headings or [-1]), number]):
+    for before, after in itertools.pairwise([*headings, number]):
         span = before + 0.5, after - 0.5
         axes.vlines(ticks, *span, color=look.grid, linewidth=0.8, zorder=0)
         if reference is not None:

@@ -14,8 +14,7 @@ import pytest
 from harness import command_line
 from harness.launch import launchers
 from replicator.catalog import BACKENDS
-from reports import FORMATS
-from reports.words import formats
+from reports import FORMATS, render_text
 from results import plugins
 from workloads import WORKLOADS
 
@@ -41,7 +40,12 @@ def smoke_sweep(options: str) -> tuple[str, ...]:
 
 def plain(text):
     """Returns text with usual spaces."""
-    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+    return re.sub("[\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}]", " ", text)
+
+
+def written(expression, **context):
+    """Returns what ``formats`` writes in a section, with usual spaces."""
+    return plain(render_text(f"{{{{ formats.{expression} | safe }}}}", **context))
 
 
 def visible(html):

@@ -15,13 +15,13 @@ import synthetic_trial
 from study_files import edit_record, with_results
 from synthetic_trial import ALL_CONTROLS, Lost
 
-from harness import catalog
 from results import (
     Budget,
     BudgetUnit,
     Contrast,
     Control,
     Measuring,
+    MetricFacts,
     Order,
     Plan,
     ScalingMode,
@@ -35,6 +35,7 @@ from results import (
     planned_trial,
     trial_id,
 )
+from workloads import WORKLOADS
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
@@ -160,9 +161,9 @@ def make_store(root, shape=None):
             measuring=_measuring(planned, shape),
             metrics=tuple(
                 {
-                    facts.name: facts
-                    for info in catalog.WORKLOADS.values()
-                    for facts in catalog.metrics(info)
+                    facts.name: MetricFacts.model_validate(facts, from_attributes=True)
+                    for info in WORKLOADS.values()
+                    for facts in info.metrics
                 }.values()
             ),
             trials=tuple(planned_trial(*both) for both in planned.values()),

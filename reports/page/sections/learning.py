@@ -203,9 +203,7 @@ def _draw(
         label = "environment steps of all actors"
         spendings.append(("environment-steps", "num_environment_steps", label))
     metric = runs[0].quantity
-    y_limits = style.linear(
-        rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
-    )
+    y_limits = charts.learning_limits(rows)
     curves = charts.learning_curves(rows, metric, _failed(view, metric))
     panels = style.panels(curves, lambda curve: curve.backend)
     if len(panels) > 1:

@@ -1,5 +1,6 @@
 """Drawings of pages and notebooks: axes, labels, colours, and a smaller text."""
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -8,21 +9,21 @@ import re
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
-from command_lines import plain
-from hypothesis import given
+from command_lines import written
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
+from study_files import with_results
 from synthetic import Lost, interleaving_shape
 
 import reports
 from replicator import catalog
 from reports import render_section, view_store
-from reports.charts import rows, style
-from reports.words import formats
 from results import Estimate, points_frame
 
 mpl.use("agg")
+NAN = math.nan
 
 plot = reports.plot
 
@@ -80,64 +81,92 @@ def test_efficiency_is_over_doublings(make, quantity, is_log, is_even):
     assert is_even == (places[2] - places[1] == pytest.approx(places[1] - places[0]))
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True))
-def test_labels_never_overlap_and_stay_within(lines):
-    heights = [0.1 + 0.02 * (k % 2) for k in range(len(lines))]
-    moved = style.spread(lines, heights, 0.0, 1.0)
-    order = sorted(range(len(lines)), key=lambda k: lines[k])
+# Of the height of a figure's axes, a label with one line; another line is as high.
+LINE = 11.5 / 177
+
+
+@settings(max_examples=20)
+@given(
+    values=st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True),
+    num_lines=st.integers(1, 2),
+)
+def test_labels_never_overlap_and_stay_within(points, values, num_lines):
+    names = ["a" + "\n" * (index % num_lines) for index in range(len(values))]
+    frame = _rows_of(points, "learning", values, case=range(len(values)))
+    axes = plot.learning(frame.assign(backend=names))
+    low, high = axes.get_ylim()
+    heights = [LINE * (1 + name.count("\n")) for name in names]
+    moved = [(of.xyann[1] - low) / (high - low) for of in axes.texts]
+    order = sorted(range(len(values)), key=lambda k: values[k])
 
     for below, above in itertools.pairwise(order):
         gap = moved[above] - moved[below]
         assert gap >= (heights[above] + heights[below]) / 2 - 1e-9
     assert max(m + h / 2 for m, h in zip(moved, heights, strict=True)) <= 1 + 1e-9
     assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
-    if len(lines) == 1 and 0.05 <= lines[0] <= 0.95:
-        assert moved[0] == pytest.approx(lines[0])
+    if len(values) == 1:
+        assert moved[0] == pytest.approx((values[0] - low) / (high - low))
+    plt.close(axes.figure)
 
 
-def test_cells_are_relative_to_the_median_and_binned():
+def _steps(make, times):
+    """Returns the section of a study whose processes took these times for steps."""
+    view = view_store(make(interleaving_shape(num_ranks=len(times), controls=())))
+
+    def ranks(entry):
+        if len(entry.result.ranks) == 1:
+            return {}
+        both = zip(entry.result.ranks, times, strict=True)
+        update = [rank.model_copy(update={"step_time_sec": of}) for rank, of in both]
+        return {"ranks": tuple(update)}
+
+    study = with_results(view.study, ranks)
+    return render_section("steps", dataclasses.replace(view, study=study))
+
+
+def _cells(section):
+    """Returns where the cells of a heat map are, by how dark they are."""
+    drawn = section.partition("heat-title")[2]
+    color = r"fill: var\(--series-0\)(?:; opacity: ([\d.]+))?"
+    cell = rf'<path d="([^"]*)" [^>]*style="{color}"'
+    return {
+        float(alpha or 1): re.findall(r"M ([\d.]+) ([\d.]+)", path)
+        for path, alpha in re.findall(cell, drawn)
+    }
+
+
+def test_cells_are_relative_to_the_median_and_binned(make):
     """A slow process is a slow row; a slow moment is a slow column."""
     times = np.ones((3, 100))
     times[1] = 1.2
     times[:, 96:99] = 2.0
-    cells = rows.binned([list(row) for row in times])
+    cells = _cells(_steps(make, times.tolist()))
 
-    assert cells.shape == (3, 34)
-    assert cells[[0, 1, 0], [0, 0, 32]] == pytest.approx([1.0, 1.2, 2.0])
+    assert {0.08: 2 * 33, 0.7: 33, 1.0: 3} == {of: len(cells[of]) for of in cells}
+    assert [1, 3] == [len({x for x, _ in cells[1.0]}), len({y for _, y in cells[1.0]})]
+    assert 1 == len({y for _, y in cells[0.7]})
     # A process that was killed has fewer: the steps that all have count.
-    assert rows.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+    (both,) = _cells(_steps(make, [[1.0] * 7, [1.0] * 5])).values()
+    assert 2 * 5 == len(both)
 
 
-def test_a_slow_process_is_named_in_the_description():
-    times = [[1.0] * 20, [1.5] * 20, [1.0] * 20]
-    drawn = rows.draw_processes(times, backend="in_graph", name="case")
+def test_a_slow_process_is_named_in_the_description(make):
+    drawn = _steps(make, [[1.0] * 20, [1.5] * 20, [1.0] * 20])
 
+    assert "Step time by process and step" in drawn
     assert "process 1 is the slowest with 1.50 of the median" in drawn
+    assert "Step time by process" not in _steps(make, [[1.0] * 20])
 
 
-def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
-    items = [
-        rows.Row(label=name, backend=name, dots=(1.0, 2.0, 3.0, 4.0))
-        for name in ("in_graph", "single", "single", "in_graph")
-    ]
-    axes = Figure().subplots()
-    rows.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
-    boxes = [of for of in axes.lines if len(of.get_xdata()) == 5]
+def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are(points):
+    for sizes in ((1, 1, 1, 1), (1, 2, 3, 1)):
+        names = ["in_graph", *["single"] * 2, "z"] if sizes[1] > 1 else [*"abcd"]
+        of = {"backend": np.repeat(names, 4), "num_replicas": np.repeat(sizes, 4)}
+        axes = plot.steps(_rows_of(points, "steps", [1.0, 2.0, 3.0, 4.0] * 4, **of))
+        boxes = [line for line in axes.lines if len(line.get_xdata()) == 5]
 
-    assert {rows.BOX_WIDTH} == {round(float(np.ptp(of.get_ydata())), 6) for of in boxes}
-
-
-def test_a_case_of_several_processes_has_a_heat_map(make):
-    several, one = (
-        render_section(
-            "steps",
-            view_store(make(interleaving_shape(num_ranks=number, controls=()))),
-        )
-        for number in (2, 1)
-    )
-
-    assert "Step time by process and step" in several
-    assert "Step time by process" not in one
+        assert 4 == len(boxes)
+        assert {0.42} == {round(float(np.ptp(of.get_ydata())), 6) for of in boxes}
 
 
 LEAST_CONTRAST = 3.0
@@ -157,20 +186,19 @@ def test_marks_stand_out_from_the_paper(scheme):
     found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
     number = len(found) // 2
     colors = dict(found[scheme * number : (scheme + 1) * number])
-    shown = [f"series-{index}" for index in range(len(style.MARKERS))]
+    shown = [name for name in colors if name.startswith("series-")]
     for name in (*shown, "muted", "good", "bad", "warn", "accent"):
         dark, bright = sorted(_luminance(colors[of]) for of in (name, "paper"))
         assert (bright + 0.05) / (dark + 0.05) >= LEAST_CONTRAST, name
 
 
 def test_every_backend_of_the_catalogue_has_its_own_colour_and_marker(make):
-    number = len(style.MARKERS)
+    number = len(catalog.BACKENDS)
     store = make(backends=tuple(catalog.BACKENDS), repeats=1)
     screen = render_section("verdict", view_store(store))
     swatches = re.findall(r'series-(\d+)\)">(<\w+ [^>]*/>)</svg>', screen)
 
     assert set(range(number)) == set(map(reports.series_of, catalog.BACKENDS))
-    assert number == len(catalog.BACKENDS) == len(set(style.MARKERS))
     assert number == len(set(swatches)) == len({shape for _, shape in swatches})
     assert reports.series_of("mine") == 1  # in every process
     assert 0 <= reports.series_of("") < number
@@ -183,6 +211,13 @@ EIGHT = tuple(f"backend_{index}" for index in range(8))
 def points(make, synthetic):
     fields = {"budget": synthetic.LEARNING, "num_learning_runs": 3}
     return points_frame(make(replicas=(1, 2, 4), **fields))
+
+
+def _rows_of(points, figure, values, **columns):
+    """Returns rows of a figure that have these values."""
+    row = points[points["figure"] == figure].tail(1)
+    rows = pd.concat([row] * len(values), ignore_index=True)
+    return rows.assign(value=values, **columns)
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +251,8 @@ def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
     axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
     whole = points.query("figure == 'waterfall' and quantity == 'step'")["value"]
 
-    assert [f"2 {formats.TIMES} 8"] == [of.get_text() for of in axes.get_yticklabels()]
+    labels = [of.get_text() for of in axes.get_yticklabels()]
+    assert ["2 \N{MULTIPLICATION SIGN} 8"] == labels
     widths = [patch.get_width() for patch in axes.patches]
     assert sum(widths) == pytest.approx(1000 * whole.iloc[0])
 
@@ -293,41 +329,62 @@ def test_what_a_frame_has_not_is_an_error(points, act, message):
 
 def test_of_many_ratios_those_of_most_replicas_are_drawn(make):
     found = points_frame(make(backends=EIGHT, repeats=1))
-    drawn = rows.ratios(found)
+    labels = [of.get_text() for of in plot.forest(found).get_yticklabels()]
 
     assert 28 * 2 < len(found[found.figure == "forest"])
-    assert rows.MOST_ROWS == len(drawn)
-    assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
+    assert 20 == len(labels)
+    assert {"N = 2"} == {label.partition(",")[0] for label in labels}
 
 
-def test_headings_have_rows_of_their_own():
-    grouped = [rows.Row(group=of, label="", backend="") for of in ("a", "a", "b")]
-    plain = [rows.Row(label="", backend="")] * 2
+def test_headings_have_rows_of_their_own_and_long_labels_are_cut(points):
+    others = {"backend": ["a", "a", "b"], "other_backend": "c", "mode": "x" * 90}
+    axes = plot.forest(_rows_of(points, "forest", [1.0] * 3, **others))
+    headings = {of.get_text(): of.xy[1] for of in axes.texts if " / " in of.get_text()}
 
-    assert ([1, 2, 4], {0: "a", 3: "b"}) == rows.place(grouped)
-    assert ([0, 1], {}) == rows.place(plain)
+    assert [1, 2, 4] == axes.get_yticks().tolist()
+    assert {"a / c": 0, "b / c": 3} == headings
+    cut = "x" * 12 + "\N{HORIZONTAL ELLIPSIS}"
+    assert f"N = 4, {cut}" == axes.get_yticklabels()[2].get_text()
 
 
-def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
-    assert style.symmetric([1.01], []) == pytest.approx((1 / 1.1, 1.1))
-    low, high = style.symmetric([0.5, 1.2], [0.3, 1.5])
+@pytest.fixture
+def limits(points):
+    """Returns a function that draws values with intervals, and returns the limits."""
+
+    def limits_of(quantity, values, lows, highs):
+        of = {"low": lows, "high": highs}
+        if quantity == "quality":
+            return plot.learning(_rows_of(points, "learning", values, **of)).get_ylim()
+        of |= {"num_replicas": range(1, len(values) + 1), "is_baseline": False}
+        if quantity == "ratio":
+            return plot.forest(_rows_of(points, "forest", values, **of)).get_xlim()
+        of |= {"quantity": quantity, "mode": "weak", "kind": "estimate"}
+        rows = _rows_of(points, "scaling", values, **of)
+        is_log = quantity == "throughput"
+        return plot.scaling(rows, quantity=quantity, is_log=is_log).get_ylim()
+
+    return limits_of
+
+
+def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything(limits):
+    assert limits("ratio", [1.01], [NAN], [NAN]) == pytest.approx((1 / 1.1, 1.1))
+    low, high = limits("ratio", [0.5, 1.2], [0.3, NAN], [1.5, NAN])
     assert low * high == pytest.approx(1)
     assert low < 0.5
-    low, high = style.symmetric([0.0, 1e300], [0.0, 1e308])
+    low, high = limits("ratio", [0.0, 1e300], [0.0, NAN], [1e308, NAN])
     assert 0 < low < high < 2000
-    bottom, top = style.from_zero([2.0, 5.0], [900.0])
+    bottom, top = limits("efficiency", [2.0, 5.0], [NAN, NAN], [900.0, NAN])
     assert 0 == bottom
     assert 5 < top < 10
-    assert (0.0, 1.06) == style.from_zero([], [])
+    assert (0.0, 1.06) == limits("efficiency", [NAN], [NAN], [NAN])
 
 
-def test_ticks_of_ratios_are_mirrored_at_1():
+def test_ticks_of_ratios_are_mirrored_at_1(points):
     for reach in (1.1, 1.5, 4, 10, 300):
-        with style.page_style():
-            axes = style.new_axes(100, 100)
-            axes.set_xlim(1 / reach, reach)
-            style.set_ratio_log(axes)
-            ticks = axes.get_xticks()
+        axes = plot.forest(_rows_of(points, "forest", [reach]))
+        low, high = axes.get_xlim()
+        ticks = axes.get_xticks()
+        assert low < 1 / ticks.max() < ticks.max() < high
         assert 1 in ticks
         assert len(ticks) % 2 == 1
         assert len(ticks) >= 3
@@ -352,31 +409,31 @@ def test_data_in_a_link_are_a_table_without_empty_columns(complete, failed):
 @pytest.mark.parametrize(
     ("write", "numbers", "expected"),
     [
-        (formats.percent, (0.062, 0.058, 0.064), "6.2 % [5.8, 6.4]"),
-        (formats.percent, (0.8, 0.5, 1.3), "80 % [50, 130]"),
-        (formats.times, (1.5701, 0.95, 2.59), "1.57x [0.95, 2.59]"),
-        (formats.times, (1.0012, 1.0009, 1.0015), "1.0012x [1.0009, 1.0015]"),
-        (formats.significant, (862.0, 861.7, 862.4), "862.0 [861.7, 862.4]"),
-        (formats.seconds, (7.821, 7.819, 7.823), "7.821 s [7.819, 7.823]"),
+        ("percent", (0.062, 0.058, 0.064), "6.2 % [5.8, 6.4]"),
+        ("percent", (0.8, 0.5, 1.3), "80 % [50, 130]"),
+        ("times", (1.5701, 0.95, 2.59), "1.57x [0.95, 2.59]"),
+        ("times", (1.0012, 1.0009, 1.0015), "1.0012x [1.0009, 1.0015]"),
+        ("significant", (862.0, 861.7, 862.4), "862.0 [861.7, 862.4]"),
+        ("seconds", (7.821, 7.819, 7.823), "7.821 s [7.819, 7.823]"),
     ],
 )
 def test_digits_follow_the_interval(write, numbers, expected):
     value, low, high = numbers
     estimate = Estimate(value=value, low=low, high=high, n=3, unit="", method="")
-    text = plain(formats.estimate(estimate, write))
+    text = written(f"estimate(estimate, formats.{write})", estimate=estimate)
 
-    assert expected == text.replace(formats.TIMES, "x")
+    assert expected == text.replace("\N{MULTIPLICATION SIGN}", "x")
 
 
-@pytest.mark.parametrize("function", [style.logarithmic, style.linear])
-def test_modest_intervals_are_whole_and_absurd_ones_squeeze_nothing(function):
-    low, high = function([20.0, 40.0], [19.0, 42.0])
-    assert low < 19.0
-    assert high > 42.0
-    low, high = function([20.0, 40.0], [0.0, 40_000.0])
-    assert low < 20.0
-    assert 40.0 < high < 80.0
-    low, high = function([3.0], [])
-    assert low < 3.0 < high
+def test_modest_intervals_are_whole_and_absurd_ones_squeeze_nothing(limits):
+    for quantity in ("throughput", "quality"):
+        low, high = limits(quantity, [20.0, 40.0], [19.0, NAN], [42.0, NAN])
+        assert low < 19.0
+        assert high > 42.0
+        low, high = limits(quantity, [20.0, 40.0], [0.0, NAN], [40_000.0, NAN])
+        assert low < 20.0
+        assert 40.0 < high < 80.0
+        low, high = limits(quantity, [3.0], [NAN], [NAN])
+        assert low < 3.0 < high
     # Zero ends come from underflow and must not reach the axis.
-    assert style.logarithmic([1e-3], [0.0, 5.0])[0] > 0
+    assert limits("throughput", [1e-3], [0.0], [5.0])[0] > 0

@@ -11,11 +11,11 @@ from pathlib import Path
 import jsonschema
 import pandas as pd
 import pytest
+from command_lines import written
 from study_files import write_benchmarks
 
 import reports
 from reports import FORMATS
-from reports.words import formats
 from results import ResultsError, load_study, points_frame, statistics
 from results.judging import METRICS
 
@@ -58,7 +58,9 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
     assert 40 >= len(text.splitlines())
     command = f"python -m harness report {large.read_plan().study} --format csv"
     assert f"30 more cases: `{command}`." in text
-    assert re.search(rf"\| in_graph \| weak \| 24 {formats.TIMES} 8 .*oversub", text)
+    assert re.search(
+        r"\| in_graph \| weak \| 24 \N{MULTIPLICATION SIGN} 8 .*oversub", text
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
     ],
 )
 def test_text_of_records_is_no_markdown(text, expected):
-    assert expected == formats.escaped(text)
+    assert expected == written("escaped(text)", text=text)
 
 
 def test_csv_is_the_frame_that_figures_draw(complete, broken):

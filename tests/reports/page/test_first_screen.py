@@ -11,12 +11,11 @@ from synthetic import Lost, every, interleaving_shape
 
 import reports
 from reports import render_section, verdict, view_store
-from reports.words import formats
 from results import ScalingMode, TrialStatus
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 PERCENT = r"[\d.]+ % \[[\d.]+, [\d.]+\]"
-RATIO = rf"[\d.]+{formats.TIMES} \[[\d.]+, [\d.]+\]"
+RATIO = r"[\d.]+\N{MULTIPLICATION SIGN} \[[\d.]+, [\d.]+\]"
 IDEAL = r"\([\d.]+ % of ideal, between [\d.]+ and [\d.]+ %\)"
 
 
@@ -70,12 +69,12 @@ def test_the_table_has_every_case_once_with_intervals(interleaved):
     )
 
     assert [(row.mode, row.backend, row.size) for row in rows] == [
-        ("baseline", "in_graph", f"1 {formats.TIMES} 8"),
-        ("weak", "in_graph", f"2 {formats.TIMES} 8"),
-        ("baseline", "tf_mirrored", f"1 {formats.TIMES} 8"),
-        ("weak", "tf_mirrored", f"2 {formats.TIMES} 8"),
-        ("strong", "in_graph", f"2 {formats.TIMES} 4"),
-        ("strong", "tf_mirrored", f"2 {formats.TIMES} 4"),
+        ("baseline", "in_graph", "1 \N{MULTIPLICATION SIGN} 8"),
+        ("weak", "in_graph", "2 \N{MULTIPLICATION SIGN} 8"),
+        ("baseline", "tf_mirrored", "1 \N{MULTIPLICATION SIGN} 8"),
+        ("weak", "tf_mirrored", "2 \N{MULTIPLICATION SIGN} 8"),
+        ("strong", "in_graph", "2 \N{MULTIPLICATION SIGN} 4"),
+        ("strong", "tf_mirrored", "2 \N{MULTIPLICATION SIGN} 4"),
     ]
     assert "| images/s |" in reports.as_markdown(interleaved.store)
     for row in rows:

@@ -5,11 +5,10 @@ import re
 import statistics
 
 import pytest
-from command_lines import plain, visible
+from command_lines import plain, visible, written
 
 import reports
 from reports import gate_record, render_section, verdict, view_store
-from reports.words import formats
 from results import Estimate, GpuUse, judging, load_study
 from results.statistics import score
 from tests.reports.conftest import site_of
@@ -208,7 +207,7 @@ def test_quality_runs_of_a_case_are_scored_together(view, learning):
 
     for case in view.study.quality_runs:
         values = [e.result.curve[-1].quality[0].value for e in case.ok_entries]
-        value = plain(formats.quality(score(values).value, ""))
+        value = written("quality(score, '')", score=score(values).value)
         assert re.search(rf"{re.escape(case.label)} {re.escape(value)} \[", shown)
         for index in range(5):
             assert 1 == shown.count(f"{case.label}, repetition {index} ")
@@ -274,8 +273,8 @@ def test_counts_of_the_window_have_a_column_per_case(view):
     ]
 
     assert ["Environment steps per second", "Actor idle share"] == heads
-    assert [formats.quality(mean, "1") for mean in means] == rates
-    assert [formats.percent(0.25)] * len(means) == shares
+    assert [written("quality(mean, '1')", mean=mean) for mean in means] == rates
+    assert ["25 %"] * len(means) == [*map(plain, shares)]
     assert counts.count('scope="col"') == 1 + len(means)
     assert counts.count("environment steps/s") == 1
 
@@ -299,6 +298,6 @@ def estimate(value, low, high):
     ],
 )
 def test_an_interval_has_the_digits_that_tell_its_ends(value, low, high, unit, shown):
-    found = formats.measured(estimate(value, low, high), unit)
+    of = {"metric": estimate(value, low, high), "unit": unit}
 
-    assert shown == tuple(map(plain, found))
+    assert " ".join(shown) == written("measured(metric, unit) | join(' ')", **of)

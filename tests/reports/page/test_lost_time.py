@@ -9,7 +9,6 @@ from synthetic import ALL_CONTROLS, Lost, interleaving_shape
 
 import reports
 from reports import render_section, view_store
-from reports.words import formats
 from results import Control, summary
 
 PARTS = {
@@ -40,7 +39,7 @@ def test_steps_of_all_cases_are_split_on_one_axis(page):
     section = rest.partition('<section id="lost-time"')[2].partition("</section>")[0]
 
     for backend in ("in_graph", "tf_mirrored"):
-        assert f"{backend}, 2 {formats.TIMES} 8: " in description
+        assert f"{backend}, 2 \N{MULTIPLICATION SIGN} 8: " in description
     for name in ("contention", "exposed communication", "input", "unexplained"):
         assert re.search(rf"{name} -?[\d.]+", description.partition(";")[0])
     assert "exposed communication" not in description.partition(";")[2]

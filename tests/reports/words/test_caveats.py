@@ -20,7 +20,6 @@ from study_files import with_blocks, with_environments
 from synthetic import Lost, interleaving_shape
 
 from reports import caveats_of, render_section, verdict, view_store
-from reports.words import formats
 from results import Store
 
 QUIET = {"foreign_cpu_fraction": 0.0}
@@ -48,7 +47,8 @@ def test_a_quiet_interleaved_study_with_an_aa_control_is_reliable(interleaved):
     for name in ("Sample", "Quiet machine", "Failures", "Cores"):
         assert "ok" == found[name], name
     assert re.search(
-        rf", measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\] \(n = 4; con",
+        r", measured twice: \d\.\d\d\N{MULTIPLICATION SIGN} \[\d\.\d+, \d\.\d+\]"
+        r" \(n = 4; con",
         _caveat(quiet, "Design")[1],
     )
 
@@ -113,7 +113,7 @@ def test_an_aa_control_that_is_far_from_its_case_is_not_reliable(make):
     far = view_store(make(num_rounds=6, repeats=4, noise=0.15, aa_factor=1.12))
     view = _with_halves(far, 0.02)
     level, reason = _caveat(view, "Design")
-    (ratio,) = re.findall(rf"measured twice: ([\d.]+){formats.TIMES}", reason)
+    (ratio,) = re.findall(r"measured twice: ([\d.]+)\N{MULTIPLICATION SIGN}", reason)
     apart = abs(math.log(float(ratio)))
 
     assert "ok" == level

@@ -1,5 +1,6 @@
 """A gate is written for terminals, pull requests, CI systems and programs."""
 
+import dataclasses
 import json
 import re
 from types import SimpleNamespace
@@ -9,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports import GATE_FORMATS, gate_record
-from reports.words import evidence
-from results import Evidence, judging, load_study
+from reports import (
+    GATE_FORMATS,
+    caveats_of,
+    gate_record,
+    limits,
+    verdict,
+    view_store,
+)
+from results import Evidence, Program, judging, load_study
 
 
 @pytest.fixture(scope="module")
@@ -114,48 +121,78 @@ def test_a_gate_without_any_trial_says_so(judged, synthetic):
 STEPS = 10
 
 
-def case(
-    replicas,
-    *,
-    step_sec=0.1,
-    said_sec=0.1,
-    number=STEPS,
-    busy=None,
-    of=Evidence.WINDOW,
-    advances=(),
-    status=None,
-    **fields,
-):
-    rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
-    rank.warmup_step_time_sec = ()
-    readings = SimpleNamespace(
-        evidence=of, busy_cores=busy, num_readings=number, advances=advances, remarks=()
-    )
-    result = SimpleNamespace(
-        readings=readings,
-        ranks=[rank],
-        window_sec=STEPS * said_sec,
-        num_measured_steps=STEPS,
-    )
-    spec = SimpleNamespace(num_replicas=replicas, device="cpu", global_batch_size=8)
-    entry = SimpleNamespace(result=result, is_ok=True, status=status)
-    return SimpleNamespace(
-        **{"spec": spec, "is_oversubscribed": False} | fields, ok_entries=[entry] * 3
-    )
+@pytest.fixture(scope="module")
+def printed(make, synthetic):
+    """Returns a function that shows a program by what its cases printed, and when."""
+    fields = {"backends": ("own",), "modes": (synthetic.WEAK,), "is_evaluated": False}
+    view = view_store(make(**fields))
+
+    def shown(cases, every=None):
+        per_line = "" if every is None else f"[every {every}]"
+        own = Program(command="a", metric=f"throughput{per_line}=x", unit="rows")
+        entries = (
+            trial(entry, own, **cases[entry.spec.num_replicas])
+            for entry in view.study.entries
+            if entry.spec.num_replicas in cases
+        )
+        plan = view.study.plan.model_copy(update={"program_code": {"": {"a": "b"}}})
+        study = dataclasses.replace(view.study, plan=plan, entries=tuple(entries))
+        return dataclasses.replace(view, study=study)
+
+    return shown
 
 
-def study(*cases, every=None):
-    program = SimpleNamespace(is_client=False, is_wall=False, steps_per_line=every)
-    program.metric = "throughput=x"
-    planned = [entry for one in cases for entry in one.ok_entries]
-    return SimpleNamespace(program=program, cases=cases, planned=planned)
+DEFAULTS = {
+    "step_sec": 0.1,
+    "said_sec": 0.1,
+    "number": STEPS,
+    "busy": None,
+    "of": Evidence.WINDOW,
+    "advances": (),
+    "duration_sec": 1e9,
+    "is_oversubscribed": False,
+    "device": "cpu",
+}
 
 
-def letter(found):
-    graded = evidence.grade(found)
-    assert graded is not None
-    assert bool(evidence.caveat(found)) == ("harness's clock" in graded.text)
-    return graded.letter
+def trial(entry, program, **fields):
+    """Returns a trial whose lines came a step apart, and say another time of it."""
+    of = SimpleNamespace(**DEFAULTS | fields)
+    rank = {"window_start_ns": 0, "window_end_ns": STEPS * of.step_sec * 1e9}
+    rank["warmup_step_time_sec"] = ()
+    readings = {"evidence": of.of, "busy_cores": of.busy, "num_readings": of.number}
+    cores = {"is_oversubscribed": of.is_oversubscribed}
+    changes = {
+        "result": {
+            "readings": SimpleNamespace(**readings, advances=of.advances, remarks=()),
+            "ranks": (entry.result.ranks[0].model_copy(update=rank),),
+            "window_sec": STEPS * of.said_sec,
+            "num_measured_steps": STEPS,
+        },
+        "status": {"duration_sec": of.duration_sec},
+        "env": {"placement": entry.trial.env.placement.model_copy(update=cores)},
+    }
+    records = {
+        name: getattr(entry.trial, name).model_copy(update=update)
+        for name, update in changes.items()
+    }
+    spec = {"program": program, "device": of.device}
+    spec = entry.spec.model_copy(update=spec)
+    records = dataclasses.replace(entry.trial, **records)
+    return dataclasses.replace(entry, spec=spec, trial=records)
+
+
+def doubt(view):
+    """Returns what the first screen says of the clock; empty for nothing."""
+    said = verdict(view).sentences
+    return "".join(of for of in said if of.startswith("The harness's clock"))
+
+
+def letter(view):
+    graded = caveats_of(view)[0]
+    assert "Evidence" == graded.name
+    assert bool(doubt(view)) == ("harness's clock" in graded.reason)
+    return re.match("grade ([A-D]) of A to D: ", graded.reason)[1]
 
 
 @settings(max_examples=200, deadline=None)
@@ -167,7 +204,7 @@ def letter(found):
     st.floats(2, 1e4) | st.floats(1e-4, 0.5),
 )
 def test_the_clock_of_the_harness_is_a_witness(
-    step_sec, per_line, how, overhead, wrong
+    printed, step_sec, per_line, how, overhead, wrong
 ):
     """An honest program is confirmed, however it counts; a claim that is off is not."""
     per_line = 1 if how == "each" else per_line
@@ -176,8 +213,8 @@ def test_the_clock_of_the_harness_is_a_witness(
 
     def found(said_sec):
         line_sec = step_sec * per_line * overhead
-        one = case(1, step_sec=line_sec, said_sec=said_sec, advances=(counted, 7))
-        return study(one, every=every)
+        one = {"step_sec": line_sec, "said_sec": said_sec, "advances": (counted, 7)}
+        return printed({1: one}, every)
 
     assert "B" == letter(found(step_sec))
     claimed = found(step_sec * overhead * wrong)
@@ -201,24 +238,25 @@ def test_the_clock_of_the_harness_is_a_witness(
         (0.1, 100.0, "D", "Then no figure is right; see --metric"),
     ],
 )
-def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, words):
-    found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
+def test_a_claim_beside_the_clock_is_said_in_words(
+    printed, line_sec, said_sec, grade, words
+):
+    found = printed({1: {}, 2: {"step_sec": line_sec, "said_sec": said_sec}})
 
     assert grade == letter(found)
-    text = evidence.caveat(found)
+    text = doubt(found)
     assert re.search(words.replace("[", r"\["), text), text
 
 
-def test_steps_that_take_longer_than_their_program_are_none():
-    status = SimpleNamespace(duration_sec=2.0)
-    one = case(1, said_sec=1.0, of=Evidence.ROWS, status=status)
+def test_steps_that_take_longer_than_their_program_are_none(printed):
+    long, short = (
+        printed({1: {"said_sec": of, "of": Evidence.ROWS, "duration_sec": 2.0}})
+        for of in (1.0, 0.1)
+    )
 
-    assert "D" == letter(study(one))
-    assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, status=status)))
-    assert "longer than the program ran" in evidence.caveat(study(one))
-
-
-GPU = SimpleNamespace(num_replicas=2, device="gpu")
+    assert "D" == letter(long)
+    assert "C" == letter(short)
+    assert "longer than the program ran" in doubt(long)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +272,7 @@ GPU = SimpleNamespace(num_replicas=2, device="gpu")
         ({"busy": 1.9}, {"busy": 1.0}, ""),
         ({"busy": 1.0, "is_oversubscribed": True}, {"busy": 1.0}, ""),
         ({"busy": 0.1}, {"busy": 1.0}, ""),
-        ({"busy": 1.0, "spec": GPU}, {"busy": 1.0}, ""),
+        ({"busy": 1.0, "device": "gpu"}, {"busy": 1.0}, ""),
         # The rate of one replica stands for half of the time between two numbers.
         (
             {"said_sec": 0.2},
@@ -256,8 +294,9 @@ GPU = SimpleNamespace(num_replicas=2, device="gpu")
         ({"said_sec": 0.3}, {}, ""),
     ],
 )
-def test_what_a_program_prints_is_doubted(two, one, said):
-    found = list(evidence._suspicions(case(2, **two), case(1, **one)))
+def test_what_a_program_prints_is_doubted(printed, two, one, said):
+    view = printed({1: one, 2: two})
+    found = [of for of in limits(view) if of.startswith("With 2 replicas the p")]
 
     assert bool(said) == bool(found)
     assert re.search(said, "".join(found))

@@ -9,14 +9,15 @@ import types
 import keras
 import pytest
 import small_fit
+from command_lines import install
 from fake_machine import set_cores
 from small_programs import WORKLOADS, build, match, sane
 
 import replicator
-from harness import PlanError
-from harness import catalog as harness_catalog
 from harness import main as run_harness
 from results import change_differences, loss_difference
+
+__all__ = ["install"]
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
@@ -172,28 +173,31 @@ def test_an_error_in_fit_is_raised_where_the_step_is_waited_for(monkeypatch):
         read()
 
 
-def test_backends_without_fit_are_refused_with_those_that_have_it():
-    info = harness_catalog.workload("keras_fit")
-    able = [
-        name
-        for name, backend in harness_catalog.BACKENDS.items()
-        if not backend.not_swept_because and "fit" not in backend.lacks
-    ]
+@pytest.mark.usefixtures("install")
+def test_backends_without_fit_are_refused_with_those_that_have_it(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
 
-    assert {"single", "in_graph", "multi_worker", "tf_mirrored"} <= set(able)
-    with pytest.raises(
-        PlanError,
-        match=r"^workload keras_fit does not work on backend 'async': its steps cannot "
-        r"be part of .*; use --backends single,in_graph,.*, or leave the workload out$",
-    ):
-        harness_catalog.check_backends(info, {}, [harness_catalog.backend("async")])
-    with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
-        harness_catalog.check_backends(
-            small_fit.WORKLOAD, {"loop": "fit"}, [harness_catalog.backend("async")]
-        )
-    harness_catalog.check_backends(
-        small_fit.WORKLOAD, {"loop": "run"}, [harness_catalog.backend("async")]
+    def planned(*options):
+        words = ("sweep", "--dry-run", "--replicas=1,2", "--mode=weak")
+        code = run_harness((*words, "--backends=async", *options))
+        return code, capsys.readouterr().err
+
+    code, err = planned("--workload=keras_fit", "--preset=smoke")
+    refused = re.fullmatch(
+        r"error: workload keras_fit does not work on backend 'async': its steps cannot"
+        r" be part of .*; use --backends (single,in_graph,.*), or leave the workload"
+        r" out\n",
+        err,
     )
+    assert 2 == code
+    assert {"multi_worker", "tf_mirrored"} <= set(refused[1].split(","))
+    code, err = planned("--workload=small_fit:WORKLOAD", "--option=loop=fit")
+    assert 2 == code
+    assert "option loop='fit' does not work on backend" in err
+    code, err = planned("--workload=small_fit:WORKLOAD", "--option=loop=run")
+    assert 0 == code, err
 
 
 def test_the_control_without_update_is_left_out_with_a_note(

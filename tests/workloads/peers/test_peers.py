@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from command_lines import overridden
 from small_programs import build_whole
 from study_files import lines_of
 
-from harness import ExitCode, PlanError, catalog
+from harness import ExitCode, PlanError, main
 from harness.client.scaling_client import rank_path
 from harness.command import peers
 from results import Control
@@ -227,52 +228,50 @@ def test_the_paths_of_variables_are_those_of_attributes():
 
 
 # Programs of peers, and what is said of what they do not implement.
-UNSUPPORTED = """
-jax resnet50 float32 synthetic ->
-jax resnet50 float32 cifar10 -> data 'cifar10', but reads digits and synthetic only
-torch_ddp resnet50 mixed_bfloat16 digits ->
-jax resnet50 mixed_bfloat16 digits -> bfloat16', but implements 'float32' only
-torch_ddp resnet50 mixed_float16 digits -> implements 'float32' and 'mixed_bfloat16'
+LACKS = """
+jax --data=synthetic ->
+jax --data=cifar10 -> data 'cifar10', but reads digits and synthetic only
+torch_ddp --option=compute_dtype=mixed_bfloat16 ->
+jax --option=compute_dtype=mixed_bfloat16 -> option compute_dtype='mixed_bfloat16', but\
+ implements 'float32' only
+torch_ddp --option=compute_dtype=mixed_float16 -> option compute_dtype='mixed_float16',\
+ but implements 'float32' and 'mixed_bfloat16' only
+jax --workload=d4pg -> workload d4pg, but has resnet50 and sngan only
+jax --device=gpu -> device 'gpu', but runs on CPUs only
+jax --set=steps-per-sync=4 -> --set steps-per-sync=4, but reads each loss
 """
 
 
-@pytest.mark.parametrize("row", UNSUPPORTED.strip().splitlines())
-def test_what_a_peer_does_not_implement_is_known(row):
+FEATURES = """{"featuresDict": {"features": {
+ "image": {"pythonClassName": "tensorflow_datasets.core.features.image_feature.Image",
+           "image": {"dtype": "uint8", "shape": {"dimensions": ["32", "32", "3"]}}},
+ "label": {"pythonClassName": "tensorflow_datasets.core.features.ClassLabel"}
+}}}"""
+
+
+@pytest.mark.parametrize("row", LACKS.strip().splitlines())
+def test_what_a_peer_lacks_is_refused(row, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    prepared = tmp_path / "cifar10" / "3.0.2"
+    prepared.mkdir(parents=True)
+    for name in ("features", "dataset_info"):
+        (prepared / f"{name}.json").write_text(FEATURES)
     given, _, message = row.partition(" ->")
-    peer, workload, dtype, data = given.split()
-    config = WORKLOADS[workload].make_config("laptop", {"compute_dtype": dtype})
-    found = catalog.unsupported(catalog.PEERS[peer].programs[workload], config, data)
-    assert message.strip() in found
-    assert bool(message) == bool(found)
+    peer, *options = given.split()
+    words = ("sweep", "--dry-run", "--preset=laptop", "--replicas=1,2", "--mode=weak")
+    words = (*words, "--workload=resnet50", f"--backends=in_graph,{peer}")
+    code = main(overridden(words, *options))
+    said = (
+        f"error: backend {peer!r} does not have{message}; leave it out of --backends\n"
+    )
+
+    assert (ExitCode.USAGE if message else ExitCode.OK) == code
+    assert bool(message) == (said == capsys.readouterr().err)
 
 
 def trial(backend="jax", revision=""):
     return SimpleNamespace(spec=SimpleNamespace(backend=backend, revision=revision))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"workload": "d4pg"},
-            "'jax' does not have workload d4pg, but has resnet50 an",
-        ),
-        ({"data": "cifar10"}, "'jax' does not have data 'cifar10'"),
-        ({"device": "gpu"}, "'jax' does not have device 'gpu'"),
-        ({"steps_per_sync": 4}, "--set steps-per-sync=4, but reads each loss"),
-    ],
-)
-def test_what_a_peer_lacks_is_refused(fields, message):
-    given = {"data": "digits", "device": "cpu", "steps_per_sync": None} | fields
-    with pytest.raises(PlanError, match=re.escape(message)) as caught:
-        peers.check(
-            catalog.workload(given.pop("workload", "resnet50")),
-            [catalog.backend("in_graph"), catalog.backend("jax")],
-            preset="laptop",
-            options={},
-            **given,
-        )
-    assert str(caught.value).endswith("leave it out of --backends")
 
 
 @pytest.mark.parametrize(
@@ -287,19 +286,18 @@ def test_what_a_peer_lacks_is_refused(fields, message):
 def test_a_peer_that_cannot_start_is_refused(
     tmp_path, launcher, revision, stamp, message
 ):
-    peer = catalog.PEERS["jax"]
-    lock = tmp_path / peer.lock
+    lock = tmp_path / "workloads" / "peers" / "jax" / "requirements.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("jax==0\n")
-    folder = peers.environment_of(tmp_path, peer)
-    folder.mkdir(parents=True)
+    installed = tmp_path / "build" / "peers" / "jax" / ".installed"
+    installed.parent.mkdir(parents=True)
     if stamp is not None:
-        (folder / peers.STAMP).write_text(stamp)
+        installed.write_text(stamp)
     planned = [trial("in_graph", "old"), trial("jax", revision)]
     with pytest.raises(PlanError, match=re.escape(message)):
         peers.check_environments(planned, launcher, "local", tmp_path)
 
-    (folder / peers.STAMP).write_text(peers.lock_digest(tmp_path, peer))
+    installed.write_text("aeee6ccab480baed0fde")  # the digest of that lock
     peers.check_environments([trial()], "local", "local", tmp_path)
 
 
@@ -332,8 +330,8 @@ def test_first_losses_agree_or_the_step_that_does_not_is_named(
 ):
     spec = SimpleNamespace(num_warmup_steps=3, control=Control.NONE, num_replicas=1)
     exported = {"losses": ours, "config": {"compute_dtype": dtype}}
-    (tmp_path / catalog.EXPORT_SETTINGS).write_text(json.dumps(exported))
-    monkeypatch.setenv(catalog.EXPORT_VARIABLE, str(tmp_path))
+    (tmp_path / "settings.json").write_text(json.dumps(exported))
+    monkeypatch.setenv("REPLICATOR_HARNESS_EXPORT", str(tmp_path))
     path = rank_path(tmp_path, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     times = {"kind": "step", "phase": "warmup", "start_ns": 0, "end_ns": 1}
@@ -353,22 +351,16 @@ def test_first_losses_agree_or_the_step_that_does_not_is_named(
     reason="other frameworks are in environments of their own: make test-peers",
 )
 @pytest.mark.parametrize(
-    ("workload", "data", "minutes", "dtype"),
+    ("workload", "data", "minutes", "dtype", "own"),
     [
-        ("resnet50", "synthetic", "3", "float32"),
-        ("resnet50", "digits", "1", "mixed_bfloat16"),
-        ("sngan", "digits", "1", "float32"),
+        ("resnet50", "synthetic", "3", "float32", {"jax", "torch_ddp"}),
+        ("resnet50", "digits", "1", "mixed_bfloat16", {"torch_ddp"}),
+        ("sngan", "digits", "1", "float32", {"jax", "torch_ddp"}),
     ],
 )
 def test_peers_repeat_our_first_losses_and_are_measured(
-    tmp_path, workload, data, minutes, dtype
+    tmp_path, workload, data, minutes, dtype, own
 ):
-    own = {
-        name
-        for name, peer in catalog.PEERS.items()
-        if workload in peer.programs
-        and dtype in peer.programs[workload]["compute_dtype"]
-    }
     done = subprocess.run(
         [
             *(sys.executable, "-m", "harness", "sweep", "--workload", workload),
