@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from reports.view import NUM_SERIES, series_of
@@ -126,13 +124,6 @@ def page_style() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
-
-
-def new_axes(width: float, height: float) -> Axes:
-    """Returns the axes of a new figure, in points; without pyplot nothing is global."""
-    figure = Figure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH))
-    FigureCanvasSVG(figure)
-    return figure.add_subplot()
 
 
 def short(text: str) -> str:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import matplotlib as mpl
 import pandas as pd
 from markupsafe import Markup, escape
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from reports.charts import style
@@ -24,7 +26,6 @@ from results.statistics.estimates import Estimate
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PADDING: Final = 2.9
 """In points, around what is drawn."""
@@ -74,10 +75,10 @@ def draw(
     """Draws a figure of a page, in the style of the report, as an ``<svg>`` element."""
     buffer = io.StringIO()
     with style.page_style(), mpl.rc_context({"svg.hashsalt": slug}):
-        axes = style.new_axes(*size)
-        draw_on(axes)
-        figure = axes.get_figure(root=True)
-        assert figure is not None
+        width, height = (points / style.POINTS_PER_INCH for points in size)
+        figure = Figure(figsize=(width, height))
+        FigureCanvasSVG(figure)  # without pyplot, nothing is global
+        draw_on(figure.add_subplot())
         figure.dpi = style.POINTS_PER_INCH  # as it is while an SVG is drawn
         _shorten_texts(figure)
         figure.tight_layout(pad=PADDING / style.FONT_SIZE)

@@ -91,9 +91,8 @@ def _environment() -> jinja2.Environment:
 def render_text(source: str, **context: Any) -> Markup:
     """Renders a template of a plugin's section, given as text.
 
-    In it, ``formats`` writes numbers as the page does, by its functions ``seconds``,
-    ``percent`` and others. ``context`` has what the template names; everything but
-    Markup is escaped.
+    In it, ``formats`` writes numbers as the page does: ``formats.seconds(slowest)``.
+    ``context`` has what the template names; everything but Markup is escaped.
     """
     text = _environment().from_string(source).render(**context)
     return Markup(text)  # noqa: S704  # jinja2 has escaped what needed it

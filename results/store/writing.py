@@ -291,12 +291,11 @@ def read_holder(root: pathlib.Path) -> int | None:
 def lock_study(root: pathlib.Path) -> Iterator[None]:
     """Owns the study in folder ``root`` while the ``with`` block runs; never waits.
 
-    Take it around what you write by ``Store``: no sweep writes there meanwhile.
-
-    Raises StudyLockedError or StudyInUseElsewhereError where a process of this machine
-    or of another one owns the study, WriteStoreError where the lock cannot be written.
-    In the block, a write raises StudyLostError if another machine has taken the study
-    over from this process, because it was suspended for a minute.
+    Take it around what you write by ``Store``: no sweep writes there meanwhile. Raises
+    StudyLockedError or StudyInUseElsewhereError where a process of this machine or of
+    another one owns the study, WriteStoreError where the lock cannot be written. In the
+    block, a write raises StudyLostError if another machine has taken the study over,
+    since this process was suspended for a minute.
     """
     lock = -1
     try:

@@ -155,11 +155,8 @@ def log_rates(results: Mapping[Key, Fields]) -> Logs:
 
 def _throughput(raws: Raws, case: Case) -> Figure | None:
     rates = log_rates(_results(raws, case.ok_entries))
-    return (
-        over_rounds([[*rates_of.values()] for rates_of in rates.values()])
-        if rates
-        else None
-    )
+    logs = [[*rates_of.values()] for rates_of in rates.values()]
+    return over_rounds(logs) if logs else None
 
 
 def _ratio(raws: Raws, first: Case, second: Case) -> Figure | None:
@@ -216,10 +213,8 @@ def over_rounds(logs: Sequence[Sequence[float]]) -> Figure:
 
 def over_groups(groups: Sequence[Sequence[float]]) -> Figure:
     """Returns the difference of two means that share no repetitions, by Welch's t."""
-    centre, n = (
-        statistics.fmean(groups[0]) - statistics.fmean(groups[1]),
-        min(map(len, groups)),
-    )
+    first, second = map(statistics.fmean, groups)
+    centre, n = first - second, min(map(len, groups))
     if n == 1:
         return Figure(centre, None, 1)
     squares = [statistics.variance(group) / len(group) for group in groups]
@@ -241,10 +236,8 @@ def _loss_difference(study: Study, match: equivalence.Match, raws: Raws) -> floa
     losses = []
     for trial_id, spec in ((each.trial_id, each.spec) for each in planned):
         is_same = spec.global_batch_size == match.global_batch_size
-        is_own = (spec.backend, spec.num_replicas) == (
-            match.backend,
-            match.num_replicas,
-        )
+        own = match.backend, match.num_replicas
+        is_own = own == (spec.backend, spec.num_replicas)
         if is_same and (is_own or spec.num_devices == 1):
             ranks = [rank["losses"] for rank in raws[trial_id].result["ranks"]]
             losses.append(
@@ -309,10 +302,8 @@ class Check:
 
     def num_recomputed(self, *kinds: str) -> int:
         """Returns how many values were compared, of these kinds or of all."""
-        kinds_counted = (
-            kind for kind in self.kinds.values() if not kinds or kind.kind in kinds
-        )
-        return sum(kind.num_recomputed for kind in kinds_counted)
+        chosen = self.kinds.keys() & kinds if kinds else self.kinds
+        return sum(self.kinds[kind].num_recomputed for kind in chosen)
 
 
 def _is_close(stated: Any, derived: Any, tolerance: float) -> bool:
@@ -328,13 +319,11 @@ def _is_close(stated: Any, derived: Any, tolerance: float) -> bool:
 
 
 def verify_study(store: Store) -> Check:
-    """Recomputes records and headline figures of a study from raw observations.
+    """Recomputes records and headline figures of a study by other code.
 
-    By other code than that which made them. What differs is in ``differences``, what
-    has no raw observations in ``missing``; a study with both empty is verified. Files,
-    gate and page are compared by the subcommand ``verify`` only.
-
-    Raises ResultsError for a study that cannot be read.
+    ``differences`` has what raw observations contradict, ``missing`` what has none; a
+    study with both empty is verified. Only the subcommand ``verify`` compares files,
+    gate and page too. Raises ResultsError for a study that cannot be read.
     """
     study, check = load_study(store), Check()
     for problem in study.problems:

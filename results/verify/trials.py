@@ -101,9 +101,8 @@ def _compare_records(
         reason = block.pop("discard_reason", "")
         if own["is_discarded"] is None:
             check.lack(_RECORDS, f"{label} block {index}: no blocks.jsonl")
-            own["is_discarded"] = block["is_discarded"] = bool(
-                reason
-            )  # nothing else says so
+            # Nothing else says so.
+            own["is_discarded"] = block["is_discarded"] = bool(reason)
             for name in (*_LOADS, "gpus"):
                 block.pop(name, None)
         else:
@@ -215,9 +214,8 @@ def _derive(
     }
     if first["reading"]:
         (only,) = ranks
-        return RawTrial(
-            result | _reading_fields(only, facts, num_warmup_steps), is_done
-        )
+        result |= _reading_fields(only, facts, num_warmup_steps)
+        return RawTrial(result, is_done)
     if is_independent:
         batches = (each["facts"][0]["global_batch_size"] for each in ranks)
         result["global_batch_size"] = sum(batches)
@@ -373,11 +371,8 @@ def _curve(first: Rank, batch: int) -> list[Fields]:
 
 def _reading_fields(lines: Rank, facts: Fields, num_warmup: int) -> Fields:
     """Returns the rest of the result of a program that printed numbers."""
-    (used,), batch, replicas = (
-        lines["used"],
-        facts["global_batch_size"],
-        facts["num_replicas"],
-    )
+    (used,), batch = lines["used"], facts["global_batch_size"]
+    replicas = facts["num_replicas"]
     seconds_of: Callable[[float], float] = {
         "step_time": lambda value: value,
         "step_time_ms": lambda value: value / 1000,

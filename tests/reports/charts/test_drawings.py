@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from command_lines import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from study_files import with_results
@@ -20,7 +19,7 @@ from synthetic import Lost, interleaving_shape
 import reports
 from replicator import catalog
 from reports import render_section, view_store
-from results import Estimate, points_frame
+from results import points_frame
 
 mpl.use("agg")
 NAN = math.nan
@@ -404,25 +403,6 @@ def test_data_in_a_link_are_a_table_without_empty_columns(complete, failed):
     assert "efficiency" in link
     assert "train_time_sec" not in link
     assert [] == nothing
-
-
-@pytest.mark.parametrize(
-    ("write", "numbers", "expected"),
-    [
-        ("percent", (0.062, 0.058, 0.064), "6.2 % [5.8, 6.4]"),
-        ("percent", (0.8, 0.5, 1.3), "80 % [50, 130]"),
-        ("times", (1.5701, 0.95, 2.59), "1.57x [0.95, 2.59]"),
-        ("times", (1.0012, 1.0009, 1.0015), "1.0012x [1.0009, 1.0015]"),
-        ("significant", (862.0, 861.7, 862.4), "862.0 [861.7, 862.4]"),
-        ("seconds", (7.821, 7.819, 7.823), "7.821 s [7.819, 7.823]"),
-    ],
-)
-def test_digits_follow_the_interval(write, numbers, expected):
-    value, low, high = numbers
-    estimate = Estimate(value=value, low=low, high=high, n=3, unit="", method="")
-    text = written(f"estimate(estimate, formats.{write})", estimate=estimate)
-
-    assert expected == text.replace("\N{MULTIPLICATION SIGN}", "x")
 
 
 def test_modest_intervals_are_whole_and_absurd_ones_squeeze_nothing(limits):

@@ -9,7 +9,7 @@ from command_lines import plain, visible, written
 
 import reports
 from reports import gate_record, render_section, verdict, view_store
-from results import Estimate, GpuUse, judging, load_study
+from results import GpuUse, judging, load_study
 from results.statistics import score
 from tests.reports.conftest import site_of
 
@@ -277,27 +277,3 @@ def test_counts_of_the_window_have_a_column_per_case(view):
     assert ["25 %"] * len(means) == [*map(plain, shares)]
     assert counts.count('scope="col"') == 1 + len(means)
     assert counts.count("environment steps/s") == 1
-
-
-def estimate(value, low, high):
-    return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
-
-
-@pytest.mark.parametrize(
-    ("value", "low", "high", "unit", "shown"),
-    [
-        (861.83, 861.67, 861.99, "return", ("861.8 return", "[861.7, 862.0]")),
-        (861.83, 640.0, 862.0, "return", ("862 return", "[640, 862]")),
-        (861.83, 861.83, 861.83, "return", ("862 return", "[862, 862]")),
-        (
-            *(861.83, 861.829999, 861.830001, "return"),
-            ("861.830 return", "[861.830, 861.830]"),
-        ),
-        # Ratios keep their percentages.
-        (0.9, 0.89, 0.91, "ratio", ("90 %", "[89, 91]")),
-    ],
-)
-def test_an_interval_has_the_digits_that_tell_its_ends(value, low, high, unit, shown):
-    of = {"metric": estimate(value, low, high), "unit": unit}
-
-    assert " ".join(shown) == written("measured(metric, unit) | join(' ')", **of)

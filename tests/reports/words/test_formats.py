@@ -16,6 +16,13 @@ from harness import main
 from reports import as_csv, build_report, render_section, view_store
 from results import Estimate, QualityMetric
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+BOTH = "| join(' ')"
+
+
+def estimate(value, low, high):
+    return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
+
 
 @pytest.mark.parametrize(
     ("expression", "expected"),
@@ -50,10 +57,47 @@ from results import Estimate, QualityMetric
         ("interval(0.99, 1.1, formats.seconds)", "[990 ms, 1.10 s]"),
         # A score has no unit to write: neither 325 % nor 3.25 1.
         ("quality(3.25, '1')", "3.25"),
+        # Digits follow the interval, so that they tell its ends.
+        ("estimate(of(0.062, 0.058, 0.064), formats.percent)", "6.2 % [5.8, 6.4]"),
+        ("estimate(of(0.8, 0.5, 1.3), formats.percent)", "80 % [50, 130]"),
+        (
+            "estimate(of(1.5701, 0.95, 2.59), formats.times)",
+            f"1.57{TIMES} [0.95, 2.59]",
+        ),
+        (
+            "estimate(of(1.0012, 1.0009, 1.0015), formats.times)",
+            f"1.0012{TIMES} [1.0009, 1.0015]",
+        ),
+        (
+            "estimate(of(862.0, 861.7, 862.4), formats.significant)",
+            "862.0 [861.7, 862.4]",
+        ),
+        (
+            "estimate(of(7.821, 7.819, 7.823), formats.seconds)",
+            "7.821 s [7.819, 7.823]",
+        ),
+        (
+            f"measured(of(861.83, 861.67, 861.99), 'return') {BOTH}",
+            "861.8 return [861.7, 862.0]",
+        ),
+        (
+            f"measured(of(861.83, 640.0, 862.0), 'return') {BOTH}",
+            "862 return [640, 862]",
+        ),
+        (
+            f"measured(of(861.83, 861.83, 861.83), 'return') {BOTH}",
+            "862 return [862, 862]",
+        ),
+        (
+            f"measured(of(861.83, 861.829999, 861.830001), 'return') {BOTH}",
+            "861.830 return [861.830, 861.830]",
+        ),
+        # Ratios keep their percentages.
+        (f"measured(of(0.9, 0.89, 0.91), 'ratio') {BOTH}", "90 % [89, 91]"),
     ],
 )
 def test_numbers_have_few_digits_and_their_units(expression, expected):
-    assert expected == written(expression, inf=math.inf)
+    assert expected == written(expression, inf=math.inf, of=estimate)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +131,7 @@ def test_every_backend_of_the_catalogue_is_described(make, synthetic, capsys):
 @given(log=st.floats(-1, 1), below=st.floats(0, 0.5), above=st.floats(0, 0.5))
 def test_a_direction_in_words_has_no_sign_of_its_own(log, below, above):
     low, high = math.exp(log - below), math.exp(log + above)
-    change = Estimate(value=math.exp(log), low=low, high=high, n=5, unit="", method="")
+    change = estimate(math.exp(log), low, high)
     figures, _, word = written("longer(change)", change=change).rpartition(" ")
     value, _, ends = figures.partition(" % ")
     first, last = (float(of) for of in ends.strip("[]").split(","))

@@ -20,14 +20,13 @@ from study_files import edit_record
 from results import Control, Measuring, Store, load_study, verify_study
 
 MS = 1_000_000
-LOAD = {
+RECORDED = {
     "foreign_cpu_fraction": 0.01,
-    "foreign_resolution": 0.02,
     "stolen_cpu_fraction": 0.0,
-    "stolen_resolution": 0.02,
     "run_delay_sec": 0.001,
     "num_throttled": 0,
 }
+LOAD = RECORDED | {"foreign_resolution": 0.02, "stolen_resolution": 0.02}
 GPU = {"index": 1, "num_foreign_processes": 0, "slowed_by": ["power limit"]}
 USED = {
     "user_sec": 0.5,
@@ -80,11 +79,6 @@ def rank_lines():
     ]
 
 
-RECORDED = (
-    *("foreign_cpu_fraction", "stolen_cpu_fraction", "run_delay_sec", "num_throttled"),
-)
-
-
 def without_blocks(lines):
     return [line for line in lines if line["kind"] != "turn"]
 
@@ -92,13 +86,12 @@ def without_blocks(lines):
 def recorded(lines):
     """Returns what is recorded of a process that wrote these lines."""
     steps = [line for line in lines if line["kind"] == "step"]
-    blocks = [dict(line) for line in lines if line["kind"] == "turn"]
+    blocks = [line | RECORDED for line in lines if line["kind"] == "turn"]
     seconds = [(step["end_ns"] - step["start_ns"]) / 1e9 for step in steps]
     times = {"start_ns": steps[3]["start_ns"], "end_ns": steps[-1]["end_ns"]}
     spans = blocks or [times]
     window_ns = sum(span["end_ns"] - span["start_ns"] for span in spans)
     for line in blocks:
-        line |= {name: LOAD[name] for name in RECORDED}
         del line["kind"]
     rank = {
         "rank": 0,
