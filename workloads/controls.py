@@ -6,6 +6,7 @@ its own.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -67,25 +68,31 @@ class InputOnlyProgram(Delegating):
         return (SanityCheck("input_only", is_passed=True, detail=detail),)
 
 
-class ReusingReplicator(Delegating):
+class _OtherInputs(Delegating):
+    """A replicator whose pipelines read other batches than an input function returns.
+
+    ``batches`` makes them, of the function and the context of a pipeline.
+    """
+
+    batches: Callable[..., tf.data.Dataset]
+
+    def make_input_iterator(self, input_fn: Any, *args: Any, **options: Any) -> Any:
+        batches = functools.partial(self.batches, input_fn)
+        return self.original.make_input_iterator(batches, *args, **options)
+
+
+class ReusingReplicator(_OtherInputs):
     """A replicator whose pipelines repeat the first batch of each replica, from memory.
 
     What a case takes longer is the input that its steps wait for. The copy from the
     host to another device stays in the step.
     """
 
-    def make_input_iterator(
-        self,
-        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
-        *args: Any,
-        **options: Any,
-    ) -> replicator.InputIterator:
-        def reusing_fn(context: replicator.InputContext) -> tf.data.Dataset:
-            # A pipeline feeds its replicas in turn, so each gets its own batch again.
-            num_fed = context.num_replicas_in_sync // context.num_input_pipelines
-            return input_fn(context).take(num_fed).cache().repeat()
-
-        return self.original.make_input_iterator(reusing_fn, *args, **options)
+    @staticmethod
+    def batches(input_fn: Any, context: replicator.InputContext) -> Any:
+        # A pipeline feeds its replicas in turn, so each gets its own batch again.
+        num_fed = context.num_replicas_in_sync // context.num_input_pipelines
+        return input_fn(context).take(num_fed).cache().repeat()
 
 
 class NotUpdatingReplicator(Delegating):
@@ -141,19 +148,23 @@ SKETCH_SIZE: Final = 64
 """Numbers of a sketch: its length is that of all elements to about 9 %."""
 
 
-class MatchingReplicator(Delegating):
+class MatchingReplicator(_OtherInputs):
     """A replicator whose pipelines divide the global batches of one pipeline."""
 
-    def make_input_iterator(
-        self,
-        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
-        *args: Any,
-        **options: Any,
-    ) -> replicator.InputIterator:
-        def share_of(context: replicator.InputContext) -> tf.data.Dataset:
-            return _share(input_fn(replicator.InputContext()), context)
+    @staticmethod
+    def batches(input_fn: Any, context: replicator.InputContext) -> Any:
+        num_replicas = context.num_replicas_in_sync
+        num_fed = num_replicas // context.num_input_pipelines
+        first = context.input_pipeline_id * num_fed
 
-        return self.original.make_input_iterator(share_of, *args, **options)
+        def divide(*parts: Any) -> Any:  # map unpacks a tuple
+            return tf.nest.map_structure(
+                lambda v: _by_replica(v, num_replicas)[first : first + num_fed],
+                parts[0] if len(parts) == 1 else parts,
+            )
+
+        whole = input_fn(replicator.InputContext())
+        return whole.map(divide).unbatch()
 
     def wrap_optimizer(self, *args: Any, **options: Any) -> Any:
         wrapped = self.original.wrap_optimizer(*args, **options)
@@ -168,21 +179,6 @@ class _DenseGradients(_OtherUpdates):
         return self.original.apply_gradients(
             [(tf.convert_to_tensor(g), variable) for g, variable in grads_and_vars]
         )
-
-
-def _share(whole: tf.data.Dataset, context: replicator.InputContext) -> tf.data.Dataset:
-    """Returns the batches of a pipeline's replicas, out of global batches."""
-    num_replicas = context.num_replicas_in_sync
-    num_fed = num_replicas // context.num_input_pipelines
-    first = context.input_pipeline_id * num_fed
-
-    def divide(*parts: Any) -> Any:  # map unpacks a tuple
-        return tf.nest.map_structure(
-            lambda values: _by_replica(values, num_replicas)[first : first + num_fed],
-            parts[0] if len(parts) == 1 else parts,
-        )
-
-    return whole.map(divide).unbatch()
 
 
 def _by_replica(values: tf.Tensor, num_replicas: int) -> tf.Tensor:

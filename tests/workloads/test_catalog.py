@@ -107,6 +107,52 @@ def test_presets_for_gpus_promise_what_others_do_not():
         assert ("off", True) == (found.jit, found.tf32)
 
 
+# Of a preset's data, batch and settings: Goyal 2017, 5.1; Tassa et al. 2018, section 5,
+# and the D4PG paper where that says nothing.
+PAPERS = {
+    "resnet50": {
+        "data": "imagenet2012",
+        "per_replica_batch_size": 32,
+        "image_size": 224,
+        "version": "v1.5",
+        "zero_gamma": True,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "learning_rate_per_256": 0.1,
+        "lr_warmup_epochs": 5.0,
+        "shuffle_buffer_size": 16_384,
+        "num_input_threads": 8,
+    },
+    "d4pg": {
+        "num_atoms": 101,
+        "lowest_return": -150.0,
+        "highest_return": 150.0,
+        "policy_layers": (300, 200),
+        "critic_layers": (400, 300),
+        "num_return_steps": 5,
+        "discount": 0.99,
+        "target_update_period": 100,
+        "num_actors": 32,
+        "noise_low": 1 / 32,
+        "noise_high": 1.0,
+        "replay": "prioritized",
+        "priority_exponent": 0.6,
+        "replay_capacity": 10**6,
+        "policy_learning_rate": 1e-4,
+        "critic_learning_rate": 1e-4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_preset_of_a_paper_has_its_values(name):
+    (preset,) = (of for of in WORKLOADS[name].presets if of.name == "paper")
+    paper, expected = WORKLOADS[name].make_config("paper", {}), PAPERS[name]
+    found = {n: getattr(paper, n, getattr(preset, n, None)) for n in expected}
+
+    assert expected == found
+
+
 # Options of workloads, whose values are JSON, and what is said of them.
 REFUSED = r"""
 resnet50 image_size=65 -> image_size=65 must be a multiple of 32

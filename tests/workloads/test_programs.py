@@ -67,7 +67,6 @@ def test_precision_and_pipelines_follow_the_device(name, monkeypatch):
 
 def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
     """Workers that only serve TensorFlow keep its default; CPUs have no TF32."""
-
     served = replicator.create("single")
     monkeypatch.setattr(type(served), "num_programs", 1)
     monkeypatch.setattr(served, "num_workers", 2)

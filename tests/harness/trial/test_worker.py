@@ -35,7 +35,6 @@ NEVER = {"external_writes": "never"}
         ("tf_mirrored", Control.NONE, {}),
         ("dtensor", Control.NONE, {"mesh": {"batch": 2, "model": 2}, "layout": {}}),
         ("in_graph", Control.NOSYNC, NEVER | {"without_communication": True}),
-        ("in_graph", Control.SYNTHETIC, NEVER),
         # The number of replicas of the trial is that of its programs.
         ("single", Control.INDEPENDENT, {"num_replicas": 1}),
     ],

@@ -11,7 +11,6 @@ import small_programs
 import tensorflow as tf
 
 import replicator
-from workloads import WORKLOADS
 from workloads.d4pg import StarvedReplayError
 
 # Of steps 5, 10, 15 and 20.
@@ -209,33 +208,6 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
     np.testing.assert_equal(
         made.training.policy_weights(), other.training.policy_weights()
     )
-
-
-PAPER = {
-    "num_atoms": 101,
-    "lowest_return": -150.0,
-    "highest_return": 150.0,
-    "policy_layers": (300, 200),
-    "critic_layers": (400, 300),
-    "num_return_steps": 5,
-    "discount": 0.99,
-    "target_update_period": 100,
-    "num_actors": 32,
-    "noise_low": 1 / 32,
-    "noise_high": 1.0,
-    "replay": "prioritized",
-    "priority_exponent": 0.6,
-    "replay_capacity": 10**6,
-    "policy_learning_rate": 1e-4,
-    "critic_learning_rate": 1e-4,
-}
-
-
-def test_paper_values_are_the_control_suite_paper_s():
-    """Tassa et al. 2018, section 5, and the D4PG paper where that says nothing."""
-    paper = WORKLOADS["d4pg"].make_config("paper", {})
-
-    assert {name: getattr(paper, name) for name in PAPER} == PAPER
 
 
 def figures(made, *reads, pauses=(), num_processes=1):

