@@ -17,7 +17,14 @@ import pytest
 import study_files
 from study_files import edit_record
 
-from results import Control, Measuring, Store, load_study, verify_study
+from results import (
+    Control,
+    Measuring,
+    Store,
+    load_study,
+    points_frame,
+    verify_study,
+)
 
 MS = 1_000_000
 RECORDED = {
@@ -365,10 +372,14 @@ def test_intervals_are_what_other_code_says(write_study, numbers, fields, spread
     for logs in drawn(numbers, spread):
         lines = lines_of(logs, is_interleaved="num_rounds" in fields)
         trials.append((lines, {"rank_0.jsonl": lines}))
-    check = verify_study(write_study(trials, **fields))
+    store = write_study(trials, **fields)
+    check = verify_study(store)
+    frame = points_frame(store).query("quantity == 'throughput' and kind == 'estimate'")
+    (stated,) = frame["method"]
 
     assert not check.differences
     assert 1 == check.kinds["throughput"].num_recomputed
+    assert ("widened" in stated) == ("target" in fields and len(numbers) > 5)
 
 
 RATIOS = {"ratios of backends", "A/A control"}
