@@ -16,87 +16,66 @@ from harness import main
 from reports import as_csv, build_report, render_section, view_store
 from results import Estimate, QualityMetric
 
-TIMES = "\N{MULTIPLICATION SIGN}"
-BOTH = "| join(' ')"
-
 
 def estimate(value, low, high):
     return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("significant(46.75)", "46.8"),
-        ("significant(1234.5)", "1 234"),
-        ("significant(0.01234)", "0.0123"),
-        ("significant(0)", "0"),
-        ("significant(9.999)", "10.0"),
-        # A hundred zeros leave no room for a figure; the unit of a metric can be long.
-        ("significant(1e100)", "1.00e+100"),
-        ("significant(1e-300)", "1.00e-300"),
-        ("significant(inf)", "inf"),
-        ("percent(-1e99)[:3]", "-1."),
-        ("times(1e100)[:5]", "1.00e"),
-        ("seconds(0.3021)", "302 ms"),
-        ("seconds(12.34)", "12.3 s"),
-        # Nothing is less than zero by rounding: -0.001 % is 0 %, and -0.6 % is -1 %.
-        ("percent(-1e-5)", "0 %"),
-        ("percent(0.0)", "0 %"),
-        ("percent(-0.006)", "-1 %"),
-        ("ratio(-1e-3)", "0.00"),
-        # Small changes have no sign of their own.
-        ("signed_percent(-1e-5)", "0.0 %"),
-        ("signed_percent(-0.05)", "-5.0 %"),
-        # No p-value is zero.
-        ("p_value(0.0004)", "< 0.001"),
-        ("p_value(0.0)", "< 0.001"),
-        ("p_value(0.0416)", "0.042"),
-        # The unit of an interval is its figure's, unless its ends have two.
-        ("with_interval(0.9, 0.88, 0.92, formats.percent)", "90 % [88, 92]"),
-        ("interval(0.99, 1.1, formats.seconds)", "[990 ms, 1.10 s]"),
-        # A score has no unit to write: neither 325 % nor 3.25 1.
-        ("quality(3.25, '1')", "3.25"),
-        # Digits follow the interval, so that they tell its ends.
-        ("estimate(of(0.062, 0.058, 0.064), formats.percent)", "6.2 % [5.8, 6.4]"),
-        ("estimate(of(0.8, 0.5, 1.3), formats.percent)", "80 % [50, 130]"),
-        (
-            "estimate(of(1.5701, 0.95, 2.59), formats.times)",
-            f"1.57{TIMES} [0.95, 2.59]",
-        ),
-        (
-            "estimate(of(1.0012, 1.0009, 1.0015), formats.times)",
-            f"1.0012{TIMES} [1.0009, 1.0015]",
-        ),
-        (
-            "estimate(of(862.0, 861.7, 862.4), formats.significant)",
-            "862.0 [861.7, 862.4]",
-        ),
-        (
-            "estimate(of(7.821, 7.819, 7.823), formats.seconds)",
-            "7.821 s [7.819, 7.823]",
-        ),
-        (
-            f"measured(of(861.83, 861.67, 861.99), 'return') {BOTH}",
-            "861.8 return [861.7, 862.0]",
-        ),
-        (
-            f"measured(of(861.83, 640.0, 862.0), 'return') {BOTH}",
-            "862 return [640, 862]",
-        ),
-        (
-            f"measured(of(861.83, 861.83, 861.83), 'return') {BOTH}",
-            "862 return [862, 862]",
-        ),
-        (
-            f"measured(of(861.83, 861.829999, 861.830001), 'return') {BOTH}",
-            "861.830 return [861.830, 861.830]",
-        ),
-        # Ratios keep their percentages.
-        (f"measured(of(0.9, 0.89, 0.91), 'ratio') {BOTH}", "90 % [89, 91]"),
-    ],
-)
-def test_numbers_have_few_digits_and_their_units(expression, expected):
+NUMBERS = """
+significant(46.75) -> 46.8
+significant(1234.5) -> 1 234
+significant(0.01234) -> 0.0123
+significant(0) -> 0
+significant(9.999) -> 10.0
+# A hundred zeros leave no room for a figure; the unit of a metric can be long.
+significant(1e100) -> 1.00e+100
+significant(1e-300) -> 1.00e-300
+significant(inf) -> inf
+percent(-1e99)[:3] -> -1.
+times(1e100)[:5] -> 1.00e
+seconds(0.3021) -> 302 ms
+seconds(12.34) -> 12.3 s
+# Nothing is less than zero by rounding: -0.001 % is 0 %, and -0.6 % is -1 %.
+percent(-1e-5) -> 0 %
+percent(0.0) -> 0 %
+percent(-0.006) -> -1 %
+ratio(-1e-3) -> 0.00
+# Small changes have no sign of their own.
+signed_percent(-1e-5) -> 0.0 %
+signed_percent(-0.05) -> -5.0 %
+# No p-value is zero.
+p_value(0.0004) -> < 0.001
+p_value(0.0) -> < 0.001
+p_value(0.0416) -> 0.042
+# The unit of an interval is its figure's, unless its ends have two.
+with_interval(0.9, 0.88, 0.92, formats.percent) -> 90 % [88, 92]
+interval(0.99, 1.1, formats.seconds) -> [990 ms, 1.10 s]
+# A score has no unit to write: neither 325 % nor 3.25 1.
+quality(3.25, '1') -> 3.25
+# Digits follow the interval, so that they tell its ends.
+estimate(of(0.062, 0.058, 0.064), formats.percent) -> 6.2 % [5.8, 6.4]
+estimate(of(0.8, 0.5, 1.3), formats.percent) -> 80 % [50, 130]
+estimate(of(1.5701, 0.95, 2.59), formats.times)\
+ -> 1.57\N{MULTIPLICATION SIGN} [0.95, 2.59]
+estimate(of(1.0012, 1.0009, 1.0015), formats.times)\
+ -> 1.0012\N{MULTIPLICATION SIGN} [1.0009, 1.0015]
+estimate(of(862.0, 861.7, 862.4), formats.significant) -> 862.0 [861.7, 862.4]
+estimate(of(7.821, 7.819, 7.823), formats.seconds) -> 7.821 s [7.819, 7.823]
+measured(of(861.83, 861.67, 861.99), 'return') | join(' ')\
+ -> 861.8 return [861.7, 862.0]
+measured(of(861.83, 640.0, 862.0), 'return') | join(' ') -> 862 return [640, 862]
+measured(of(861.83, 861.83, 861.83), 'return') | join(' ') -> 862 return [862, 862]
+measured(of(861.83, 861.829999, 861.830001), 'return') | join(' ')\
+ -> 861.830 return [861.830, 861.830]
+# Ratios keep their percentages.
+measured(of(0.9, 0.89, 0.91), 'ratio') | join(' ') -> 90 % [89, 91]
+"""
+
+
+@pytest.mark.parametrize("row", [row for row in NUMBERS.splitlines() if " -> " in row])
+def test_numbers_have_few_digits_and_their_units(row):
+    expression, _, expected = row.partition(" -> ")
+
     assert expected == written(expression, inf=math.inf, of=estimate)
 
 
