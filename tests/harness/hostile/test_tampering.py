@@ -14,7 +14,7 @@ from fake_machine import BUSY, QUIET
 from harness import ExitCode, main
 from harness.machine import disturbance
 from reports import write_report
-from results import Store
+from results import Store, load_study
 
 pytestmark = pytest.mark.processes
 
@@ -184,15 +184,20 @@ def test_a_difference_is_named_and_has_its_exit_code(study, harness):
 @one_design
 def test_missing_raw_files_are_never_counted_as_verified(study, harness, verified):
     unlist(study)
-    paths = sorted(study.glob("trials/*/rank_0.jsonl"))
+    case = next(
+        of for of in load_study(Store(study)).cases if of.spec.num_replicas == 2
+    )
+    name = case.ok_entries[0].trial_id
     whole = kinds(verified()[1])
-    paths[0].unlink()
+    (study / "trials" / name / "rank_0.jsonl").unlink()
     code, found = verified()
     counts = kinds(found)
     _, out, _ = harness("verify", "s")
 
     assert ExitCode.SOME_TRIALS_FAILED == code
-    assert f"not verified: trials/{paths[0].parent.name}: no rank_0.jsonl" in out
+    assert f"not verified: trials/{name}: no rank_0.jsonl" in out
+    named = f"trial {name} has no raw observations"
+    assert 3 <= sum(named in reason for reason in found["missing"])
     assert "partly verified: " in out
     assert (whole["trials"][0] - 1, 0, 1) == counts["trials"]
     assert 0 == sum(of[1] for of in counts.values())
