@@ -205,7 +205,7 @@ def program_identity(
     left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
     repository = source or find_repository(folder, left_out)
-    words = tuple(shlex.split(command))  # which was checked
+    words = words_of(command)
     named = [path for word in words if (path := folder / word).is_file()]
     parts = {"harness": _harness_version()}
     if image := environment.image_of():
@@ -235,7 +235,13 @@ def program_identity(
         beside = "" if where == root else " beside the program"
         for path in filter(Path.is_file, (where / name for name in LOCKS)):
             parts[path.name + beside] = digest_of_file(path)
-    return parts | _interpreter(words[0], folder)
+    return parts | _interpreter(words, folder)
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """Returns the words of a command, which was checked, and those within sh -c."""
+    words = shlex.split(command)
+    return (*words, *(inner for word in words if " " in word for inner in word.split()))
 
 
 def key_of_change(name: str) -> str:
@@ -324,16 +330,30 @@ def _is_environment(folder: Path) -> bool:
     return is_named or (folder / "pyvenv.cfg").exists()
 
 
-def _interpreter(word: str, folder: Path) -> dict[str, str]:
-    """Returns the interpreter and its packages, or the program file by content."""
-    path = shutil.which(str(folder / word) if os.sep in word else word)
+def _interpreter(words: Sequence[str], folder: Path) -> dict[str, str]:
+    """Returns the interpreter and its packages, and what starts it by content."""
+    path = _which(words[0], folder)
     if path is None:
         return {"program": "not found"}
-    if (python := python_of(Path(path))) and (said := ask(python, folder)):
-        digested = _blake2b(" ".join(said.packages).encode()).hexdigest()
-        packages = f"{len(said.packages)} ({digested})"
-        return {"python": said.version, "packages": packages}
-    return {f"program {Path(path).name}": digest_of_file(Path(path))}
+    started = {f"program {path.name}": digest_of_file(path)}
+    if (said := first_python(words, folder)) is None:
+        return started
+    digested = _blake2b(" ".join(said.packages).encode()).hexdigest()
+    packages = f"{len(said.packages)} ({digested})"
+    parts = {"python": said.version, "packages": packages}
+    return parts if python_of(path) else started | parts
+
+
+def _which(word: str, folder: Path) -> Path | None:
+    path = shutil.which(str(folder / word) if os.sep in word else word)
+    return None if path is None else Path(path)
+
+
+def first_python(words: Sequence[str], folder: Path) -> Interpreter | None:
+    """Asks the first Python of a command, which may stand behind mpirun or env."""
+    paths = (_which(word, folder) for word in words)
+    pythons = (python_of(path) for path in paths if path)
+    return ask(next(filter(None, pythons), ""), folder)
 
 
 class Interpreter(NamedTuple):
@@ -375,9 +395,12 @@ def ask(python: str, folder: Path) -> Interpreter | None:
     return said
 
 
+_PYTHON: Final = re.compile(r"python[\d.]*[a-z]?")
+
+
 def python_of(path: Path) -> str:
     """Returns the Python that a file is, or that runs it; empty if it is neither."""
-    if path.name.startswith("python"):
+    if _PYTHON.fullmatch(path.name):
         return str(path)
     try:
         with path.open("rb") as file:

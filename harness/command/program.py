@@ -240,11 +240,11 @@ def make(
 
 
 def name_of(command: str, folder: Path) -> str:
-    words = split(command)
+    words = identity.words_of(command)
     name = Path(words[0]).name
-    files = [word for word in words[1:] if (folder / word).is_file()]
-    if files:
-        name = Path(files[0]).name
+    files = [path for word in words[1:] if (path := folder / word).is_file()]
+    if scripts := [path for path in files if identity.python_of(path) != str(path)]:
+        name = scripts[0].name
     elif "-m" in words[:-1]:
         name = words[words.index("-m") + 1]
     name = printable(name)[: MAX_NAME // 2]

@@ -300,7 +300,7 @@ def check_imports(
 
     What lies beside the script, or with ``-m`` where it starts, is found first.
     """
-    words = program.split(command)
+    words = identity.words_of(command)
     first = {
         (start / word).resolve().parent for word in words if (start / word).is_file()
     }
@@ -323,10 +323,7 @@ def check_imports(
 
 def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
     """Yields where the first Python of a command imports from, and a package or ""."""
-    paths = (shutil.which(str(start / x) if os.sep in x else x) for x in words)
-    pythons = (identity.python_of(Path(path)) for path in paths if path)
-    said = identity.ask(next(filter(None, pythons), ""), start)
-    if said is None:
+    if (said := identity.first_python(words, start)) is None:
         return
     for place in said.places:  # an environment may lie in the repository
         if not (said.own and place.startswith(said.own)):

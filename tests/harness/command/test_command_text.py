@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def planned(succeed):
     [
         ("torchrun --n {replicas} train.py", "train.py"),
         ("mpirun -n {replicas} ./solver", "solver"),
+        (f"env A={{replicas}} {sys.executable} train.py", "train.py"),
+        ('sh -c "A={replicas} python train.py"', "train.py"),
         # Never like a workload of this project, whose published figures are others.
         ("resnet50 {replicas}", "resnet50-command"),
         ('sh -c "A=1 b | c" {replicas}', "sh"),

@@ -280,6 +280,30 @@ def test_an_interpreter_is_asked_again_once_it_has_changed(identify, tmp_path):
     assert 2 == times_asked()
 
 
+@pytest.mark.parametrize(
+    "start", ["env A=1 {}", "mpirun -n 2 {}", "sh -c 'A=1 {} | cat'"]
+)
+def test_packages_count_whatever_starts_the_interpreter(identify, start):
+    """What is installed between two calls decides what is measured in each."""
+    (direct, behind) = (
+        identify(command)
+        for command in (f"{sys.executable} train.py", start.format(sys.executable))
+    )
+
+    assert {"python", "packages"} <= direct.keys()
+    assert {name: behind.get(name) for name in direct} == direct
+
+
+def test_a_script_is_not_taken_for_an_interpreter(identify, tmp_path):
+    """Which would start it."""
+    script = tmp_path / "python_bench"
+    script.write_text("#!/bin/sh\necho >> started\n")
+    script.chmod(0o755)
+
+    assert "program python_bench" in identify(str(script))
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.fixture
 def own_tree(tmp_path):
     file = tmp_path / "harness" / "run" / "trial_tree.py"
