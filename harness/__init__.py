@@ -6,8 +6,12 @@
     if code == harness.ExitCode.REGRESSION: ...
 
 ``command_line`` is the click group behind ``main``, for tools that document or complete
-command lines. Launchers and plugins raise the errors. ``__init__.pyi`` lists the public
-names, loaded on first use: the process of a trial does without the command line.
+command lines. Launchers and plugins raise the errors. What the harness knows of a
+machine serves benchmarks of your own: ``read_core_clock`` says what others did to your
+cores meanwhile, ``read_topology`` and ``read_machine_state`` what there is.
+
+``__init__.pyi`` lists the public names, loaded on first use: the process of a trial
+does without the command line.
 """
 
 import sys as _sys

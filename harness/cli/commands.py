@@ -134,6 +134,11 @@ def _check_models(
     return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
 
 
+def topology_of(request: RunRequest) -> machine_state.CpuTopology:
+    """Returns the CPUs that trials of a request get."""
+    return request.overrides.get("topology") or machine_state.read_topology()
+
+
 def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, design.CheckedSweep]:
     """Returns a request that can be carried out on the hosts, and what it needs."""
     writing.check_reachable(request.runs_dir)
@@ -154,7 +159,7 @@ def _checked(request: RunRequest) -> tuple[RunRequest, Launcher, design.CheckedS
             )
         request = request.model_copy(update={"order": Order.SEQUENTIAL})
     # All hosts together, which are like this one.
-    num_cores, num_gpus = machine_state.read_topology().num_available_cores, None
+    num_cores, num_gpus = topology_of(request).num_available_cores, None
     if request.device == "gpu":
         if not info.is_submitted():
             num_gpus = len(gpus.visible_gpus()) * launcher.num_hosts
@@ -271,7 +276,6 @@ def _run_study(
     baseline = request.baseline
     settings = RunSettings(
         timeout_sec=plan.timeout_sec,
-        topology=machine_state.read_topology(),
         is_failed_retried=request.retry is not None,
         data_dir=plan.data_dir,
         measuring=plan.measuring,

@@ -148,8 +148,8 @@ def main(
     Args:
         argv: The subcommand and its arguments; those of this process by default.
         run_overrides: What takes the place of a part of a run, by name: a field of
-            ``RunSettings``, ``probe`` (asks TensorFlow for its GPUs), or
-            ``harness_command`` (what a job starts).
+            ``RunSettings``, such as ``topology`` (a ``CpuTopology``), ``probe`` (asks
+            TensorFlow for its GPUs), or ``harness_command`` (what a job starts).
 
     Returns:
         The exit code, one of ``ExitCode``. Errors are one line on stderr; none is

@@ -87,10 +87,10 @@ class CurrentLoad:
 
 
 def read_load(cores: Sequence[int], root: Path) -> CurrentLoad:
-    start = machine_state.read_core_clock(cores, (os.getpid(),), root)
+    start = disturbance.read_core_clock(cores, (os.getpid(),), root)
     swap, before = psutil.swap_memory(), _read_processes()
     time.sleep(SPAN_SEC)
-    end = machine_state.read_core_clock(cores, (os.getpid(),), root)
+    end = disturbance.read_core_clock(cores, (os.getpid(),), root)
     span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
     used: dict[str, float] = collections.defaultdict(float)
     for pid, (name, total_sec) in _read_processes().items():
@@ -98,7 +98,7 @@ def read_load(cores: Sequence[int], root: Path) -> CurrentLoad:
     busiest = sorted(used.items(), key=lambda each: -each[1])[:_MOST_NEIGHBOURS]
     now = psutil.swap_memory()
     return CurrentLoad(
-        disturbance=disturbance.between(start, end),
+        disturbance=start.load_until(end),
         neighbours=tuple(each for each in busiest if each[1] >= _NEIGHBOUR_FRACTION),
         load_average=os.getloadavg()[0],
         swapped_bytes=max(int(now.sin + now.sout - swap.sin - swap.sout), 0),
@@ -123,7 +123,7 @@ def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
         advice = "blocks disturbed by others cannot be recognized here: keep it quiet"
         return Finding("neighbours", "caution", fact, advice)
     names = ", ".join(f"{name} {part:.0%}" for name, part in load.neighbours)
-    is_bad = disturbance.foreign_reason(load.disturbance)
+    is_bad = load.disturbance.foreign_reason()
     fact = f"others use {fraction:.1%} of {num_cores} cores"
     if names:
         fact += f": {names} of one core"

@@ -26,7 +26,6 @@ from harness import SOURCE_ROOT
 from harness.command import identity, program
 from harness.errors import RevisionError
 from harness.machine import environment, machine_state, owned_folders
-from harness.machine.machine_state import read_topology
 from harness.run import trial_runner
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
@@ -264,9 +263,9 @@ def last_line(text: str) -> str:
     return tokens(lines[-1]) if lines else "no reason was given"
 
 
-def fingerprint(spec: TrialSpec) -> str:
+def fingerprint(spec: TrialSpec, topology: machine_state.CpuTopology) -> str:
     """Returns the fingerprint of this machine as the environment record has it."""
-    _, chosen, placement = trial_runner.place(spec, read_topology())
+    _, chosen, placement = trial_runner.place(spec, topology)
     state = machine_state.read_machine_state([*itertools.chain(*placement.cpusets)])
     env = environment.read_environment(
         placement, os.environ, chosen=chosen, state=state

@@ -291,7 +291,7 @@ class Repetition:
         sent = {k: v for k, v in asked.items() if k != "is_sustained" or is_collecting}
         pids = [process.pid for process in session.processes()]
         with GpuWatch(session.prepared.gpus) as watch:
-            before = machine_state.read_core_clock(session.cores, pids)
+            before = disturbance.read_core_clock(session.cores, pids)
             session.send("turn", **sent)
             answers = session.receive("turn")
             # From the latest start on, all ranks were measuring.
@@ -299,10 +299,9 @@ class Repetition:
             span = {name: max(answer[name] for answer in answers) for name in names}
             block_ns = span["end_ns"] - span["start_ns"]
             check_resolution(session, block_ns / asked["num_steps"] / 1e9)
-            after = machine_state.read_core_clock(session.cores, pids)
-        load = disturbance.between(before, after)
-        load = dataclasses.replace(load, gpus=watch.uses())
-        discard_reason = session.prepared.settings.discard_reason
+            after = disturbance.read_core_clock(session.cores, pids)
+        settings = session.prepared.settings
+        load = dataclasses.replace(settings.load(before, after), gpus=watch.uses())
         used = {name: sum(answer[name] for answer in answers) for name in _USED}
         facts = measure.fields_of(load)
         block = Block(
@@ -310,7 +309,7 @@ class Repetition:
             **span,
             **used,
             **{name: facts[name] for name in facts.keys() & Block.model_fields.keys()},
-            discard_reason=discard_reason(load, used["num_retraces"]),
+            discard_reason=settings.discard_reason(load, used["num_retraces"]),
         )
         append(session.prepared.trial_dir, block, facts)
         session.blocks.append(block)

@@ -28,6 +28,7 @@ from harness.machine import (
     machine_state,
 )
 from harness.machine.allocation import Processes, processes_of_trial
+from harness.machine.disturbance import CoreClock, Disturbance
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
 from harness.run import aggregate, trial_tree
@@ -40,7 +41,6 @@ from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.sources.code_digest import SourceTree
     from results.records.measuring import GpuUses
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from results.store.study_store import Store
 
+    Load = Callable[[CoreClock, CoreClock], Disturbance]
     DiscardReason = Callable[[Disturbance, int], str]
     GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
 
@@ -76,8 +77,10 @@ class RunSettings:
     data_dir: str | None = None  # Directory of TFDS data sets; by default that of TFDS.
     # How long an interleaved study measures.
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
+    # What others did to a block, by readings of its cores before and after it.
+    load: Load = CoreClock.load_until
     # Says why a block does not count, or "" if it does.
-    discard_reason: DiscardReason = disturbance.discard_reason
+    discard_reason: DiscardReason = Disturbance.discard_reason
     # Sources of other revisions, by the name that specs have.
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     # Starts the processes of a trial.

@@ -17,6 +17,7 @@ OURS = {
     "harness/conformance.py": "lines of a program, which it names",
     "harness/judging/revisions.py": "files of a checkout",
     "harness/launch/gang.py": TRIAL,
+    "harness/machine/disturbance.py": KERNEL,
     "harness/machine/environment.py": KERNEL,
     "harness/machine/machine_state.py": KERNEL,
     "harness/machine/gpu_watch.py": "opens only to lock",

@@ -20,13 +20,12 @@ import driver
 import fork_server
 import pytest
 from command_lines import commit, git, overridden
-from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
+from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot, with_cpus
 
 import reports
 from harness import ExitCode, main
 from harness.judging import revisions
-from harness.machine import disturbance, gpu_watch
-from harness.machine.machine_state import CpuTopology, LogicalCpu
+from harness.machine import gpu_watch
 from harness.run.trial_runner import RunSettings
 from results import SCHEMA_VERSION, Plan, PlannedTrial, Store, TrialSpec
 
@@ -145,18 +144,12 @@ def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     return overrides | {"probe": probe}
 
 
-@pytest.fixture
-def one_core() -> CpuTopology:
-    cpu = min(os.sched_getaffinity(0))
-    return CpuTopology(cpus=(LogicalCpu(cpu=cpu),))
-
-
 @pytest.fixture(scope="session")
 def overrides() -> dict[str, Any]:
     return {
         "worker_command": driver.FAKE_WORKER,
         "canary": _canary,
-        "discard_reason": lambda _load, _num_retraces: "",
+        "load": lambda _before, _after: QUIET,
     }
 
 
@@ -165,8 +158,9 @@ def _canary(core: int | None) -> float:
 
 
 @pytest.fixture
-def settings(one_core: CpuTopology, overrides: dict[str, Any]) -> RunSettings:
-    return RunSettings(timeout_sec=60.0, topology=one_core, **overrides)
+def settings(overrides: dict[str, Any]) -> RunSettings:
+    one_core = with_cpus({min(os.sched_getaffinity(0))})
+    return RunSettings(timeout_sec=60.0, **one_core, **overrides)
 
 
 @pytest.fixture
@@ -276,7 +270,6 @@ def _quick_sweeps(folder: Path) -> Iterator[pytest.MonkeyPatch]:
         patch.chdir(folder)
         for name in ("write_report", "print_summary"):
             patch.setattr(reports, name, lambda *_: None)
-        patch.setattr(disturbance, "between", lambda *_: QUIET)
         yield patch
 
 
@@ -372,7 +365,7 @@ def gate_overrides() -> dict[str, Any]:
     return {
         "worker_command": driver.GATE_WORKER,
         "canary": lambda _core: 0.2,
-        "discard_reason": lambda _load, _retraces: "",
+        "load": lambda _before, _after: QUIET,
     }
 
 
@@ -410,8 +403,6 @@ def template_of_gates(
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
         patch.setattr(reports, "write_report", lambda *_: None)
-        # Verifying applies the rule for turns to the load, which is that of a test.
-        patch.setattr(disturbance, "between", lambda _before, _after: QUIET)
         arguments = (*QUICK_GATE, "--baseline=same", "--study=stored")
         assert ExitCode.OK == main(arguments, run_overrides=gate_overrides)
     return root

@@ -23,13 +23,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import harness
 from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.machine.allocation import processes_of_trial
-from harness.trial import measure, process_tree
+from harness.trial import measure
 from harness.trial.measure import exact_metric
 from results import Control, Environment, TrialSpec, trial_id
 
@@ -262,13 +263,17 @@ def rank_of_several():
     return None
 
 
+def end_with_harness():
+    os.read(sys.stdin.fileno(), 1)  # nothing is written: it ends with the harness
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def run(make_program=Program, count=None):
     trial_dir = Path(sys.argv[1])
     own = rank_of_several()
     rank = own or 0
     if own is None:
-        process_tree.request_death_signal()
-        process_tree.watch_pipe(sys.stdin.fileno())
+        threading.Thread(target=end_with_harness, daemon=True).start()
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     if own is None:

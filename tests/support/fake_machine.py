@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from harness.machine import machine_state
-from harness.machine.disturbance import Disturbance
-from harness.machine.machine_state import CpuTopology, LogicalCpu
+from harness import CpuTopology, Disturbance, LogicalCpu
 
 # Of what measures two replicas: no trial takes more cores than there are.
 two_cores = pytest.mark.skipif(
@@ -20,10 +19,13 @@ two_cores = pytest.mark.skipif(
 )
 
 
-def set_cores(patch, cpus):
-    """Makes plans those of a machine of these logical CPUs, a core each."""
-    topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=cpu) for cpu in cpus))
-    patch.setattr(machine_state, "read_topology", lambda: topology)
+TICK_SEC = 1 / os.sysconf("SC_CLK_TCK")
+"""What the kernel counts in."""
+
+
+def with_cpus(cpus):
+    """Returns what makes a run one of a machine of these logical CPUs, a core each."""
+    return {"topology": CpuTopology(cpus=tuple(LogicalCpu(cpu=cpu) for cpu in cpus))}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -250,6 +252,18 @@ class FakeRoot:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+    def show(self, patch, *names):
+        """Has this process find its files where the kernel has those of some names."""
+        for module, call in ((os, "open"), (Path, "read_text")):
+            real = getattr(module, call)
+
+            def found(path, *args, real=real, **options):
+                if str(path).startswith(names):
+                    path = type(path)(f"{self.path}{path}")
+                return real(path, *args, **options)
+
+            patch.setattr(module, call, found)
 
     def cores(self, *rows):
         """Sets idle, irq, softirq and steal of cores 0, 1, ..., in ticks."""

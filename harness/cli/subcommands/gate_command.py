@@ -374,7 +374,9 @@ def _beside_study(request: GateRequest, stored: Study, name: str, rule: Rule) ->
         differences = case_pairs.planned_differences(
             planned.trials,
             stored,
-            revisions.fingerprint(planned.trials[0].spec),
+            revisions.fingerprint(
+                planned.trials[0].spec, commands.topology_of(request)
+            ),
             are_quality_runs=rule.metric.is_quality,
         )
         commands.check_comparable(

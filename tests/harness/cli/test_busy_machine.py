@@ -11,7 +11,6 @@ from fake_machine import two_cores
 
 import reports
 from harness import ExitCode
-from harness.machine import disturbance
 from results import WriteStoreError
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
@@ -24,13 +23,11 @@ INTERLEAVED = ("--order=interleaved", "--set=rounds=3")
 
 
 @pytest.fixture
-def beside(harness, overrides, monkeypatch):
-    measure = disturbance.between
-
+def beside(harness, overrides):
     def run(load, *options):
-        def between(start, end):
+        def others(start, end):
             return dataclasses.replace(
-                measure(start, end),
+                start.load_until(end),
                 foreign_cpu_fraction=load(end.num_cores),
                 foreign_resolution=0.0,
                 one_core_resolution=0.0,
@@ -38,11 +35,9 @@ def beside(harness, overrides, monkeypatch):
                 num_throttled=0,
             )
 
-        monkeypatch.setattr(disturbance, "between", between)
-        judged = overrides | {"discard_reason": disturbance.discard_reason}
         order = () if "--order=sequential" in options else INTERLEAVED
         words = overridden((*SWEEP, *order), *options)
-        return harness(*words, overrides=judged)
+        return harness(*words, overrides=overrides | {"load": others})
 
     return run
 

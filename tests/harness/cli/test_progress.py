@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_lines import overridden, smoke_sweep
-from fake_machine import set_cores
+from fake_machine import with_cpus
 
 from harness.run import progress, rounds
 from results import Failure, Phase, StatusRecord, TrialStatus
@@ -21,16 +21,16 @@ from results import Failure, Phase, StatusRecord, TrialStatus
 SWEEP = smoke_sweep(
     "--mode=weak --repeats=1 --order=sequential --budget=none --no-match"
 )
+FOUR_CORES = with_cpus(range(4))
 
 
 @pytest.fixture
-def plan(succeed, monkeypatch):
+def plan(succeed):
     """Returns a function that plans a sweep on four cores."""
-    set_cores(monkeypatch, range(4))
 
     def run(*options):
-        words = overridden(SWEEP, *options)
-        return json.loads(succeed(*words, "--dry-run", "--json"))
+        words = overridden(SWEEP, "--dry-run", "--json", *options)
+        return json.loads(succeed(*words, overrides=FOUR_CORES))
 
     return run
 
@@ -247,6 +247,7 @@ def test_a_plan_says_the_time_of_its_interleaved_study(
     words = overridden((*usual, "--set=rounds=23"), *options)
     if each_sec:
         record(plan(*words), each_sec)
-    out = succeed(*overridden((*SWEEP, "--dry-run"), *words))
+    words = overridden((*SWEEP, "--dry-run"), *words)
+    out = succeed(*words, overrides=FOUR_CORES)
 
     assert f", about {expected}" in out

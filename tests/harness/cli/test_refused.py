@@ -7,7 +7,7 @@ import time
 
 import pytest
 from command_lines import overridden
-from fake_machine import FakeNvml, make_gpus, set_cores
+from fake_machine import FakeNvml, make_gpus, with_cpus
 
 from harness.launch.ray import RayHost
 
@@ -218,7 +218,6 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "taken" / "f").write_text("")
     image = "spec: {containers: [{name: harness, image: example/replicator:1}]}"
     (tmp_path / "image.yaml").write_text(image)
-    set_cores(monkeypatch, range(8))
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     hosts = [
@@ -234,7 +233,7 @@ def place(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("words", "message"), [*rows()])
 def test_what_cannot_run_is_one_line_and_nothing_is_written(refuse, words, message):
     start = time.monotonic()
-    err = refuse(*words)
+    err = refuse(*words, overrides=with_cpus(range(8)))
 
     assert re.search(message, err), err
     assert time.monotonic() - start < REFUSED_SEC

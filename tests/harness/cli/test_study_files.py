@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import slurm_cluster
 from command_lines import overridden, run_module
-from fake_machine import make_gpus, set_cores
+from fake_machine import make_gpus, with_cpus
 
 from harness import ExitCode, command_line
 from results import Store
@@ -202,12 +202,12 @@ def test_what_is_generated_is_up_to_date(tmp_path, capsys):
 def test_each_shipped_study_can_be_planned(path, succeed, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     install_gpus(make_gpus(8))
-    set_cores(monkeypatch, range(2))
     monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     asked = tomllib.loads(path.read_text(encoding="utf-8"))
     is_varied = "vary" in asked
     more = () if is_varied else ("--json",)
-    out = succeed("sweep", "--dry-run", *more, str(path))
+    words = ("sweep", "--dry-run", *more, str(path))
+    out = succeed(*words, overrides=with_cpus(range(2)))
     assert [] == list(Path().iterdir())
     if is_varied:
         key, _, values = asked["vary"].partition("=")

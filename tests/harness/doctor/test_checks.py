@@ -10,13 +10,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from fake_machine import QUIET
+from fake_machine import QUIET, TICK_SEC
 
-from harness import ExitCode, HarnessError
+from harness import CpuTopology, ExitCode, HarnessError, LogicalCpu
 from harness.doctor import checks
 from harness.doctor.checks import CurrentLoad, Finding
-from harness.machine import machine_state
-from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
 
 FINE = Finding("steal", "ok", "0.0 % of the cores")
 CAUTION = Finding("boost", "caution", "on: [bold]x", "switch it off")
@@ -119,12 +117,25 @@ def memory(total, free):
     return {"virtual_memory": SimpleNamespace(**sizes)}
 
 
-GROUP = {
-    "proc/self/cgroup": "0::/job\n",
-    "sys/fs/cgroup/job/memory.max": f"{4 * GIB}\n",
-    "sys/fs/cgroup/job/memory.current": f"{2 * GIB}\n",
-    "sys/fs/cgroup/job/memory.stat": f"inactive_file {GIB}\n",
-}
+# Memory that the kernel can drop is free, else what has read files would not fit.
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def group(text, names, folders, free=8):
+    """A container: limit, usage and droppable files in GiB, by folder."""
+    texts = {"proc/self/cgroup": f"{text}\n"}
+    for folder, (limit, usage, droppable) in folders.items():
+        place, most = f"sys/fs/cgroup/{folder}", limit and f"{int(limit * GIB)}\n"
+        texts[f"{place}/{names[0]}"] = most or "max\n"
+        texts[f"{place}/{names[1]}"] = f"{int(usage * GIB)}\n"
+        stat = f"anon 5\n{names[2]} {int(droppable * GIB)}\n"
+        texts[f"{place}/memory.stat"] = stat
+    return files(texts, **memory(16, free))
+
+
+NESTED = {"job/step": (None, 0.5, 0), "job": (10, 4, 1.5)}
+OF_V1, MOUNTED = "5:cpu,cpuacct:/x\n4:memory:/x", {"memory": (9, 2, 0.1)}
 
 
 def swap(used, **load):
@@ -164,7 +175,16 @@ FINDINGS = [
     ("memory", "ok", memory(16, 8), "8.0 GiB of 16.0 available"),
     ("memory", "caution", memory(16, 3), "3.0 GiB of 16.0 available"),
     ("memory", "bad", memory(16, 0.5), "0.5 GiB of 16.0 available"),
-    ("memory", "caution", files(GROUP, **memory(16, 8)), "3.0 GiB of 16.0 available"),
+    ("memory", "caution", group("0::/job", V2, {"job": (4, 2, 1)}), "3.0 GiB of 16.0 "),
+    # The tightest of this group and those above it.
+    (
+        "memory",
+        "ok",
+        group("0::/job/step", V2, NESTED, free=12),
+        "7.5 GiB of 16.0 avai",
+    ),
+    # Mounted at the top, as in a container.
+    ("memory", "ok", group(OF_V1, V1, MOUNTED, free=12), "7.1 GiB of 16.0 available"),
     ("swap", "ok", swap(0), "none in use"),
     ("swap", "caution", swap(1), "1.0 GiB in use"),
     ("swap", "bad", swap(1, swapped_bytes=3 * MIB), "in use, 3.0 MiB moved just"),
@@ -370,7 +390,8 @@ def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
     assert "not measured: the reducer is out of paper" == finding.found
     assert "sweep --workload resnet50 --preset smoke" in finding.advice
 
-    monkeypatch.setattr(machine_state, "read_free_memory", lambda: 1)
+    full = SimpleNamespace(available=1, total=GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
     finding = measure(settings)
 
     assert "caution" == finding.level

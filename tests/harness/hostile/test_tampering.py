@@ -12,7 +12,6 @@ import pytest
 from fake_machine import BUSY, QUIET
 
 from harness import ExitCode, main
-from harness.machine import disturbance
 from reports import write_report
 from results import Store, load_study
 
@@ -37,17 +36,12 @@ NUM_DIGITS = 11  # and the point
 def studies(tmp_path_factory, overrides, quick_sweeps):
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
-    real_rule = overrides | {"discard_reason": disturbance.discard_reason}
-    with quick_sweeps(root) as patch:
-        # Every seventh block is discarded.
-        patch.setattr(
-            disturbance,
-            "between",
-            lambda _before, _after: QUIET if next(number) % 7 else BUSY,
-        )
+    # Every seventh block is discarded.
+    load = {"load": lambda _before, _after: QUIET if next(number) % 7 else BUSY}
+    with quick_sweeps(root):
         for name, options in SWEEPS.items():
             words = ("sweep", *options, f"--study={name}")
-            assert ExitCode.OK == main(words, run_overrides=real_rule)
+            assert ExitCode.OK == main(words, run_overrides=overrides | load)
     # The fake worker draws no pictures.
     store = Store(root / "runs" / "sequential")
     first = min(store.trial_ids())

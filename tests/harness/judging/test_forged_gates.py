@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from command_lines import GATE
-from fake_machine import QUIET
 
 from harness import ExitCode
-from harness.machine import disturbance
 from results import Store
 
 pytestmark = pytest.mark.processes
@@ -128,8 +126,7 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness):
 @pytest.mark.parametrize(
     ("metric", "order"), [("peak_memory", "sequential"), ("efficiency", "relay")]
 )
-def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypatch):
-    monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
+def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order):
     replicas = "--replicas=1,2" if metric == "efficiency" else "--replicas=1"
     options = (replicas, f"--metric={metric}", f"--order={order}", "--repeats=2")
     rounds = ["--set=rounds=2"] * (order == "relay")

@@ -1,17 +1,19 @@
 """What others did to the cores of a trial, and which blocks it makes discarded."""
 
 import dataclasses
+import os
 import random
-import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from damaging import until
-from fake_machine import QUIET
+from command_lines import smoke_sweep
+from fake_machine import QUIET, TICK_SEC
 
-from harness.machine import disturbance
-from harness.machine.machine_state import TICK_SEC, CoreClock, read_core_clock
+from harness import read_core_clock
+from results import Store
 
 UNKNOWN = {"num_quota": None, "num_thermal": None}
 
@@ -92,6 +94,9 @@ def test_throttling_is_read(fake_root, group, path, text):
     assert (3, 23) == (found.num_quota, found.num_thermal)
 
 
+NOTHING = read_core_clock((), (), Path("/nowhere"))
+
+
 def _clock(wall_sec, **fields):
     """A reading of two cores; ``idle``, ``stolen`` and ``own`` in seconds."""
     own_sec = fields.pop("own", 0.0)
@@ -109,7 +114,7 @@ def _clock(wall_sec, **fields):
         "num_thermal": 0,
         "reading_sec": 0.0,
     }
-    return CoreClock(wall_sec=wall_sec, **(defaults | fields))
+    return dataclasses.replace(NOTHING, wall_sec=wall_sec, **(defaults | fields))
 
 
 STAT = {"threads": {}, "process_source": "stat"}
@@ -180,7 +185,7 @@ SPANS = {
 @pytest.mark.parametrize("span", SPANS)
 def test_what_others_did_between_two_readings(span):
     start, end, expected = SPANS[span]
-    found = dataclasses.asdict(disturbance.between(start, end))
+    found = dataclasses.asdict(start.load_until(end))
 
     assert expected == pytest.approx({name: found[name] for name in expected})
 
@@ -209,8 +214,7 @@ DISCARDED = [
 def test_a_block_is_discarded_beyond_a_limit_and_what_can_be_rounding(fields, reason):
     exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0} | fields
     num_retraces = exact.pop("num_retraces", 0)
-    load = dataclasses.replace(QUIET, **exact)
-    found = disturbance.discard_reason(load, num_retraces)
+    found = dataclasses.replace(QUIET, **exact).discard_reason(num_retraces)
 
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
@@ -226,10 +230,10 @@ def test_an_endless_process_on_one_core_discards_blocks_and_services_do_not(
     block_sec = 1.0 if num_cores == 48 and not is_exact else 0.3
     endless = _blocks(num_cores, 0.5, is_exact=is_exact, block_sec=block_sec)
     services = _blocks(num_cores, 0.02 + 0.002 * num_cores, is_exact=is_exact)
-    reasons = [disturbance.discard_reason(found, 0) for found in endless]
+    reasons = [found.discard_reason() for found in endless]
 
     assert all(reasons)
-    assert not any(disturbance.discard_reason(found, 0) for found in services)
+    assert not any(found.discard_reason() for found in services)
     if num_cores == 48:
         assert "of one core of its 48, if all on one (limit 20 %)" in reasons[0]
 
@@ -251,34 +255,41 @@ def _blocks(num_cores, load, *, is_exact, block_sec=0.3):
         if is_exact:
             start = dataclasses.replace(start, run_sec=0.0)
             end = dataclasses.replace(end, run_sec=run_sec)
-        found.append(disturbance.between(start, end))
+        found.append(start.load_until(end))
     return found
 
 
 SPIN_SEC = 0.3
-# Uses so many seconds of CPU time.
-SPIN = (
-    sys.executable,
-    "-c",
-    "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass",
+# Waits until a process has used so much more CPU time: by default, the program itself.
+SPIN = """
+import sys, psutil
+process = psutil.Process(*map(int, sys.argv[2:-1]))
+def used(): return sum(process.cpu_times()[:2])
+end = used() + float(sys.argv[1])
+while used() < end: pass
+"""
+SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1 --mode=weak --repeats=1 --order=sequential "
+    "--no-match --budget=none"
 )
-# More than the machine has, so that no share is cut off at 1.
-NUM_CPUS = 64
 
 
-def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
-    start = disturbance.read_clock()
-    subprocess.run([*SPIN, str(SPIN_SEC)], check=True, timeout=60)
-    own_sec = disturbance.read_clock().own_sec - start.own_sec
-    start = disturbance.read_clock()
-    with psutil.Popen([*SPIN, "60"]) as neighbour:
-        until(lambda: sum(neighbour.cpu_times()[:2]) >= SPIN_SEC)
-        end = disturbance.read_clock()
-        foreign = disturbance.foreign_since(start, NUM_CPUS)
+def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not(
+    harness, overrides, tmp_path, monkeypatch
+):
+    def foreign_sec(study, *pids):
+        """CPU time of others beside the process of a trial."""
+        command = (sys.executable, "-c", SPIN, str(SPIN_SEC), *map(str, pids))
+        own = overrides | {"worker_command": command}
+        harness(*SWEEP, f"--study={study}", overrides=own)
+        (trial,) = Store.open(tmp_path / "runs" / study).trials()
+        available_sec = trial.env.num_logical_cores * trial.status.duration_sec
+        return trial.env.foreign_cpu_fraction * available_sec
+
+    with psutil.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        assert foreign_sec("neighbour", neighbour.pid) > 0.5 * SPIN_SEC
         neighbour.kill()
-    available_sec = NUM_CPUS * (end.wall_sec - start.wall_sec)
-
-    assert own_sec > 0.9 * SPIN_SEC
-    # Load of others only adds to it.
-    assert foreign["foreign_cpu_fraction"] * available_sec > 0.5 * SPIN_SEC
-    assert end.own_sec - start.own_sec < 0.5 * SPIN_SEC
+    # Where nobody else runs: the counters of all processes are those of this one.
+    alone = SimpleNamespace
+    monkeypatch.setattr(psutil, "cpu_times", lambda: alone(user=sum(os.times()[:4])))
+    assert foreign_sec("child") < 0.1 * SPIN_SEC

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 from command_lines import commit, git, smoke_sweep
-from fake_machine import install_packages
+from fake_machine import install_packages, with_cpus
 
-from harness import ExitCode
-from harness.judging import revisions
-from harness.machine import machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
+from harness import ExitCode, read_machine_state
 from harness.run import trial_tree
-from results import MachineState, Placement, Store
+from results import Placement, Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Placement(
@@ -65,26 +62,38 @@ def test_the_record_has_versions_and_no_host_name(
     assert len(host) < 6 or not re.search(rf"\b{re.escape(host)}\b", text)
 
 
-def test_what_moves_performance_is_in_the_fingerprint(make_spec, monkeypatch):
-    def fingerprint(cpus=(0, 1), quota=None, inherited=(), **state):
-        machine = tuple(LogicalCpu(cpu=cpu) for cpu in cpus)
-        topology = CpuTopology(cpus=machine, quota_cores=quota)
-        read = MachineState(**{"cpu_governor": "performance"} | state)
+SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1 --mode=weak --repeats=1 --order=sequential "
+    "--no-match --budget=none"
+)
+IMAGE = "0123456789abcdef" * 4
+
+
+def test_what_moves_performance_is_in_the_fingerprint(harness, tmp_path, monkeypatch):
+    def record(study, cpus=(0, 1), **inherited):
+        """The environment of a trial whose process ends at once."""
+        ended = {"canary": lambda _core: 0.2, "worker_command": ("true",)}
         with monkeypatch.context() as patch:
-            patch.setattr(revisions, "read_topology", lambda: topology)
-            patch.setattr(machine_state, "read_machine_state", lambda _cores: read)
-            for name, value in dict(inherited).items():
+            for name, value in inherited.items():
                 patch.setenv(name, value)
-            return revisions.fingerprint(make_spec(num_replicas=1))
+            harness(*SWEEP, f"--study={study}", overrides=ended | with_cpus(cpus))
+        (trial,) = Store.open(tmp_path / "runs" / study).trials()
+        return trial.env
 
-    plain = fingerprint()
-    moved = {"git_commit": "a" * 40, "container": "docker"}
+    plain = record("plain")
+    moved = record("moved", (1, 0), REPLICATOR_IMAGE=IMAGE, TF_CONFIG="{}")
 
-    assert plain == fingerprint(**moved, inherited={"TF_CONFIG": "{}"})
-    assert plain == fingerprint((1, 0), **moved) == fingerprint((2, 3), **moved)
-    assert plain != fingerprint(quota=1.5, **moved)
-    assert plain != fingerprint(cpu_governor="powersave")
-    assert plain != fingerprint(**moved, inherited={"MALLOC_ARENA_MAX": "1"})
+    def facts(name, **changes):
+        changed = getattr(plain, name).model_copy(update=changes)
+        return plain.model_copy(update={name: changed}).machine_facts
+
+    state, same = "machine_state", plain.machine_facts
+    assert plain.fingerprint == moved.fingerprint
+    assert plain.fingerprint != record("other", MALLOC_ARENA_MAX="1").fingerprint
+    assert plain.machine_state.container != moved.machine_state.container
+    assert same == facts(state, git_commit="a" * 40) == facts("placement", cpusets=())
+    assert same != facts("placement", cgroup_quota_cores=1.5)
+    assert same != facts(state, cpu_governor="another")
 
 
 def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
@@ -113,48 +122,40 @@ def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
 @pytest.mark.parametrize(
     ("group", "name", "text", "expected"),
     [
-        ("0::/a/b", "a/b/memory.events", "oom 4\noom_kill 3\n", 3),
-        ("0::/a/b", "memory.events", "oom_kill 2\n", 2),
-        ("4:memory:/a", "memory/a/memory.oom_control", "under_oom 0\noom_kill 1", 1),
+        ("0::/a/b", "a/b/memory.events", "oom 4\noom_kill 3\n", 31 - 3),
+        ("0::/a/b", "memory.events", "oom_kill 2\n", 21 - 2),
+        (
+            "4:memory:/a",
+            "memory/a/memory.oom_control",
+            "under_oom 0\noom_kill 1",
+            11 - 1,
+        ),
         ("0::/a", "a/memory.events", "oom 4\n", None),
         ("4:memory:/a", "memory/a/memory.stat", "oom_kill 1", None),
+        ("", "memory.events", "oom_kill 2\n", None),
     ],
 )
 def test_out_of_memory_kills_are_those_of_the_own_control_group(
-    fake_root, group, name, text, expected
+    fake_root, harness, tmp_path, monkeypatch, group, name, text, expected
 ):
-    assert machine_state.read_oom_kills(fake_root.path) is None
-    fake_root.write("proc/vmstat", "oom_kill 9\n")
-    fake_root.write("proc/self/cgroup", f"{group}\n")
-    fake_root.write(f"sys/fs/cgroup/{name}", text)
+    """Of a trial whose process ends by SIGKILL after its group and the kernel count."""
+    counters = {"proc/vmstat": "oom_kill 8\n", f"sys/fs/cgroup/{name}": text}
+    for file, counter in counters.items():
+        fake_root.write(file, counter)
+    if group:
+        fake_root.write("proc/self/cgroup", f"{group}\n")
+    fake_root.show(monkeypatch, "/proc/self/cgroup", "/sys/fs/cgroup")
+    places = " ".join(str(fake_root.path / file) for file in counters)
+    script = f"sed -i 's/kill [0-9]/&1/' {places}; kill -KILL $$"
+    killed = {"worker_command": ("/bin/sh", "-c", script), "canary": lambda _core: 0.2}
+    harness(*SWEEP, "--study=s", overrides=killed)
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
 
-    assert expected == machine_state.read_oom_kills(fake_root.path)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_a_container_counts(fake_root, version):
-    """Memory that the kernel can drop is free, else what has read files would not fit.
-
-    Version 2 has the tightest of this group and those above it; version 1 is mounted at
-    the top, as in a container.
-    """
-    if version == 1:
-        group = "5:cpu,cpuacct:/x\n4:memory:/x"
-        prefix, most, used = "total_", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        folders, expected = {"memory": (9000, 2000, 100)}, 7100
-    else:
-        group, prefix, most, used = "0::/job/step", "", "memory.max", "memory.current"
-        folders = {"job/step": ("max", 50, 0), "job": (10_000, 4000, 1500)}
-        expected = 7500
-    fake_root.write("proc/self/cgroup", f"{group}\n")
-    for folder, (limit, usage, droppable) in folders.items():
-        place = f"sys/fs/cgroup/{folder}"
-        fake_root.write(f"{place}/{most}", f"{limit}\n")
-        fake_root.write(f"{place}/{used}", f"{usage}\n")
-        stat = f"anon 5\n{prefix}inactive_file {droppable}\n"
-        fake_root.write(f"{place}/memory.stat", stat)
-
-    assert expected == machine_state.read_free_memory(fake_root.path)
+    said = "cause unknown: its control group does not count"
+    if expected is not None:
+        said = f"harness did not send; the kernel counted {expected}"
+    assert f"{said} out-of-memory kills" in trial.status.failure.reason
+    assert expected is None or TrialStatus.OUT_OF_MEMORY is trial.status.status
 
 
 CPU = "sys/devices/system/cpu"
@@ -177,7 +178,7 @@ def test_settings_are_read(fake_root, name, text, is_enabled):
     fake_root.write("sys/devices/system/node/node0/x", "")
     fake_root.write("sys/devices/system/node/node1/x", "")
     fake_root.write("sys/devices/system/node/online", "0-1\n")
-    state = machine_state.read_machine_state((0, 1), root=fake_root.path)
+    state = read_machine_state((0, 1), root=fake_root.path)
 
     assert is_enabled is state.is_boost_enabled
     assert "madvise" == state.transparent_huge_pages
@@ -188,7 +189,8 @@ def test_settings_are_read(fake_root, name, text, is_enabled):
 
 def test_the_commit_is_recorded_and_whether_code_differs(tmp_path, monkeypatch):
     def state():
-        return machine_state.read_source_state(tmp_path)
+        found = read_machine_state((), source_root=tmp_path)
+        return found.git_commit, found.is_source_modified
 
     (tmp_path / "harness").mkdir()
     module, new = (tmp_path / "harness" / name for name in ("__init__.py", "new.py"))
@@ -209,9 +211,6 @@ def test_the_commit_is_recorded_and_whether_code_differs(tmp_path, monkeypatch):
     assert (found, True) == state()
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no git
     assert (None, None) == state()
-
-
-IMAGE = "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize(
@@ -240,7 +239,7 @@ def test_a_container_is_recorded_with_its_image(
         fake_root.write(name, text)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    state = machine_state.read_machine_state((0,), root=fake_root.path)
+    state = read_machine_state((0,), root=fake_root.path)
 
     assert expected == state.container
 

@@ -8,9 +8,8 @@ from fake_machine import make_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ExitCode
-from harness.machine import allocation, machine_state
-from harness.machine.machine_state import CpuTopology, LogicalCpu
+from harness import CpuTopology, ExitCode, LogicalCpu, read_topology
+from harness.machine import allocation
 from harness.run import trial_tree
 from results import Control
 
@@ -303,7 +302,7 @@ def test_cgroup_quotas_of_both_versions_are_read(fake_root, cgroup, files, expec
         if not is_v2:
             fake_root.write(f"{FILES}/{name}/{V1[1]}", "100000\n")
 
-    assert expected == machine_state.read_quota_cores(fake_root.path)
+    assert expected == read_topology(fake_root.path).quota_cores
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
@@ -317,7 +316,7 @@ def test_topology_is_read_from_sysfs(fake_root):
         fake_root.write(f"{base}/topology/physical_package_id", f"{node}\n")
         fake_root.write(f"{base}/topology/core_id", f"{core}\n")
         fake_root.write(f"{base}/node{node}/x", "")
-    topology = machine_state.read_topology(fake_root.path, frozenset({0, 1, 3}))
+    topology = read_topology(fake_root.path, frozenset({0, 1, 3}))
 
     assert (
         LogicalCpu(cpu=0, node=0, package=0, core=0),
@@ -325,5 +324,5 @@ def test_topology_is_read_from_sysfs(fake_root):
         LogicalCpu(cpu=3, node=1, package=1, core=0),
     ) == topology.cpus
     assert 2 == topology.num_physical_cores
-    nothing = machine_state.read_topology(fake_root.path / "x", frozenset({2, 5}))
+    nothing = read_topology(fake_root.path / "x", frozenset({2, 5}))
     assert 2 == nothing.num_physical_cores

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_machine import FakeNvml, make_gpus, set_cores
+from fake_machine import FakeNvml, make_gpus, with_cpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,9 +44,8 @@ def _run(options, num_cores, num_gpus, preset="smoke"):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        set_cores(patch, range(num_cores))
         patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(num_gpus)))
-        code = main(words)
+        code = main(words, run_overrides=with_cpus(range(num_cores)))
     return code, out.getvalue(), err.getvalue()
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from command_lines import overridden
-from fake_machine import set_cores
+from fake_machine import with_cpus
 
 from harness import ExitCode
 from results import Store, planned_trial
@@ -13,16 +13,17 @@ BASE = (
     *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
     *("--repeats=2", "--budget=none", "--order=sequential", "--study=s"),
 )
+FOUR_CORES = with_cpus(range(4))
 
 
 @pytest.fixture
 def sweep(harness, monkeypatch, tmp_path):
-    set_cores(monkeypatch, range(4))
     monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: None)
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
 
     def run(*changes):
-        code, _, err = harness("sweep", *overridden(BASE, *changes))
+        words = overridden(BASE, *changes)
+        code, _, err = harness("sweep", *words, overrides=FOUR_CORES)
         if code == ExitCode.USAGE:
             return None, err
         assert ExitCode.NOTHING_MEASURED == code, err
@@ -103,7 +104,8 @@ def test_another_setting_is_refused_by_name(sweep, row):
 def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
     sweep()
     words = [word for word in BASE if not word.startswith("--order")]
-    _, _, err = harness("sweep", *words, "--controls=nosync,independent")
+    words.append("--controls=nosync,independent")
+    _, _, err = harness("sweep", *words, overrides=FOUR_CORES)
 
     assert (
         "no controls (nosync, independent): they need an interleaved measurement\n"

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 from command_lines import smoke_sweep
-from fake_machine import QUIET
 from study_files import finished_in, observed_in
 
-from harness import ExitCode, HarnessError
+from harness import ExitCode, HarnessError, read_machine_state
 from harness.client import scaling_client
-from harness.machine import disturbance
-from harness.machine.machine_state import read_huge_pages
 from harness.run import trial_tree
 from results import Allocator, Store, UnavailableRecordError
 
@@ -34,9 +31,8 @@ def interrupt(*_):
 
 @pytest.mark.processes
 def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
-    tmp_path, harness, overrides, forked_trials, monkeypatch
+    tmp_path, harness, overrides, forked_trials
 ):
-    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     root = tmp_path / "runs" / "s"
     assert ExitCode.OK == harness(*SWEEP, overrides=overrides)[0]
     planned = Store(root).read_plan().trials
@@ -290,6 +286,7 @@ def test_a_heap_that_was_reserved_grows_without_faults():
     assert num_reserved < NUM_PAGES_OF_GROWTH / 20
     assert pytest.approx(0, abs=1 << 20) == unused
     assert pytest.approx(40 << 20, abs=1 << 20) == used
-    if read_huge_pages() == "madvise" and platform.libc_ver() >= ("glibc", "2.35"):
+    huge_pages = read_machine_state(()).transparent_huge_pages
+    if huge_pages == "madvise" and platform.libc_ver() >= ("glibc", "2.35"):
         with_huge, *_ = printed("grown", has_huge_pages=True)
         assert with_huge < num_faults / 4

@@ -17,12 +17,10 @@ import damaging
 import pytest
 from command_lines import overridden, smoke_sweep
 from damaging import ERRNOS, FailingReads, FailingWrites
-from fake_machine import QUIET
 from study_files import ended_ids, finished_in, observed_in
 
 import reports
 from harness import ExitCode, main
-from harness.machine import disturbance
 from results import Store, TrialStatus
 
 pytestmark = pytest.mark.processes
@@ -41,10 +39,9 @@ WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 
 @pytest.fixture
 def quiet(tmp_path, monkeypatch):
-    """Goes to a folder in which sweeps see a quiet machine, and write no page."""
+    """Goes to a folder in which sweeps write no page."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reports, "print_summary", lambda *_: None)
-    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     return tmp_path / "runs" / "s"
 
 

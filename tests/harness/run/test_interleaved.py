@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from command_lines import overridden, smoke_sweep
-from fake_machine import set_cores, two_cores
+from fake_machine import two_cores, with_cpus
 from study_files import lines_of, processes_of
 
 from harness import ExitCode
@@ -56,7 +56,6 @@ def run(harness, overrides, tmp_path, monkeypatch):
 @two_cores
 def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
     cores = sorted(os.sched_getaffinity(0))[:2]
-    set_cores(monkeypatch, cores)
     events = []
 
     def note(name, said):
@@ -72,7 +71,7 @@ def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
     note("send", lambda _session, _found, command: [command])
     note("start", lambda *_: ["start"])
     note("poll", lambda of, found: ["built"] * bool(found and of.awaited == "built"))
-    trials, _ = run()
+    trials, _ = run(**with_cpus(cores))
 
     assert 5 == len(trials)
     for trial in trials.values():

@@ -149,10 +149,25 @@ SMALL = smoke_sweep(
 )
 
 
-def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
-    process = start_harness(*SMALL, "--no-match", FAKE_BEHAVIOR="*:*:hang")
+OWN = (
+    "sweep",
+    "--command=sh -c 'echo {replicas} > started; sleep 600'",
+    "--metric=wall",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "sign"),
+    [
+        ((*SMALL, "--no-match"), "rank_0.jsonl"),
+        ((*OWN, *overridden(SMALL[3:], "--per-replica-batch-size=1")), "started"),
+    ],
+    ids=["workload", "command"],
+)
+def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path, words, sign):
+    process = start_harness(*words, FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
-    until(lambda: list(trials.glob("*/rank_0.jsonl")))
+    until(lambda: list(tmp_path.rglob(sign)))
     (trial_dir,) = trials.iterdir()
     assert processes_of(trial_dir)
     process.kill()

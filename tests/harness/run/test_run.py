@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+import time
 
 import psutil
 import pytest
@@ -16,7 +17,6 @@ from study_files import ended_ids, processes_of
 from harness import ExitCode
 from harness.client import scaling_client
 from harness.run import trial_tree
-from harness.trial import process_tree
 from results import Phase, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
@@ -126,7 +126,9 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
         until(lambda: pid_file.exists() and pid_file.read_text())
 
     monkeypatch.setattr(trial_tree.ProcessTree, "start", start_with_grandchild)
-    monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)
+    # It ignores SIGTERM, and the time until SIGKILL passes ten times as fast.
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: 10 * clock())
     trial = run_one("hang_with_grandchild", "--timeout=0.5s")
     failure = trial.status.failure
 
@@ -139,6 +141,30 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     # A dead one that init has not reaped does not run.
     is_dead = psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in is_dead
+
+
+LONGEST = "1000000000s"
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "code"),
+    [
+        ("sleep 0.1; exit 3", "60s", 3),
+        ("sleep 0.1; exit 3", LONGEST, 3),
+        ("kill -TERM $$", "60s", -signal.SIGTERM),
+        ("kill -TERM $$", LONGEST, -signal.SIGTERM),
+        ("kill -KILL $$", "60s", -signal.SIGKILL),
+        ("exec sleep 60", "0.1s", -signal.SIGTERM),
+    ],
+)
+def test_the_end_of_a_process_is_waited_for(run_one, script, limit, code):
+    command = ("/bin/sh", "-c", script)
+    status = run_one("", f"--timeout={limit}", worker_command=command).status
+    is_late = "sleep 60" in script
+
+    assert code == status.exit_code
+    assert is_late == (TrialStatus.TIMEOUT is status.status)
+    assert "sleep" not in script or status.duration_sec >= 0.1
 
 
 TWO = ("--replicas=1,2",)

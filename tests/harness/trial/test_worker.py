@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
+import subprocess
 import sys
-import time
 import types
+from pathlib import Path
 from unittest import mock
 
 import psutil
 import pytest
 import synthetic_trial
+from study_files import lines_of
 
 import workloads
 from harness import HarnessError
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
-from harness.trial import process_tree, worker
+from harness.trial import worker
 from replicator.cluster import environment
 from results import Control, Phase, TrialStatus
 
+ROOT = Path(__file__).resolve().parents[3]
 NEVER = {"external_writes": "never"}
 
 
@@ -88,25 +90,30 @@ def test_a_program_leaves_out_what_the_trial_says(make_spec, monkeypatch, contro
         writer.write.assert_called_once_with("change", group="model")
 
 
-def test_an_independent_program_knows_its_rank_and_no_cluster(
-    tmp_path, make_spec, monkeypatch
-):
+@pytest.mark.processes
+def test_an_independent_program_knows_its_rank_and_no_cluster(tmp_path, make_spec):
     spec = make_spec(backend="single", control=Control.INDEPENDENT)
     env = synthetic_trial.environment(spec, "5f0c")
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     (tmp_path / "env.json").write_text(env.model_dump_json())
+    # Where TensorFlow would be imported, it says in which environment.
+    said = "import os; raise ImportError(f\"cluster: {os.environ.get('TF_CONFIG')}\")"
+    (tmp_path / "tensorflow.py").write_text(said)
     addresses = {"worker": ["localhost:20001", "localhost:20002"]}
     config = {"cluster": addresses, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    seen = []
-    monkeypatch.setattr(
-        worker, "measure_spec", lambda *_, **__: seen.append("TF_CONFIG" in os.environ)
+    done = subprocess.run(
+        [sys.executable, *trial_tree.WORKER_COMMAND[1:], str(tmp_path)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))),
+            "TF_CONFIG": json.dumps(config),
+        },
+        check=False,
     )
-    monkeypatch.setattr(worker.process_tree, "beat", lambda _write: None)
 
-    assert 0 == worker.main([str(tmp_path)])
-    assert [False] == seen
-    assert (tmp_path / "rank_1.jsonl").exists()
+    assert 1 == done.returncode
+    (failure,) = lines_of(tmp_path / "rank_1.jsonl", "failure")
+    assert "cluster: None" == failure["reason"]
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -209,26 +216,3 @@ def test_a_stuck_rank_is_killed_with_all_others(run_cluster, store):
         for process in psutil.process_iter(["cmdline"])
         if str(store.root) in " ".join(process.info["cmdline"] or [])
     ]
-
-
-LONG_SEC = 60.0
-
-
-def test_the_end_of_a_process_is_waited_for():
-    def start(text):
-        return psutil.Popen(["/bin/sh", "-c", text])
-
-    for text, code in (("sleep 0.1; exit 3", 3), ("kill -TERM $$", -signal.SIGTERM)):
-        process = start(text)
-        # The longest is for ever.
-        for timeout_sec in (1e9, LONG_SEC):
-            assert code == process_tree.wait_for_end(process, timeout_sec)
-        assert code == process.returncode
-    process = start("exec sleep 60")
-    begin = time.monotonic()
-    with pytest.raises(psutil.TimeoutExpired):
-        process_tree.wait_for_end(process, 0.1)
-    assert time.monotonic() - begin >= 0.1
-    assert process.poll() is None
-    process.kill()
-    assert -signal.SIGKILL == process_tree.wait_for_end(process, LONG_SEC)

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicator
+from harness.client.scaling_client import TRIAL_VARIABLE
 from harness.launch import gang
 from harness.run import trial_tree
-from harness.trial import process_tree
 from replicator.cluster import address_exchange, environment, local_cluster
 from replicator.cluster.address_exchange import Registration
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
@@ -291,7 +291,7 @@ class Turns:
             is_client=False,
             polls=False,
             trial_dir=pathlib.Path("/nonexistent"),
-            variables={process_tree.MARKER: "/nonexistent"},
+            variables={TRIAL_VARIABLE: "/nonexistent"},
             command=(),
         )
         self.session = trial_tree.Session(prepared, timeout_sec=60)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import study_files
 from click.testing import CliRunner
-from fake_machine import set_cores
+from fake_machine import with_cpus
 
 import reports
 from harness import command_line
@@ -47,14 +47,14 @@ def _run(command, runs_dir, monkeypatch):
         is_new = subcommand == "sweep" and {"--workload", "--command"} & {*options}
         dry = ["--dry-run"] if is_new else []
         arguments = [subcommand, *options, *dry, "--runs-dir", str(runs_dir)]
-        done = CliRunner().invoke(command_line, arguments, obj=MEASURES_NOTHING)
+        changes = MEASURES_NOTHING | with_cpus(range(2))
+        done = CliRunner().invoke(command_line, arguments, obj=changes)
     assert 0 == done.exit_code, (command, done.output, done.exception)
     return done.output
 
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
-    set_cores(monkeypatch, range(2))
     study = study_files.published(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")

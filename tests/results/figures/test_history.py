@@ -9,7 +9,6 @@ from fake_machine import QUIET
 from study_files import edit_record, with_blocks, with_environments
 from synthetic import interleaving_shape, make_store
 
-from harness.machine.disturbance import discard_reason
 from reports import caveats_of, history, limits, view_store
 from results import load_study
 
@@ -108,7 +107,7 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
 def test_the_limit_stands_in_place_of_what_was_measured(interleaved, fields, expected):
     exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0}
     loads = [dataclasses.replace(QUIET, **exact | changes) for changes in fields]
-    reasons = [discard_reason(load, 0) for load in loads]
+    reasons = [load.discard_reason() for load in loads]
     change = {"discard_reason": lambda block: reasons[block.round_index % 2]}
     view = dataclasses.replace(
         interleaved, study=with_blocks(interleaved.study, lambda _: change)

@@ -37,7 +37,7 @@ import page_claims
 from page_claims import BESIDE, BUSY, Row
 from scipy import stats
 
-from harness.machine import disturbance
+from harness import Disturbance
 from harness.run.rounds import MIN_ROUNDS
 from results import Block, TrialResult, figures, statistics
 
@@ -397,7 +397,7 @@ def _block(bursts, load, work_sec, num_cores, name):
     is_shared = load.where == ON_BOTH or num_cores > 1
     time_sec, used_sec = bursts.pass_by(work_sec, is_shared=is_shared)
     foreign = used_sec / time_sec / num_cores if is_shared else 0.0
-    found = disturbance.Disturbance(
+    found = Disturbance(
         foreign_cpu_fraction=foreign,
         foreign_resolution=0.0,
         stolen_cpu_fraction=None,
@@ -413,7 +413,7 @@ def _block(bursts, load, work_sec, num_cores, name):
         end_ns=round(1e9 * time_sec),
         num_steps=1,
         foreign_cpu_fraction=foreign,
-        discard_reason=disturbance.discard_reason(found, 0),
+        discard_reason=found.discard_reason(),
     )
 
 

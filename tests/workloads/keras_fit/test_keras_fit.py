@@ -10,7 +10,7 @@ import keras
 import pytest
 import small_fit
 from command_lines import install
-from fake_machine import set_cores
+from fake_machine import with_cpus
 from small_programs import WORKLOADS, build, match, sane
 
 import replicator
@@ -200,14 +200,11 @@ def test_backends_without_fit_are_refused_with_those_that_have_it(
     assert 0 == code, err
 
 
-def test_the_control_without_update_is_left_out_with_a_note(
-    tmp_path, capsys, monkeypatch
-):
-    set_cores(monkeypatch, range(2))
+def test_the_control_without_update_is_left_out_with_a_note(tmp_path, capsys):
     words = "sweep --dry-run --workload keras_fit --preset smoke --backends in_graph"
     words += f" --replicas 1,2 --controls nosync,no_update --runs-dir {tmp_path}"
 
-    assert 0 == run_harness(words.split())
+    assert 0 == run_harness(words.split(), run_overrides=with_cpus(range(2)))
     printed = " ".join("".join(capsys.readouterr()).split())
     assert "no control no_update of backend in_graph: Keras updates inside" in printed
     assert "no control nosync" not in printed
