@@ -7,6 +7,7 @@ from .cli.main import main as main
 from .errors import HarnessError as HarnessError
 from .errors import LaunchError as LaunchError
 from .errors import PlanError as PlanError
+from .machine.disturbance import CoreClock as CoreClock
 from .machine.disturbance import Disturbance as Disturbance
 from .machine.disturbance import read_core_clock as read_core_clock
 from .machine.machine_state import CpuTopology as CpuTopology

@@ -39,6 +39,11 @@ FOLDERS = (
 
 # Page -> title, introduction, modules; of a package with a stub, its public names.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "harness": (
+        "Reference: harness",
+        "The command line in a program, and what the harness knows of a machine.",
+        ("harness",),
+    ),
     "results": (
         "Reference: results",
         "Records on disk, and the figures that are computed from them.",

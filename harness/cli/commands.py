@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 
 _HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
-_NOT_OF_RUNS = ("harness_command", "probe")  # Overrides that are no ``RunSettings``.
+_NOT_OF_RUNS = ("harness_command", "probe", "source_root")
+"""Overrides that are no ``RunSettings``."""
 
 
 def _submit(request: RunRequest, launcher: Launcher, planned: Plan) -> int:

@@ -138,6 +138,7 @@ command_line = _Group(
         " the same command to resume)."
     ),
 )
+"""The click group of all subcommands, for tools that document or complete them."""
 
 
 def main(
@@ -149,7 +150,8 @@ def main(
         argv: The subcommand and its arguments; those of this process by default.
         run_overrides: What takes the place of a part of a run, by name: a field of
             ``RunSettings``, such as ``topology`` (a ``CpuTopology``), ``probe`` (asks
-            TensorFlow for its GPUs), or ``harness_command`` (what a job starts).
+            TensorFlow for its GPUs), ``harness_command`` (what a job starts), or
+            ``source_root`` (the checkout of the harness whose revisions a gate finds).
 
     Returns:
         The exit code, one of ``ExitCode``. Errors are one line on stderr; none is

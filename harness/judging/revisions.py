@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from harness import SOURCE_ROOT
 from harness.command import identity, program
 from harness.errors import RevisionError
 from harness.machine import environment, machine_state, owned_folders
@@ -101,14 +100,11 @@ _run = functools.partial(
 )
 
 
-def _git(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return environment.run_git(SOURCE_ROOT, *arguments, **settings)
-
-
-def find_commit(revision: str, source: identity.Repository | None = None) -> str:
-    """Returns the full id of a commit: of this tree, or of the user's repository."""
-    git: Git = _git
-    root = SOURCE_ROOT
+def find_commit(
+    revision: str, root: Path, source: identity.Repository | None = None
+) -> str:
+    """Returns the full id of a commit: of a tree of ours, or of the user's."""
+    git: Git = functools.partial(environment.run_git, root)
     if source is not None:
         git, root = functools.partial(identity.git, source.root), source.root
     try:
@@ -169,15 +165,15 @@ def check_out(
 
 @contextlib.contextmanager
 def checked_out(
-    revision: str, commit: str, note: Callable[[str], None], device: str = "cpu"
+    source: Path, revision: str, commit: str, note: Callable[[str], None], device: str
 ) -> Iterator[SourceTree]:
-    """Checks a commit of this tree out for as long as the block lasts."""
-    what = f"revision {revision!r}"
-    with _worktrees(_git, ("tree", commit, what)) as folder:
+    """Checks a commit of a tree of ours out for as long as the block lasts."""
+    what, git = f"revision {revision!r}", functools.partial(environment.run_git, source)
+    with _worktrees(git, ("tree", commit, what)) as folder:
         root = folder.path / "tree"
         python, versions = sys.executable, None
         locks = [LOCK_NAME, GPU_LOCK_NAME] if device == "gpu" else [LOCK_NAME]
-        others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
+        others = [n for n in locks if _read(root / n) != _read(source / n)]
         if others:
             note(
                 f"revision {revision} has another {' and '.join(others)}:"

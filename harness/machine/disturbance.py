@@ -128,7 +128,7 @@ _RUN, _DELAY = 0, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoreClock:
-    """One reading: running totals, in seconds."""
+    """One reading of what the kernel counts: running totals, in seconds."""
 
     wall_sec: float  # Monotonic clock.
     num_cores: int  # The cores of the trial.
@@ -150,7 +150,7 @@ class CoreClock:
     reading_sec: float  # CPU time of this reading after the cores were read.
 
     def load_until(self, end: CoreClock) -> Disturbance:
-        """Returns what others did until a later reading of the same processes."""
+        """Returns what others did from this reading to a later one, of the same."""
         start = self
 
         def grown(name: str) -> float | None:
@@ -219,7 +219,7 @@ def read_core_clock(
 ) -> CoreClock:
     """Reads what the kernel has counted so far, around a span that is to be judged.
 
-    The harness repeats what others disturbed, and so can a benchmark of your own::
+    The harness repeats what others disturbed, and so can a benchmark of your own:
 
         start = harness.read_core_clock(cores, pids)
         ...  # what is timed

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 
+import harness
 import replicator
 import reports
 import results
@@ -124,7 +125,7 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
 
 @pytest.mark.parametrize(
     "package",
-    [replicator, results, figures, judging, statistics, reports],
+    [replicator, harness, results, figures, judging, statistics, reports],
     ids=lambda package: package.__name__,
 )
 def test_the_reference_has_every_public_name(site, hooks, package):
@@ -138,6 +139,7 @@ def test_the_reference_has_every_public_name(site, hooks, package):
     for path in paths:
         assert f'id="{path}"' in page, path
     first_lines = {
+        "harness": "Runs a command line in this process, as ",
         "replicator": "Runs a single-device step function on many replicas.",
         "results": "Returns every number of the report, one per row.",
         "reports": "Draws ratios of throughput between backends, with intervals.",

@@ -24,7 +24,6 @@ from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot, with_cpus
 
 import reports
 from harness import ExitCode, main
-from harness.judging import revisions
 from harness.machine import gpu_watch
 from harness.run.trial_runner import RunSettings
 from results import SCHEMA_VERSION, Plan, PlannedTrial, Store, TrialSpec
@@ -325,7 +324,7 @@ def repository(tmp_path_factory: Any) -> Path:
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(ROOT / revisions.LOCK_NAME, folder)
+    shutil.copy(ROOT / "requirements.lock", folder)
     commit(folder, "same")
     counted = '{"graph_nodes": 100, "collective_bytes": 1000}'
     for name, file, content in (
@@ -361,8 +360,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def gate_overrides() -> dict[str, Any]:
+def gate_overrides(repository: Path) -> dict[str, Any]:
     return {
+        "source_root": repository,
         "worker_command": driver.GATE_WORKER,
         "canary": lambda _core: 0.2,
         "load": lambda _before, _after: QUIET,
@@ -372,14 +372,12 @@ def gate_overrides() -> dict[str, Any]:
 @pytest.fixture
 def gate(
     harness: Any,
-    repository: Path,
     temporary: Path,
     gate_overrides: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     writes_pages: bool,
 ) -> Any:
     del temporary
-    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     if not writes_pages:
         monkeypatch.setattr(reports, "write_report", lambda *_: None)
 
@@ -391,9 +389,7 @@ def gate(
 
 
 @pytest.fixture(scope="session")
-def template_of_gates(
-    repository: Path, tmp_path_factory: Any, gate_overrides: dict[str, Any]
-) -> Path:
+def template_of_gates(tmp_path_factory: Any, gate_overrides: dict[str, Any]) -> Path:
     """Returns a directory with a finished gate of two equal revisions, made once."""
     root: Path = tmp_path_factory.mktemp("gates")
     with (
@@ -401,7 +397,6 @@ def template_of_gates(
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(root)
-        patch.setattr(revisions, "SOURCE_ROOT", repository)
         patch.setattr(reports, "write_report", lambda *_: None)
         arguments = (*QUICK_GATE, "--baseline=same", "--study=stored")
         assert ExitCode.OK == main(arguments, run_overrides=gate_overrides)

@@ -101,9 +101,8 @@ GATE = (
 DRIVER = f"""
 import pathlib, sys
 from harness import main
-from harness.judging import revisions
-revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
 overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
+overrides["source_root"] = pathlib.Path(sys.argv.pop(1))
 sys.exit(main(run_overrides=overrides))
 """
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 import reports
-from harness import catalog
+from harness import SOURCE_ROOT, catalog
 from harness.cli import commands, running
 from harness.cli.exit_codes import ExitCode
 from harness.cli.subcommands.sweep_command import RunRequest
@@ -318,10 +318,10 @@ class _EqualCodeError(Exception):
 
 
 def _beside_revision(request: GateRequest, name: str, rule: Rule) -> int:
-    source = None
+    source, own = None, request.overrides.get("source_root", SOURCE_ROOT)
     if request.program is not None:
         source = revisions.source_of(Path.cwd(), name, request.runs_dir)
-    commit = revisions.find_commit(name, source)
+    commit = revisions.find_commit(name, own, source)
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
     def conclude(store: Store, study: Study, _trials: object) -> int:
@@ -340,7 +340,9 @@ def _beside_revision(request: GateRequest, name: str, rule: Rule) -> int:
     try:
         with stop_signals(), contextlib.ExitStack() as stack:
             if request.program is None or source is None:
-                tree = revisions.checked_out(name, commit, running.note, request.device)
+                tree = revisions.checked_out(
+                    own, name, commit, running.note, request.device
+                )
                 update["baseline"] = stack.enter_context(tree)
             else:
                 sides = revisions.side_by_side(

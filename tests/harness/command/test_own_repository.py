@@ -5,6 +5,7 @@ import html
 import io
 import json
 import re
+import subprocess
 import sys
 
 import fork_server
@@ -15,7 +16,6 @@ from fake_machine import two_cores
 
 import reports
 from harness import ExitCode, main
-from harness.judging import revisions
 from harness.run import trial_tree
 from results import Store
 
@@ -195,14 +195,20 @@ def test_a_gate_that_cannot_be_prepared_says_where(run, arguments, message):
 
 
 def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
-    monkeypatch.setattr(revisions, "SETUP_SEC", 0.5)
+    communicate = subprocess.Popen.communicate
+
+    def hurried(process, data=None, timeout=None):
+        """An hour passes in half a second."""
+        return communicate(process, data, 0.5 if timeout == 3600.0 else timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", hurried)
     code, _, err = run(
         *("gate", *OWN, "--replicas=1", "--mode=weak", "--baseline=fast"),
         "--setup=sleep 986 & wait",
     )
 
     assert ExitCode.USAGE == code
-    assert "takes more than 0.5 s in this tree, and was ended; give" in err
+    assert "takes more than 3600 s in this tree, and was ended; give" in err
     assert not any(
         process.info["cmdline"] == ["sleep", "986"]
         for process in psutil.process_iter(["cmdline"])

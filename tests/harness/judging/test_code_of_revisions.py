@@ -1,18 +1,18 @@
 """What a revision runs: its own code, with the packages of its own lock."""
 
-import contextlib
 import hashlib
-import json
+import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import fork_server
 import pytest
-from command_lines import WORKER, commit, git
+from command_lines import GATE, WORKER, commit, git
+from fake_machine import make_gpus
 
-from harness import ExitCode, HarnessError
-from harness.judging import revisions
+from harness import ExitCode
 from harness.sources import code_digest
 from results import Store
 
@@ -59,7 +59,7 @@ def other_lock(repository, tmp_path_factory):
     modules = "".join(f"{folder}\n" for folder in folders)
     contents = {name: dict[str, str]() for name in code_digest.DISTRIBUTIONS}
     contents["modules-of-tests"] = {"modules_of_tests.pth": modules}
-    _commit(repository, revisions.LOCK_NAME, _lock(wheels, contents), "other_lock")
+    _commit(repository, "requirements.lock", _lock(wheels, contents), "other_lock")
     return "other_lock"
 
 
@@ -81,93 +81,88 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
     assert [] == list(temporary.iterdir())
 
 
-@pytest.fixture
-def check_out(repository, temporary, monkeypatch):
-    """Returns a function that checks a revision out; this tree has a lock for GPUs."""
-    _commit(repository, revisions.GPU_LOCK_NAME, "# one\n", "gpu")
-    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
-    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
-
-    def run(revision, device):
-        notes = []
-        found = revisions.find_commit(revision)
-        with revisions.checked_out(revision, found, notes.append, device) as tree:
-            return tree.python, notes
-
-    yield run
-    (repository / revisions.GPU_LOCK_NAME).unlink()
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("baseline", "device", "code"),
+    [
+        ("gpu", "gpu", ExitCode.OK),
+        ("same", "cpu", ExitCode.OK),
+        ("same", "gpu", ExitCode.USAGE),
+    ],
+)
+def test_the_lock_of_gpus_counts_on_gpus_only(
+    gate, repository, install_gpus, baseline, device, code
+):
+    """This tree has one, and so has a revision."""
+    install_gpus(make_gpus(1))
+    _commit(repository, "requirements-gpu.lock", "# one\n", "gpu")
+    (repository / "requirements-gpu.lock").write_text("# one\n")
+    words = [word for word in GATE if word != "--measure-equal"]
+    found, out, err = gate(f"--baseline={baseline}", f"--device={device}", of=words)
+    (repository / "requirements-gpu.lock").unlink()
     git(repository, "tag", "--delete", "gpu")
 
-
-@pytest.mark.processes
-def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
-    assert (sys.executable, []) == check_out("gpu", "gpu")
-    assert (sys.executable, []) == check_out("same", "cpu")
-    message = (
-        r"^revision 'same' has no requirements-gpu.lock, which says what to install for"
-        r" these devices; choose a later revision, or use a stored study as baseline$"
+    assert code == found, err
+    assert (code == ExitCode.OK) == ("installing" not in err)
+    assert (code == ExitCode.OK) == ("nothing was measured" in out)
+    refused = (
+        "error: revision 'same' has no requirements-gpu.lock, which says what to"
+        " install for these devices; choose a later revision, or use a stored study as"
+        " baseline"
     )
-    with pytest.raises(HarnessError, match=message):
-        check_out("same", "gpu")
+    assert (code == ExitCode.USAGE) == (refused in err.splitlines())
 
 
-@pytest.fixture
-def trees(tmp_path):
-    for name in ("tree", "base"):
-        (tmp_path / name / "src" / "own").mkdir(parents=True)
-        (tmp_path / name / "train.py").touch()
-    return tmp_path / "tree", tmp_path / "base"
-
-
-def install(monkeypatch, folder, source):
-    facts = folder / "own-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
-    url = {"url": source.as_uri(), "dir_info": {"editable": True}}
-    (facts / "direct_url.json").write_text(json.dumps(url))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("command", ["python3 train.py {replicas}", "env A=1 python3"])
-def test_a_package_of_the_working_tree_is_refused(
-    trees, tmp_path, monkeypatch, command
-):
-    tree, base = trees
-    install(monkeypatch, tmp_path / "site", tree)
-
-    message = r"Python of base has the package 'own' from '.*/tree/src', so both sides"
-    with pytest.raises(HarnessError, match=message):
-        revisions.check_imports(command, base, base, "base", [tree])
-    revisions.check_imports(command, tree, tree, "tree", [base])
-
-
+# Makes a package of this folder an installed one, in the folder that is named.
+INSTALL = """
+mkdir -p $1/own-1.0.dist-info && cd $1/own-1.0.dist-info
+printf 'Metadata-Version: 2.1\\nName: own\\nVersion: 1.0\\n' > METADATA
+echo '{"url": "file://'$OLDPWD'", "dir_info": {"editable": true}}' > direct_url.json
+"""
+TRAIN = "python3 train.py {replicas}"
+OWN = "the Python of this tree has the package 'own' from '.*/repository/src', so"
 MARK_OF_A_HOOK = "__editable__.own-1.0.finder.__path_hook__"
-PATHS = [
-    ("src", "python3 train.py", "", r"Python of base imports from '.*/tree/src'"),
+COMPARED = [
+    ("../site", TRAIN, ("--setup=true",), OWN),
+    ("../site", f"env A=1 {TRAIN}", (), OWN),
+    # Each revision has its own, as in a virtual environment.
+    ("site", TRAIN, ("--setup=sh install.sh site",), ""),
+    ("src", TRAIN, (), "the Python of this tree imports from '.*/repository/src', so"),
     # The revision has its own there, and finds that first.
-    ("src", "python3 -m own", "src", ""),
+    ("src", "python3 -m own {replicas}", (), ""),
     # As an editable installation leaves it in sys.path.
-    (MARK_OF_A_HOOK, "python3 train.py", "", ""),
-    ("src", "no-such-program", "", ""),
+    (MARK_OF_A_HOOK, TRAIN, (), ""),
+    ("src", "/bin/sh install.sh {replicas}", (), ""),
+    (
+        *("../site", ".venv/bin/python train.py {replicas}", ()),
+        r"this tree has no '\.venv/bin/python', which --command starts: git does not",
+    ),
 ]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("path", "command", "folder", "message"), PATHS)
-def test_a_path_to_the_working_tree_is_refused(
-    trees, monkeypatch, path, command, folder, message
+@pytest.mark.parametrize(("path", "command", "options", "message"), COMPARED)
+def test_both_revisions_run_their_own_code(
+    harness, tmp_path, monkeypatch, path, command, options, message
 ):
-    tree, base = trees
-    monkeypatch.setenv("PYTHONPATH", str(tree / path))
-    refused = pytest.raises(HarnessError, match=message or None)
-    with refused if message else contextlib.nullcontext():
-        revisions.check_imports(command, base / folder, base, "base", [tree])
+    root = tmp_path / "repository"
+    (root / "src" / "own").mkdir(parents=True)
+    (root / ".gitignore").write_text(".venv\nruns\nsite\n")
+    (root / "install.sh").write_text(INSTALL)
+    (root / "train.py").touch()
+    (root / "src" / "own" / "__main__.py").touch()
+    git(root, "init", "--quiet")
+    commit(root, "base")
+    venv = root / ".venv" / "bin"
+    venv.mkdir(parents=True)
+    (venv / "python").symlink_to(sys.executable)
+    subprocess.run(["/bin/sh", "install.sh", tmp_path / "site"], cwd=root, check=True)
+    monkeypatch.setenv("PYTHONPATH", path if path == "site" else str(root / path))
+    monkeypatch.chdir(root / "src" if "-m" in command else root)
+    words = ("--metric=wall", "--per-replica-batch-size=1", "--replicas=1")
+    words = (f"--command={command}", *words, "--mode=weak", "--baseline=base")
+    code, out, err = harness("gate", *words, *options)
 
-
-def test_what_starts_the_program_has_to_be_there(tmp_path):
-    message = r"base has no '\.venv/bin/python', which --command starts: git does not"
-    with pytest.raises(HarnessError, match=message):
-        revisions.check_start(".venv/bin/python a.py", tmp_path, "base")
-    for command in ("python a.py", "/bin/sh a", "./a{seed}"):
-        revisions.check_start(command, tmp_path, "base")
+    assert (ExitCode.USAGE if message else ExitCode.OK) == code, err
+    assert bool(message) != ("nothing was measured" in out)
+    assert not message or re.match(f"error: {message}", err.splitlines()[-1])

@@ -21,7 +21,6 @@ from command_lines import DRIVER, GATE, WORKER, git, worktrees
 from study_files import processes_of
 
 from harness import ExitCode
-from harness.judging import revisions
 from results import Control, Store
 from results.judging import read_gate
 
@@ -40,7 +39,7 @@ def written_at():
     return {path: path.stat().st_mtime_ns for path in found}
 
 
-def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
+def test_two_equal_revisions_pass(gate, harness, repository, tmp_path, stored):
     statuses = written_at()
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
@@ -51,7 +50,7 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
         r"(PASS|IMPROVE): throughput against revision same \(\w{12}\)", out
     )
     trials = Store.open(tmp_path / "runs" / stored).read_plan().trials
-    commit = revisions.find_commit("same")[: revisions.SHOWN_DIGITS]
+    commit = git(repository, "rev-parse", "same")[:12]
     first = [trial.spec for trial in trials if trial.spec.repetition_index == 0]
     assert {("", Control.NONE), ("", Control.AA), (commit, Control.NONE)} == {
         (spec.revision, spec.control) for spec in first
@@ -379,7 +378,7 @@ KILLED = (*GATE, "--set=rounds=3", "--baseline=same")
 
 
 def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
-    repository, tmp_path, temporary
+    gate, repository, tmp_path, temporary
 ):
     """SIGKILL at random moments; ``make faults`` kills a hundred."""
     chance = covering.chance("kills of gates")
@@ -408,40 +407,21 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
         deadline = time.monotonic() + 60
         while worktrees(repository) or list(temporary.iterdir()):
             assert time.monotonic() < deadline, list(temporary.iterdir())
-            remove_as_the_next_gate_does(repository)
+            gate("--baseline=same", of=LOOKING)  # which ends before it measures
             time.sleep(0.05)
 
     assert num_left >= 1
     assert "" == git(repository, "worktree", "prune", "--dry-run", "--verbose")
 
 
-def remove_as_the_next_gate_does(repository):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(revisions, "SOURCE_ROOT", repository)
-        patch.setattr(revisions, "check_out", _stop)
-        commit = revisions.find_commit("same")
-        with (
-            pytest.raises(InterruptedError),
-            revisions.checked_out("same", commit, lambda _: None),
-        ):
-            pass
-
-
-def _stop(*_):
-    raise InterruptedError
-
-
-def test_a_worktree_that_git_did_not_finish_is_removed(
-    repository, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+def test_a_worktree_that_git_did_not_finish_is_removed(gate, repository, tmp_path):
     root = tmp_path / "replicator-gate-x" / "tree"
     git(repository, "worktree", "add", "--quiet", "--lock", "--detach", str(root))
     (root.parent / ".owner").touch()
     others = tmp_path / "others"
     git(repository, "worktree", "add", "--quiet", "--detach", str(others))
     try:
-        revisions.remove_abandoned_worktrees(revisions._git)
+        gate("--baseline=same", of=LOOKING)
 
         assert [str(others)] == worktrees(repository)
         assert not root.parent.exists()
