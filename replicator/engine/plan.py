@@ -380,7 +380,7 @@ def schedule_shares(
 ) -> dict[int, list[UpdatedVariable]]:
     """Finds the place of each share in the order of a step's collectives."""
     last = len(collectives)
-    first = {name: c.index for c in reversed(collectives) for name in c.read}
+    first = {name: c.index for c in collectives for name in c.read}
     for node in reversed(body.nodes):
         index = first.get(node.name, last)
         for name in before_of(node):

@@ -9,8 +9,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import function_def_to_graph
 
-from replicator.collectives.kinds import AllReduce, Collective
-
 _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
 # What runs on the host, or passes on what is there.
@@ -194,6 +192,39 @@ def of_op(op):
     return math.prod(shapes[2]) * math.prod(kernel[:3])
 
 
+def emitted(repl, step, *specs):
+    """The graph of a ``tf.function`` around a step; nothing of it runs."""
+    strategy = repl.as_strategy()
+    around = tf.function(lambda *given: strategy.run(step, given), autograph=False)
+    return around.get_concrete_function(*specs).graph.as_graph_def()
+
+
+def linked(repl, step, *specs):
+    """The function in which a step is linked for all replicas, which it calls."""
+    called = [node.attr["f"].func.name for node in emitted(repl, step, *specs).node]
+    (name,) = [name for name in called if name.startswith("replicated_")]
+    return eager_context.context().get_function_def(name)
+
+
+def called_by(nodes):
+    """All functions that nodes call, and that those call."""
+    context, found, pending = eager_context.context(), {}, list(nodes)
+    while pending:
+        node = pending.pop()
+        names = {node.op, *(attr.func.name for attr in node.attr.values())}
+        for name in filter(context.has_function, names - found.keys()):
+            found[name] = context.get_function_def(name)
+            pending += found[name].node_def
+    return list(found.values())
+
+
+def of_replica(function, replica=0):
+    """The nodes of one replica, and those of the functions that they call."""
+    prefix = f"replica_{replica}/"
+    own = [node for node in function.node_def if node.name.startswith(prefix)]
+    return own + [node for called in called_by(own) for node in called.node_def]
+
+
 def only_program(repl):
     ((_, program),) = repl._programs.items()
     return program
@@ -233,6 +264,15 @@ def linked_graph(program):
     )
 
 
+def graph_def_of(program):
+    """The same, as ``tf.Graph`` writes it, with the functions that it calls."""
+    context = eager_context.context()
+    function = context.get_function_def(program._assembly._name)
+    graph_def, _ = function_def_to_graph.function_def_to_graph_def(function)
+    graph_def.library.function.extend(called_by(graph_def.node))
+    return graph_def
+
+
 def between_devices(graph):
     """By device, the bytes of its tensors times the other devices that use each."""
     moved = {}
@@ -246,20 +286,3 @@ def between_devices(graph):
             size = tensor.shape.num_elements() * tensor.dtype.size
             moved[op.device] = moved.get(op.device, 0) + size * len(users)
     return moved
-
-
-SUM = AllReduce(op="sum")
-
-
-def make_call(shapes, kind=SUM, *, num_replicas=2, dtypes=None, index=0, **options):
-    """A call on tensors of some shapes, float32 unless types are given."""
-    places = range(len(shapes))
-    facts = {
-        "operands": tuple(f"operand_{index}_{place}" for place in places),
-        "markers": tuple(f"marker_{index}_{place}" for place in places),
-        "dtypes": tuple(dtypes or [tf.float32] * len(shapes)),
-        "shapes": tuple(tf.TensorShape(shape) for shape in shapes),
-    }
-    return Collective(
-        index=index, kind=kind, num_replicas=num_replicas, **(facts | options)
-    )

@@ -1,6 +1,7 @@
 """Programs that tests run in processes of their own: ``programs.py NAME ARGUMENTS``."""
 
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -8,7 +9,9 @@ import sys
 import tempfile
 import time
 
+import graphs
 import keras
+import stand_ins
 import tensorflow as tf
 
 import replicator
@@ -41,33 +44,30 @@ def _fused_step(images):
     return tf.reduce_sum(_block(images)) + tf.reduce_sum(repeated[1])
 
 
-def _operations(graph_def):
-    nodes = [*graph_def.node]
-    for function in graph_def.library.function:
-        nodes += function.node_def
+def _operations(nodes):
     return sorted(n.op for n in nodes if n.op in ("_FusedBatchNormEx", "Relu"))
 
 
 def onednn_rules():
     """Prints the operations as JSON, by where the step runs."""
     from replicator._tf import dispatch
-    from replicator.engine import optimize
-    from replicator.engine.trace import trace
 
-    traced = trace(_fused_step, [tf.TensorSpec([2, 8, 8, 4], tf.float32)], 1)
-    found = {
-        name: _operations(
-            optimize.optimize(traced, devices.make_topology([[d] for d in names]))
-        )
-        for name, names in FUSED_ON.items()
-    }
-    graph_def = optimize.cut(traced)
-    optimize._mark_lowering(graph_def, is_lowered=False)
-    keep = [*traced.output_names, *traced.control_output_names]
+    spec, found = tf.TensorSpec([2, 8, 8, 4], tf.float32), {}
+    for where, names in FUSED_ON.items():
+        function = graphs.linked(stand_ins.on_devices(names), _fused_step, spec)
+        found[where] = _operations(graphs.of_replica(function))
+    graph = tf.function(_fused_step, autograph=False).get_concrete_function(spec).graph
+    graph_def = graph.as_graph_def()
+    for node in graph_def.node:
+        node.attr.pop("_lower_using_switch_merge", None)
     unstamped = dispatch.optimize_graph(
-        graph_def, keep, devices={f"{LOCAL}CPU:0": "CPU", f"{LOCAL}GPU:0": "GPU"}
+        graph_def,
+        [output.op.name for output in graph.outputs],
+        devices={f"{LOCAL}CPU:0": "CPU", f"{LOCAL}GPU:0": "GPU"},
     )
-    print(json.dumps(found | {"without_stamps": _operations(unstamped)}))  # noqa: T201
+    inner = (function.node_def for function in unstamped.library.function)
+    nodes = itertools.chain(unstamped.node, *inner)
+    print(json.dumps(found | {"without_stamps": _operations(nodes)}))  # noqa: T201
 
 
 def one_core_member(threads):

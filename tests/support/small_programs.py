@@ -6,8 +6,8 @@ every kind of layer, of whose repetitions most are left out.
     python tests/support/small_programs.py FOLDER
 
 writes the graphs that they run on two GPUs, of which none is needed: a file per step
-and data type, what the optimizer of graphs made of it. In a process of its own, since
-the rules of oneDNN are chosen when TensorFlow starts.
+and data type. In a process of its own, since the rules of oneDNN are chosen when
+TensorFlow starts.
 """
 
 import contextlib
@@ -17,10 +17,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import covering
+import graphs
 import pytest
 import small_fit
+import stand_ins
 
 import replicator
 import workloads
@@ -202,33 +205,23 @@ def gpu_graphs():
     ]
 
 
-class _TracedError(Exception):
-    """Ends a run after the trace, before anything is executed."""
-
-
 def write_gpu_graphs(folder):
-    from replicator.core.devices import make_topology
-    from replicator.engine import optimize
-
-    gpus = make_topology(
-        [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]
-    )
-    found, for_devices = [], optimize.optimize
-
-    def optimize_for_gpus(traced, *_):
-        found.append(for_devices(traced, gpus))
-        raise _TracedError
-
-    optimize.optimize = optimize_for_gpus
+    gpus = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in (0, 1)]
     built = {}
 
     def build_once(workload, **options):
         """Builds a program for all of its steps."""
         key = (workload, *options.items())
         if key not in built:
-            repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
-            program = build(workload, repl, per_replica_batch_size=2, seed=0, **options)
-            built[key] = repl, program
+            with stand_ins.listed(gpus):
+                repl = replicator.create("in_graph", num_replicas=2, devices=gpus)
+            # No batch can go there.
+            with mock.patch.object(
+                replicator.InGraphReplicator, "feeds_gpus", new=False
+            ):
+                built[key] = build(
+                    workload, repl, per_replica_batch_size=2, seed=0, **options
+                )
         return built[key]
 
     for workload, step, dtype, *layout in gpu_graphs():
@@ -237,14 +230,17 @@ def write_gpu_graphs(folder):
             options["conv_layout"] = layout[0]
         if dtype != FLOAT32:
             options["compute_dtype"] = dtype
-        repl, program = build_once(workload, **options)
+        program = build_once(workload, **options)
         name = step.removesuffix("_of_pixels")
-        inputs = [] if name == "copy_targets" else [program._inputs]
-        try:
-            repl.run(getattr(program.training, name), *inputs)
-        except _TracedError:
-            path = folder / ".".join([workload, step, dtype, *layout])
-            path.write_bytes(found.pop().SerializeToString())
+        specs = [] if name == "copy_targets" else [program._inputs.element_spec]
+        step_fn = getattr(program.training, name)
+        graph_def = graphs.graph_def_of(program._repl.build_step(step_fn, specs))
+        for node in graph_def.node:
+            if any(text.startswith("capture_") for text in node.input):
+                # The variable is on the CPU, since its GPU is not there.
+                node.device = gpus[int(node.name.removeprefix("replica_")[0])]
+        path = folder / ".".join([workload, step, dtype, *layout])
+        path.write_bytes(graph_def.SerializeToString())
 
 
 if __name__ == "__main__":

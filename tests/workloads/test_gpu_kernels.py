@@ -1,13 +1,14 @@
 """Every operation of every workload's optimized graph can run on a GPU.
 
-No GPU is needed: the graphs are optimized for two, on a host with the rules of oneDNN,
-and compared with the kernels that are registered in the installed build of TensorFlow.
+No GPU is needed: the graphs are made for two, on a host with the rules of oneDNN, and
+compared with the kernels that are registered in the installed build of TensorFlow.
 """
 
 import functools
 import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -95,14 +96,21 @@ def test_every_operation_runs_on_its_gpu(graphs, case):
     """Nothing moves to the CPU unnoticed, or fails in the first step.
 
     Of the kernels that are fused by the rules of CPUs, GPUs have few. A device in a
-    node, as of the optimizer's time, would put all replicas on the first GPU.
+    function, as of the optimizer's time, would put all replicas on the first GPU.
     """
-    operations = _operations(_graph(graphs, case))
+    graph_def = _graph(graphs, case)
+    operations = _operations(graph_def)
 
     assert operations
     assert set() == {node.op for node in operations if _kernel(node) is None}
     assert [] == [node.op for node in operations if node.op.startswith("_")]
-    assert set() == {node.device for node in operations} - {"", "/device:CPU:0"}
+    functions = (function.node_def for function in graph_def.library.function)
+    inner = {node.device for node in itertools.chain(*functions)}
+    assert set() == inner - {"", "/device:CPU:0"}
+    for node in graph_def.node:
+        if match := re.match(r"replica_(\d)/", node.name):
+            device = node.device.rpartition("device:")[2]
+            assert device in (f"GPU:{match[1]}", "CPU:0"), node.name
 
 
 def _waits(graph_def):

@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import case_cluster
+import stand_ins
 import tensorflow as tf
 from conformance_cases import (  # noqa: F401 - imported for their cases
     cases,
@@ -29,7 +29,6 @@ from conformance_cases.cases import Topology
 
 import replicator
 from replicator._tf import compat as _tf_compat
-from replicator.backends import tpu
 from replicator.catalog import BACKENDS, PARAMETER_SERVERS, SERVED_WORKERS
 from replicator.core import devices
 
@@ -105,25 +104,16 @@ class Target:
         return self.is_meant(case) and self.why_not(case) is None
 
 
-class _TpuOnCpus:
-    """An initialised TPU whose cores are virtual CPU devices."""
+def tpu_on_cpus():
+    """A TPU is found, whose two cores are virtual CPU devices."""
 
-    name = "stand-in"
-
-    def make_strategy(self, num_replicas, num_logical_devices):
-        """MirroredStrategy has the interface of TPUStrategy that steps see."""
-        assert num_logical_devices == 1
+    def make_strategy():
         # On CPUs, TensorFlow keeps int32 apart and MirroredStrategy sums int64 only.
         replicator.TpuReplicator.replica_context_class.wire_integer = tf.int64
-        names = [f"/device:CPU:{index}" for index in range(num_replicas)]
-        return _tf_compat.mirrored_strategy(names)
+        # It has the interface of TPUStrategy that steps see.
+        return _tf_compat.mirrored_strategy(["/device:CPU:0", "/device:CPU:1"])
 
-
-@contextlib.contextmanager
-def tpu_on_cpus():
-    """A TPU is found, and it is the CPU."""
-    with mock.patch.object(tpu, "connect", return_value=_TpuOnCpus()):
-        yield
+    return stand_ins.tpu(make_strategy, mesh_shape=(1, 1, 1, 2))
 
 
 def _cpus(num_replicas, num_logical_devices):
@@ -174,6 +164,7 @@ IN_PROCESS = [
         backend="tpu",
         num_replicas=2,
         variant="stand_in",
+        options={"tpu": "stand-in"},
         patch=tpu_on_cpus,
         not_here={
             "model_parallelism": "MirroredStrategy stands in, which splits nothing",

@@ -7,6 +7,7 @@ import types
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.framework import kernels
 from tensorflow.python.grappler import tf_optimizer
 
 import replicator
@@ -138,6 +139,25 @@ def test_a_kernel_is_found_by_device_and_type():
         assert dispatch.has_kernel(op, "CPU", tf.float32)
         assert not dispatch.has_kernel(op, "CPU", tf.string)
     assert not dispatch.has_kernel("NoSuchOp", "CPU", tf.float32)
+
+
+@pytest.mark.parametrize("device_type", ["CPU", "GPU"])
+@pytest.mark.parametrize(
+    "op", ["ResourceApplyKerasMomentum", "ResourceApplyAdam", "ResourceScatterSub"]
+)
+def test_the_types_of_a_kernel_are_those_that_its_device_registers(op, device_type):
+    registered = {
+        tf.as_dtype(number)
+        for kernel in kernels.get_registered_kernels_for_op(op).kernel
+        for constraint in kernel.constraint
+        for number in constraint.allowed_values.list.type
+        if kernel.device_type == device_type and constraint.name in ("T", "dtype")
+    }
+    if not registered:
+        pytest.skip(f"this build of TensorFlow has no {device_type} kernels of {op}")
+
+    for dtype in (tf.float16, tf.bfloat16, tf.float32):
+        assert (dtype in registered) == dispatch.has_kernel(op, device_type, dtype)
 
 
 @pytest.mark.parametrize("fails", [False, True])

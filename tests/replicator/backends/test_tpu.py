@@ -1,26 +1,32 @@
 """TPUs, as far as a machine without one can tell."""
 
+import functools
 import os
-import types
+import socket
+import time
 
 import case_cluster
 import fork_server
 import numpy as np
 import pytest
+import stand_ins
 import tensorflow as tf
+from case_cluster import check_messages
 
 import replicator
-from replicator.backends import tpu
-from replicator.cluster import local_cluster
-from replicator.collectives.kinds import AllConcat
+from tests.replicator.conftest import make
 
 CHILD_TIMEOUT_SEC = 120.0
+VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 
 
-def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
-    for variable in tpu.ENVIRONMENT:
+@pytest.fixture(autouse=True)
+def _unnamed(monkeypatch):
+    for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
 
+
+def test_without_a_tpu_the_message_says_where_it_was_looked_for():
     with pytest.raises(
         replicator.DeviceError,
         match=r"no TPU was found: tpu=None, none of TPU_NAME, .* is set, and "
@@ -29,39 +35,62 @@ def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
         replicator.create("tpu", num_replicas=8)
 
 
+@pytest.fixture
+def address():
+    """Of a process that accepts connections."""
+    with socket.create_server(("localhost", 0)) as listening:
+        yield f"localhost:{listening.getsockname()[1]}"
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
         ("TPU_NAME", "my-tpu", "my-tpu"),
-        ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://a:1,grpc://b:1", "grpc://a:1"),
-        ("COLAB_TPU_ADDR", "10.0.0.2:8470", "grpc://10.0.0.2:8470"),
+        ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://{},grpc://b:1", "grpc://{}"),
+        ("COLAB_TPU_ADDR", "{}", "grpc://{}"),
     ],
 )
-def test_the_environment_names_the_tpu(variable, value, expected):
-    assert expected == tpu._name_from_environment({variable: value})
+def test_the_environment_names_the_tpu(monkeypatch, address, variable, value, expected):
+    monkeypatch.setenv(variable, value.format(address))
+    found = []
+
+    def resolve(tpu):
+        found.append(tpu)
+        raise ValueError("no such TPU")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolve)
+    with pytest.raises(
+        replicator.DeviceError, match=r"^TPU '.*' could not be initialised: no such TPU"
+    ):
+        replicator.create("tpu")
+
+    assert [expected.format(address)] == found
 
 
 def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
-    monkeypatch.setattr(tpu, "CONNECT_TIMEOUT_SEC", 0.3)
-    [port] = local_cluster.free_ports(1)
+    """A minute, which passes in no time."""
+    slept, now = [], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(slept))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with socket.create_server(("localhost", 0)) as closed:
+        port = closed.getsockname()[1]
 
     with pytest.raises(
-        replicator.UnreachableError, match=rf"within 0.3 s: tpu 0 at localhost:{port}"
+        replicator.UnreachableError, match=rf"within 60 s: tpu 0 at localhost:{port}"
     ):
         replicator.create("tpu", tpu=f"grpc://localhost:{port}")
 
 
 _NO_TPU_BEHIND = """
+import socket
 import tensorflow as tf
-from replicator import errors
-from replicator.backends import tpu
-from replicator.cluster import local_cluster
-[port] = local_cluster.free_ports(1)
-address = f"localhost:{port}"
+import replicator
+with socket.create_server(("localhost", 0)) as listening:
+    address = f"localhost:{listening.getsockname()[1]}"
 server = tf.distribute.Server({"worker": [address]}, protocol="grpc")
 try:
-    tpu.connect(f"grpc://{address}")
-except errors.DeviceError as error:
+    replicator.create("tpu", tpu=f"grpc://{address}")
+except replicator.DeviceError as error:
     print("SAID", str(error).replace(address, "there"))
 """
 
@@ -82,6 +111,18 @@ def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said(tmp_path):
     assert "check that it runs" in said
 
 
+def stand_in(mesh_shape=(2, 2, 1, 2), **options):
+    """A replicator on a TPU, and the options of its strategy."""
+    made = {}
+
+    def make_strategy(**given):
+        made.update(given)
+        return make("tf_mirrored", 2).strategy
+
+    with stand_ins.tpu(make_strategy, mesh_shape=mesh_shape):
+        return replicator.create("tpu", tpu="v3-8", **options), made
+
+
 @pytest.mark.parametrize(
     ("mesh_shape", "num_logical_devices", "expected"),
     [
@@ -94,80 +135,89 @@ def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said(tmp_path):
 )
 def test_a_replica_takes_neighbouring_cores(mesh_shape, num_logical_devices, expected):
     """The cores of a chip first, then along x, y and z."""
-    assert expected == tpu.computation_shape(mesh_shape, num_logical_devices)
-
-
-@pytest.fixture
-def system():
-    topology = types.SimpleNamespace(
-        num_tasks=1, num_tpus_per_task=8, mesh_shape=np.array([2, 2, 1, 2])
+    _, made = stand_in(
+        mesh_shape=mesh_shape,
+        num_replicas=1,
+        logical_devices_per_replica=num_logical_devices,
     )
-    return tpu.TpuSystem("v3-8", "resolver", topology)
+
+    asked = {"computation_shape": expected, "num_replicas": 1}
+    assert {"experimental_device_assignment": asked} == made
 
 
-def test_cores_that_do_not_fit_are_refused(system):
-    calls = {
+def test_cores_that_do_not_fit_are_refused():
+    refused = {
         r"5 replicas of 2 TPU cores need 10 cores, but TPU 'v3-8' has 8": (
-            lambda: system.make_strategy(5, 2)
+            {"num_replicas": 5, "logical_devices_per_replica": 2}
         ),
         r"replica=3 is not a block of a 2 x 2 x 1 x 2 mesh": (
-            lambda: system.make_strategy(None, 3)
+            {"logical_devices_per_replica": 3}
         ),
         **{
             rf"logical_devices_per_replica {count} must": (
-                lambda count=count: replicator.TpuReplicator(
-                    logical_devices_per_replica=count
-                )
+                {"logical_devices_per_replica": count}
             )
             for count in (0, True, 1.5)
         },
     }
-    for message, call in calls.items():
-        with pytest.raises(replicator.DeviceError, match=message):
-            call()
+    check_messages(
+        {
+            f"^DeviceError: .*{said}": functools.partial(stand_in, **options)
+            for said, options in refused.items()
+        }
+    )
 
 
 def test_batches_of_unknown_shape_are_refused():
     data = tf.data.Dataset.range(3)
     ragged = data.map(tf.range).ragged_batch(2, drop_remainder=True)
     known = data.batch(2, drop_remainder=True)
+    repl, _ = stand_in()
 
     for unknown in (data.batch(2), ragged):
         with pytest.raises(
             replicator.StaticShapeError,
             match=r"component 0 of a batch is .*drop_remaind",
         ):
-            tpu.check_static(unknown.element_spec)
-    assert tpu.check_static({"x": known.element_spec}) is None
+            repl.make_input_iterator(lambda _, unknown=unknown: unknown)
+    assert repl.make_input_iterator(lambda _: known.map(lambda x: {"x": x}))
 
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
-def test_wide_integers_are_summed_in_parts_exactly(dtype):
+def test_wide_integers_are_summed_in_parts_exactly(monkeypatch, dtype):
+    """By sums of int32, which TPUs have; the stand-in sums int64."""
     limits = np.array([0, 1, -1, 2**62, -(2**63), 2**63 - 1, 123456789012345])
     values = [limits.astype(np.int64), limits[::-1].astype(np.int64)]
     tensors = [tf.bitcast(tf.constant(v), dtype) for v in values]
+    of_tensorflow, sent = tf.distribute.ReplicaContext.all_reduce, set()
 
-    def reduce(parts):
-        assert {tf.int32} == {part.dtype for part in parts}
-        return [tf.add_n(list(parts))] * len(parts)
+    def all_reduce(context, op, parts):
+        sent.update(part.dtype for part in parts)
+        wide = [tf.cast(part, tf.int64) for part in parts]
+        return [tf.cast(x, tf.int32) for x in of_tensorflow(context, op, wide)]
 
-    total, _ = tpu.sum_in_parts(tensors, reduce)
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
+    repl, _ = stand_in()
+    monkeypatch.setattr(repl.replica_context_class, "wire_integer", tf.int32)
+    totals = repl.run(replicator.all_sum, replicator.PerReplica(tensors))
 
     with np.errstate(over="ignore"):
         expected = values[0] + values[1]
-    assert dtype == total.dtype
-    np.testing.assert_array_equal(expected, tf.bitcast(total, tf.int64))
+    assert {tf.int32} == sent
+    for total in totals:
+        assert dtype == total.dtype
+        np.testing.assert_array_equal(expected, tf.bitcast(total, tf.int64))
 
 
 def test_sparse_gradients_of_unknown_length_are_refused():
     """A compiled step has one number of rows for all replicas and steps."""
-    context = tpu.TpuReplicaContext(2)
+    repl, _ = stand_in()
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 2])], autograph=False)
     def step(rows):
-        return context.communicate(AllConcat(), [rows])
+        some = tf.boolean_mask(rows, rows[:, 0] > 0.0)
+        return replicator.all_sum(tf.IndexedSlices(some, tf.range(tf.shape(some)[0])))
 
     with pytest.raises(
         replicator.StaticShapeError, match=r"number of rows .* is not known.*pad ids"
     ):
-        step.get_concrete_function()
+        repl.run(step, replicator.PerReplica([tf.ones([3, 2])] * 2))

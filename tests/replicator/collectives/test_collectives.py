@@ -1,4 +1,4 @@
-"""Collectives: gradients and types that no drawn program has, traffic, precision."""
+"""Collectives: gradients and types that no drawn program has, and precision."""
 
 import functools
 
@@ -7,19 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from case_cluster import check_messages
-from graphs import make_call
 
 import replicator
 from replicator import PerReplica
-from replicator.collectives.kinds import (
-    AllReduce,
-    AllToAll,
-    BetweenWorkers,
-    Permute,
-    ReduceScatter,
-)
-from replicator.core.devices import make_topology
-from replicator.engine import plan
 
 
 def _run(repl, step, values):
@@ -131,10 +121,7 @@ def test_sparse_slices_are_broadcast_as_they_are(repl_once):
         assert [n - 1, 4] == out["indices"][r].numpy().tolist()
 
 
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
-REMOTE = [f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)]
 SLICES = tf.IndexedSlices(tf.ones([2]), tf.constant([0, 1]))
-RING = Permute(pairs=((0, 1), (1, 2), (2, 3), (3, 0)))
 
 
 VALUES = np.arange(32, dtype=np.float32).reshape(4, 4, 2)
@@ -226,49 +213,6 @@ def test_bad_input_says_what_is_allowed():
     calls = {said: functools.partial(repl.run, call) for said, call in REFUSED.items()}
 
     check_messages(calls)
-
-
-@pytest.mark.parametrize(
-    ("kind", "sent"),
-    [
-        # Bytes by worker (64 per replica); two workers of two replicas.
-        (AllReduce(op="sum"), {0: 64, 1: 64}),
-        (ReduceScatter(op="sum"), {0: 32, 1: 32}),
-        (AllToAll(), {0: 64, 1: 64}),
-        (RING, {0: 64, 1: 64}),
-        # Inside a worker.
-        (Permute(pairs=((0, 1), (2, 3))), {0: 0, 1: 0}),
-    ],
-    ids=str,
-)
-def test_traffic_counts_what_leaves_a_worker(kind, sent):
-    """Where one program has all replicas, parts are sent and not whole tensors."""
-    places = make_topology([[device] for device in REMOTE])
-    plans = plan.make_plan([make_call([[16]], kind, num_replicas=4)], places)
-
-    assert sent == plan.sent(plans, places, [0, 0, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "op", "num_bytes"),
-    [
-        (AllReduce(op="sum"), "reduce", 128.0),
-        (ReduceScatter(op="sum"), "reduce", 128.0),
-        (AllToAll(), "gather", 256.0),
-        (RING, "gather", 256.0),
-        (Permute(pairs=((0, 1),)), "", 0.0),
-    ],
-    ids=str,
-)
-def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
-    places = make_topology([[d] for d in CPU[:2]], num_replicas=4, num_programs=2)
-    call = make_call([[16]], kind, num_replicas=4)
-
-    assert BetweenWorkers(op, num_bytes) == kind.between_workers(64, places)
-    text = plan.explain(plan.make_plan([call], places), places).splitlines()[0]
-    assert text.endswith(
-        f"{round(num_bytes)} bytes in all" if op else "; nothing over 2 workers"
-    )
 
 
 NUM_ELEMENTS = 100_000

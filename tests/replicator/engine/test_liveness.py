@@ -3,15 +3,17 @@
 That sharded updates train as others do is seen in ``tests/replicator/optimizer``.
 """
 
+import re
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from graphs import before, linked
 
 import replicator
 from replicator import RecomputationError
-from replicator.engine import body as body_lib
-from replicator.engine import liveness
 
 
 def _pass_both_ways(function, *more):
@@ -78,81 +80,109 @@ def test_what_only_an_owner_needs_is_sent_to_it_alone(separate):
     assert "; 2 for their owners alone" in repl.explain()
 
 
-def test_a_write_comes_after_all_uses_since_the_write_before(node, make_body):
-    """Of the same variable: another one does not matter, and one of both counts."""
-    body = make_body(
-        node("v", "Placeholder"),
-        node("w", "Placeholder"),
-        node("read", "ReadVariableOp", "v"),
-        node("read_w", "ReadVariableOp", "w"),
-        node("first", "AssignVariableOp", "v", "read"),
-        node("other", "ReadVariableOp", "v", "^first"),
-        node("both", "ResourceApplyGradientDescent", "v", "w", "read_w", "^other"),
-        node("last", "AssignAddVariableOp", "v", "other", "^both"),
-    )
-
-    found = liveness.analyze(
-        body,
-        invariant={one.name for one in body.nodes},
-        primaries=(0, 1),
-        handles=("v", "w"),
-        owners={"v": 1},
-        roots=(),
-    )
-
-    assert {
-        ("first", "v"): ("read",),
-        ("both", "v"): ("first", "other"),
-        ("both", "w"): ("read_w",),
-        ("last", "v"): ("both",),
-    } == found.earlier
+def _unordered(function):
+    """Uses of a copy of a variable that may come before and after a write of it."""
+    ancestors = before(types.SimpleNamespace(node=function.node_def))
+    uses = {}
+    for node in function.node_def:
+        for text in node.input:
+            if text.startswith("capture_"):
+                uses.setdefault(text, []).append(node)
+    return [
+        (write.name, use.name)
+        for of_copy in uses.values()
+        for write in of_copy
+        for use in of_copy
+        if write.op != "ReadVariableOp" and write is not use
+        if write.name not in ancestors(use.name)
+        if use.name not in ancestors(write.name)
+    ]
 
 
-def _gathers(body):
-    """Of variables of 8 bytes; what computes, varies."""
-    sizes = dict.fromkeys([v for v in body.placeholders if v.startswith("v")], 8)
-    varying = {one.name for one in body.nodes if one.op == "Mul"}
-    depths = body_lib.depths(body, {})
-    return liveness.schedule_gathers(body, sizes, depths, varying)
+def _sharded(repl, count, level):
+    with repl.context():
+        weights = [tf.Variable([1.0 + k, 2.0]) for k in range(count)]
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5), sharded_update=level)
+        optimizer.build(weights)
+    return weights, optimizer
 
 
-def _layers(node, count):
-    nodes = [node("batch", "Placeholder")]
-    for i in range(count):
-        nodes.append(node(f"v{i}", "Placeholder"))
-        nodes.append(node(f"read{i}", "ReadVariableOp", f"v{i}"))
-    return nodes
+def test_a_write_comes_after_all_uses_since_the_write_before(separate):
+    """Of the same variable: it waits for no use of another one."""
+    repl = separate(2)
+    (v, w), _ = _sharded(repl, 2, "state")
+
+    def step(x):
+        read, read_w = v.read_value(), w.read_value()
+        v.assign(2.0 * read)
+        other = v.read_value()
+        w.assign_sub(read_w + other)
+        v.assign_add(other)
+        return x * read, x * read_w, x * other
+
+    function = linked(repl, step, tf.TensorSpec([]))
+
+    assert [] == _unordered(function)
+    nodes = {node.name: node for node in function.node_def}
+    reads = {n.name for n in nodes.values() if n.op == "ReadVariableOp"}
+    copied = [n for n in nodes.values() if "/refresh_" in n.name]
+    assert 3 == len(copied)
+    for write in copied:  # one read of the same copy on its own replica
+        waits = {text[1:] for text in write.input if text.startswith("^")} & reads
+        assert [write.input[0]] == [nodes[name].input[0] for name in waits]
+    xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
+    found = [[value.numpy().tolist() for value in of] for of in repl.run(step, xs)]
+    assert [[1.0, 2.0], [2.0, 4.0]] == found[0]
+    assert [[2.0, 2.0], [4.0, 4.0]] == found[1]
+    assert [[2.0, 4.0], [4.0, 8.0]] == found[2]
+    assert [[4.0, 8.0], [-2.0, -4.0]] == [v.numpy().tolist(), w.numpy().tolist()]
 
 
-def test_a_later_gather_comes_before_the_write(node, make_body):
+def _num_gathers(repl):
+    return int(re.search(r"in (\d+) gathers ", repl.explain())[1])
+
+
+def test_a_later_gather_comes_before_the_write(separate):
     """The value of this step is read, though nothing else orders the two."""
-    nodes, last = _layers(node, 5), "batch"
-    for i in range(5):
-        nodes.append(node(f"forward{i}", "Mul", last, f"read{i}"))
-        last = f"forward{i}"
-    for i in reversed(range(5)):
-        nodes.append(node(f"backward{i}", "Mul", last, f"read{i}"))
-        last = f"backward{i}"
-        nodes.append(node(f"write{i}", "AssignSubVariableOp", f"v{i}", last))
+    repl = separate(2)
+    weights, optimizer = _sharded(repl, 5, "parameters")
 
-    found = _gathers(make_body(*nodes))
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = x * weight
+        grads = tape.gradient(x, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return x
 
-    by_name = {one.name: one for one in found.body.nodes}
-    assert {"read0", "read1", "read2"} == set(found.added.values())
-    assert "read1/gather_1" == by_name["backward1"].inputs[1].node
-    assert ("read1/gather_1",) == by_name["write1"].controls
+    function = linked(repl, step, tf.TensorSpec([2]))
+
+    assert 5 + 3 == _num_gathers(repl)  # the last two are there
+    assert [] == _unordered(function)
+    again = {n.name for n in function.node_def if n.name.endswith("/gather_1")}
+    ancestors = before(types.SimpleNamespace(node=function.node_def))
+    writes = [n for n in function.node_def if n.op == "ResourceApplyGradientDescent"]
+    assert 5 == len(writes)
+    assert again == set.union(*(again & ancestors(write.name) for write in writes))
 
 
-def test_no_value_from_before_a_write_is_gathered_after_it(node, make_body):
-    nodes, last = _layers(node, 4), "use0"
-    nodes.append(node("use0", "Mul", "batch", "read0"))
-    nodes.append(node("write0", "AssignVariableOp", "v0", "use0", "^read0"))
-    for i in (1, 2, 3):
-        nodes.append(node(f"use{i}", "Mul", last, f"read{i}"))
-        last = f"use{i}"
-    nodes.append(node("late", "Mul", last, "read0"))
+def test_no_value_from_before_a_write_is_gathered_after_it(separate):
+    repl = separate(2)
+    weights, _ = _sharded(repl, 4, "parameters")
 
-    found = _gathers(make_body(*nodes))
+    def step(x):
+        first = weights[0].read_value()
+        x = x * first
+        weights[0].assign(replicator.all_mean(x))
+        for weight in weights[1:]:
+            x = x * weight
+        return x * first
 
-    assert {} == found.added
-    assert ("use0", "late") == found.gathers[0].uses
+    function = linked(repl, step, tf.TensorSpec([2]))
+    found = repl.run(step, replicator.PerReplica([tf.ones([2]), 2.0 * tf.ones([2])]))
+
+    assert 4 == _num_gathers(repl)
+    assert [] == _unordered(function)
+    expected = [[2.0 * 3.0 * 4.0, 2.0**5], [2.0 * 2.0 * 3.0 * 4.0, 2.0**6]]
+    assert expected == [value.numpy().tolist() for value in found]
+    assert [1.5, 3.0] == weights[0].numpy().tolist()

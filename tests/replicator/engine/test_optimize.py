@@ -9,19 +9,18 @@ import sys
 import programs
 import pytest
 import tensorflow as tf
+from graphs import linked, of_replica
+from stand_ins import on_devices
 from tensorflow.core.protobuf import config_pb2
 
 import replicator
 from replicator._tf import dispatch
-from replicator.core.devices import make_topology
-from replicator.engine import optimize
-from replicator.engine.trace import trace
 
 SCALAR = tf.TensorSpec([], tf.float32)
 LOCAL = "/job:localhost/replica:0/task:0/device:"
-TWO_CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
-TWO_GPUS = make_topology([[f"{LOCAL}GPU:0"], [f"{LOCAL}GPU:1"]])
-HALF = tf.float16.as_datatype_enum
+TWO_CPUS = [f"{LOCAL}CPU:0"] * 2
+TWO_GPUS = [f"{LOCAL}GPU:0", f"{LOCAL}GPU:1"]
+FLOAT, HALF = tf.float32.as_datatype_enum, tf.float16.as_datatype_enum
 
 
 pytestmark = pytest.mark.usefixtures("optimizer_settings")
@@ -31,9 +30,8 @@ def _folded(x):
     return x + tf.multiply(tf.constant(2.0), tf.constant(3.0))
 
 
-def _optimized(step, topology=TWO_CPUS):
-    traced = trace(step, [SCALAR], 2)
-    return traced, optimize.optimize(traced, topology)
+def _linked(step, devices=TWO_CPUS, *specs):
+    return linked(on_devices(devices), step, SCALAR, *specs)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +44,16 @@ def _optimized(step, topology=TWO_CPUS):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("topology", [TWO_CPUS, TWO_GPUS], ids=["CPUs", "GPUs"])
+@pytest.mark.parametrize("devices", [TWO_CPUS, TWO_GPUS], ids=["CPUs", "GPUs"])
 @pytest.mark.covering(strength=1)
-def test_a_rule_that_the_user_turns_off_does_not_run(options, is_folded, topology):
+def test_a_rule_that_the_user_turns_off_does_not_run(options, is_folded, devices):
     tf.config.optimizer.set_experimental_options(options)
 
-    traced, graph_def = _optimized(_folded, topology)
+    ops = sorted(node.op for node in of_replica(_linked(_folded, devices)))
 
-    assert is_folded == ("Mul" not in {node.op for node in graph_def.node})
-    if "disable_meta_optimizer" in options:  # only cut at its collectives
-        assert optimize.cut(traced) == graph_def
+    assert is_folded == ("Mul" not in ops)
+    if "disable_meta_optimizer" in options:  # as it was traced
+        assert ["AddV2", "Const", "Const", "Identity", "Mul"] == ops
 
 
 @pytest.mark.parametrize(
@@ -71,9 +69,14 @@ def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
     asked, expected
 ):
     """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
-    found = optimize.ReplicaDevices(TWO_GPUS).device(asked, 1)
 
-    assert f"{LOCAL}{expected}" == found
+    def step(x):
+        with tf.device(asked):
+            return tf.tanh(x)
+
+    nodes = of_replica(_linked(step, TWO_GPUS), 1)
+
+    assert [f"{LOCAL}{expected}"] == [n.device for n in nodes if n.op == "Tanh"]
 
 
 def test_a_device_that_a_function_names_in_full_is_kept():
@@ -84,9 +87,8 @@ def test_a_device_that_a_function_names_in_full_is_kept():
         with tf.device(f"{LOCAL}CPU:0"):
             return tf.tanh(x)
 
-    _, graph_def = _optimized(inner)
+    nodes = of_replica(_linked(inner))
 
-    nodes = [n for f in graph_def.library.function for n in f.node_def]
     assert [f"{LOCAL}CPU:0"] == [n.device for n in nodes if n.op == "Tanh"]
 
 
@@ -105,10 +107,9 @@ def test_a_change_holds_from_the_next_run_on(in_graph, per_replica):
 
 
 def test_16_bits_that_the_user_asks_for_end_at_collectives():
-    weight = tf.Variable(tf.ones([8, 8]))
-
-    def step(x):
+    def step(x, weight):
         with tf.GradientTape() as tape:
+            tape.watch(weight)
             y = tf.fill([8, 8], x)
             for _ in range(3):
                 y = tf.nn.relu(tf.matmul(y, weight))
@@ -116,14 +117,12 @@ def test_16_bits_that_the_user_asks_for_end_at_collectives():
         return replicator.all_sum(tape.gradient(loss, weight)), loss
 
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
-    traced, graph_def = _optimized(step, TWO_GPUS)
+    function = _linked(step, TWO_GPUS, tf.TensorSpec([8, 8]))
 
-    nodes = {node.name: node for node in graph_def.node}
-    halves = [n.name for n in graph_def.node if n.attr["T"].type == HALF]
-    assert halves  # it did run
-    (collective,) = traced.collectives
-    kept = [*collective.operands, *(n.partition(":")[0] for n in traced.output_names)]
-    assert [] == [name for name in kept if HALF == nodes[name].attr["T"].type]
+    types = {n.op: n.attr["T"].type for n in function.node_def if "T" in n.attr}
+    assert HALF in [n.attr["T"].type for n in function.node_def]  # it did run
+    assert FLOAT == types["CollectiveReduceV2"]
+    assert {FLOAT} == {output.type for output in function.signature.output_arg}
 
 
 @pytest.mark.parametrize(
@@ -190,8 +189,7 @@ def test_loops_and_branches_are_one_node_each_until_they_run():
         y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * x), turns)[1]
         return tf.cond(replicator.all_sum(y) > 0, lambda: y, lambda: x)
 
-    traced = trace(step, [SCALAR], 2)
-    nodes = optimize.optimize(traced, TWO_CPUS).node
+    nodes = _linked(step).node_def
 
     found = {n.op: n.attr["_lower_using_switch_merge"].b for n in nodes}
     assert found["StatelessWhile"]

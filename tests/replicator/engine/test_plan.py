@@ -1,32 +1,33 @@
 """Plans: balance, buckets and algorithms, and what updated variables travel with."""
 
 import dataclasses
-import types
 
+import keras
 import pytest
 import tensorflow as tf
-from graphs import SUM, make_call
+from graphs import linked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stand_ins import on_devices
 
-from replicator import OptimizerOptionError
 from replicator._tf import compat as _tf_compat
 from replicator.collectives.kinds import (
     AllGather,
     AllReduce,
     AllToAll,
     Broadcast,
+    Collective,
     Permute,
     ReduceScatter,
 )
 from replicator.core import devices as devices_lib
 from replicator.core.devices import make_topology
 from replicator.engine import plan
-from replicator.variables.table import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
-MEAN, PARTS = AllReduce(op="mean"), ReduceScatter(op="sum")
+SUM, MEAN = AllReduce(op="sum"), AllReduce(op="mean")
+PARTS = ReduceScatter(op="sum")
 FIRST = Broadcast(source_replica_id=0)
 # Of two workers, so that they form no group of NCCL.
 OTHER_GPUS = [
@@ -41,7 +42,17 @@ def _on(devices):
 
 
 def _collective(shapes, kind=SUM, *, n=2, dtypes=None, index=0):
-    return make_call(shapes, kind, num_replicas=n, dtypes=dtypes, index=index)
+    """A call on tensors of some shapes, float32 unless types are given."""
+    places = range(len(shapes))
+    return Collective(
+        index=index,
+        kind=kind,
+        num_replicas=n,
+        operands=tuple(f"operand_{index}_{place}" for place in places),
+        markers=tuple(f"marker_{index}_{place}" for place in places),
+        dtypes=tuple(dtypes or [tf.float32] * len(shapes)),
+        shapes=tuple(tf.TensorShape(shape) for shape in shapes),
+    )
 
 
 @settings(max_examples=60)
@@ -101,14 +112,10 @@ def test_owners_of_a_sharded_update_cost_gpus_no_reduction(num_programs):
     places = dataclasses.replace(
         _on(GPU[:2]), num_replicas=2 * num_programs, num_programs=num_programs
     )
-    owned = {
-        marker: Owner(primary=place % 2, program_id=0)
-        for place, marker in enumerate(call.markers)
-    }
-    needed_by = {marker: (owner.primary,) for marker, owner in owned.items()}
+    needed_by = {marker: (at % 2,) for at, marker in enumerate(call.markers)}
 
     (want,) = plan.make_plan([call], places, depths)
-    (found,) = plan.make_plan([call], places, depths, needed_by, owned=owned)
+    (found,) = plan.make_plan([call], places, depths, needed_by)
 
     assert want.buckets == found.buckets
     assert len(found.buckets) <= 12
@@ -119,6 +126,25 @@ def test_owners_of_a_sharded_update_cost_gpus_no_reduction(num_programs):
         f"each device starts {len(sizes)} reductions in a step, of {sizes[0]} bytes "
         f"first and {sizes[-1]} bytes last"
     ) in text
+
+
+def test_an_owner_on_a_gpu_gets_its_sums_with_those_of_others():
+    texts = []
+    for level in (False, "state", "gradients"):
+        repl = on_devices(GPU[:2])
+        with repl.context():
+            weights = [tf.Variable(tf.zeros([size])) for size in (900, 800, 700, 600)]
+            optimizer = repl.wrap_optimizer(
+                keras.optimizers.SGD(0.1), sharded_update=level
+            )
+
+        def step(x, weights=weights, optimizer=optimizer):
+            optimizer.apply_gradients([(weight * x, weight) for weight in weights])
+
+        linked(repl, step, tf.TensorSpec([]))
+        texts.append(repl.explain().splitlines()[1:5])
+    assert texts[0] == texts[1] == texts[2]
+    assert "algorithm nccl, 1 transfers of which 1 fused" in texts[0][0]
 
 
 def test_two_workers_of_one_graph_send_resnet_50_in_at_most_36_transfers():
@@ -244,130 +270,17 @@ def test_types_that_nccl_is_planned_for_are_types_of_its_op():
     assert devices_lib.NCCL_DTYPES < devices_lib.RING_DTYPES < allowed
 
 
-# Updated variables are sent to other programs: when, and together with which.
-
-REMOTE, LIMIT = plan.REMOTE, plan.WORKER_BUCKET_BYTES
-
-
-def share(node, *, size=4, source=0, dtype=tf.float32):
-    shape = tf.TensorShape([size // dtype.size])
-    return plan.UpdatedVariable(
-        node=node, handle=f"v_{node}", source=source, dtype=dtype, shape=shape
-    )
-
-
-@pytest.fixture
-def body(node, make_body):
-    return make_body(
-        node("free", "Const"),
-        node("u", "Neg", "free"),
-        node("read", "Const", "^u"),
-        node("soon", "Neg", "read"),
-        node("late", "Neg", "soon"),
-        node("u2", "Neg", "read"),
-        node("join", "Add", "u2", "free"),
-        node("if", "Const", "^join"),
-        node("u3", "NoOp"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        # Before the first of the collectives that depend on it, however far away.
-        (["free", "soon", "late"], {1: ["u"], 3: ["u2", "u3"]}),
-        (["soon", "soon free", "late"], {0: ["u"], 3: ["u2", "u3"]}),
-        # At the end where none waits for it, or there is none.
-        (["free"], {1: ["u", "u2", "u3"]}),
-        ([], {0: ["u", "u2", "u3"]}),
-        # Before a condition is computed from it.
-        (["if?free"], {0: ["u", "u2"], 1: ["u3"]}),
-    ],
-    ids=["first of three", "first of equals", "no user", "no call", "condition"],
-)
-def test_a_share_goes_before_the_first_collective_that_depends_on_it(
-    body, calls, expected
-):
-    """Shares of one place keep the order of the graph, which all programs have."""
-    made = []
-    for index, text in enumerate(calls):
-        needed_if, _, operands = text.rpartition("?")
-        options = {"operands": operands.split(), "needed_if": needed_if or None}
-        made.append(make_call([[]], index=index, **options))
-
-    found = plan.schedule_shares(body, made, [share(u) for u in ("u", "u2", "u3")])
-
-    assert expected == {
-        index: [one.node for one in shares] for index, shares in found.items()
-    }
-
-
-def test_shares_of_one_level_source_and_type_travel_together(body):
-    level = plan.levels(body, [share(u) for u in ("u", "u2", "u3")])
-    by_level = {0: "free", 1: "u read soon late u3", 2: "u2 join if"}
-    assert level == {
-        name: number for number, names in by_level.items() for name in names.split()
-    }
-    given = [
-        share("u"),
-        share("soon", source=1),
-        share("read", size=8, dtype=tf.float64),
-        share("u2"),
-        share("u3"),
-        share("late", source=1),
+def test_owners_and_traffic_of_three_gpus_in_each_of_two_processes():
+    six = [
+        f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}"
+        for task in (0, 1)
+        for gpu in (0, 1, 2)
     ]
+    places = _on(six)
+    plans = plan.make_plan([_collective([[16]], n=6)], places)
 
-    assert [["read"], ["u", "u3"], ["soon", "late"], ["u2"]] == [
-        [each.node for each in bucket] for bucket in plan.group(given, level)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([LIMIT - 4, 4], [2]),
-        ([LIMIT - 4, 8], [1, 1]),
-        ([LIMIT + 4, 4, 4], [1, 2]),
-    ],
-    ids=["exactly full", "one number more", "larger alone"],
-)
-def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
-    given = [share(f"u{i}", size=size) for i, size in enumerate(sizes)]
-
-    found = plan.group(given, {each.node: 1 for each in given})
-
-    assert expected == [len(bucket) for bucket in found]
-
-
-@pytest.mark.parametrize(
-    ("facts", "program_of_slot"),
-    [
-        ({"writers": {"update": REMOTE}}, 0),
-        ({"writers": {"update": 0}}, 1),
-        ({"emitted": {"update": (REMOTE, 0)}}, 0),
-        ({"emitted": {"update": (REMOTE, 0)}}, 1),
-        ({}, 0),
-        ({}, 1),
-    ],
-    ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
-)
-def test_state_that_others_use_is_refused(node, make_body, facts, program_of_slot):
-    update = make_body(
-        node("v", "Placeholder"),
-        node("slot", "Placeholder"),
-        node("update", "ResourceApplyMomentum", "v", "slot"),
-    )
-    unknown = {"emitted": {}, "writers": {}}
-    message = (
-        rf"keeps 'kernel/momentum' on worker {program_of_slot} only, but the step "
-        r"uses it \(in ResourceApplyMomentum\)"
-    )
-
-    with pytest.raises(OptimizerOptionError, match=message):
-        plan.check_shares(
-            update,
-            types.SimpleNamespace(**unknown | facts),
-            {"slot": program_of_slot},
-            0,
-            {"slot": "kernel/momentum"},
-        )
+    assert (1, 1, 1, 4, 4, 4) == places.leaders(1) == places.leaders(4)
+    assert (2, 2, 2, 5, 5, 5) == places.leaders(5)
+    assert (0, 1, 2) == _on(six[:3]).leaders(1)
+    # Where three would have gone there and three back.
+    assert {0: 64, 1: 64} == plan.sent(plans, places, [0, 0, 0, 1, 1, 1])

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import types
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ from tensorflow.python.framework import kernels as tf_kernels
 
 import replicator
 from replicator import PerReplica
-from replicator.optimizer import stages
 from tests.replicator.conftest import make
 
 NUM_STEPS = 30
@@ -163,38 +161,57 @@ def test_one_variable_that_no_kernel_takes_leaves_all_to_keras(name):
     assert 1 == int(optimizer.iterations)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+DTYPES = ("float16", "bfloat16", "float32")
+
+
 @pytest.mark.parametrize("device_type", ["CPU", "GPU"])
-@pytest.mark.parametrize(
-    ("name", "op", "attribute"),
-    [
-        ("momentum", "ResourceApplyKerasMomentum", "T"),
-        ("adam", "ResourceApplyAdam", "T"),
-        ("rows", "ResourceScatterSub", "dtype"),
-    ],
-)
 def test_an_update_is_fused_where_the_device_of_its_variable_has_the_kernel(
-    name, op, attribute, device_type, dtype
+    monkeypatch, device_type
 ):
-    available = {
-        tf.as_dtype(number).name
-        for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel
-        for constraint in kernel.constraint
-        for number in constraint.allowed_values.list.type
-        if kernel.device_type == device_type and constraint.name == attribute
+    ops = {"momentum": "ResourceApplyKerasMomentum", "adam": "ResourceApplyAdam"}
+    expected = {
+        (name, dtype): any(
+            tf.as_dtype(dtype).as_datatype_enum in constraint.allowed_values.list.type
+            for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel
+            for constraint in kernel.constraint
+            if kernel.device_type == device_type and constraint.name == "T"
+        )
+        for name, op in ops.items()
+        for dtype in DTYPES
     }
-    if not available:
-        pytest.skip(f"this build of TensorFlow has no {device_type} kernels of {op}")
-    variable = types.SimpleNamespace(
-        dtype=dtype, shape=(2, 3), device=f"/job:worker/task:1/device:{device_type}:1"
-    )
-    grad = tf.zeros([2, 3], dtype)
-    grad = _slices(grad) if name == "rows" else grad
-    optimizer = KERNELS["sgd" if name == "rows" else name]()
+    if not any(expected.values()):
+        pytest.skip(f"this build of TensorFlow has no {device_type} kernels")
+    repl = replicator.create("single")
+    wrapped = {key: repl.wrap_optimizer(KERNELS[key[0]]()) for key in expected}
+    variables = {key: tf.Variable(tf.ones([2, 3], key[1])) for key in expected}
+    for key, optimizer in wrapped.items():
+        optimizer.build([variables[key]])
+    device = f"/job:worker/task:1/device:{device_type}:1"
+    monkeypatch.setattr(type(tf.Variable(0.0)), "device", device)
 
-    found = stages.find_fused(optimizer, [grad], [variable], takes_sparse=True)
+    def step():
+        for key, optimizer in wrapped.items():
+            grad = tf.zeros([2, 3], key[1])
+            optimizer.apply_gradients([(grad, variables[key])])
 
-    assert (dtype in available) == (found is not None)
+    tf.function(lambda: repl.as_strategy().run(step)).get_concrete_function()
+
+    assert expected == {key: each.uses_fused_update for key, each in wrapped.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_two_servers_each_subtracts_rows_by_its_kernel(make_async, dtype):
+    repl = make_async(1, 2)
+    with repl.context():
+        weights = [tf.Variable(tf.ones([2, 3], dtype)) for _ in range(2)]
+        optimizer = repl.wrap_optimizer(MADE.SGD(0.5))
+    rows = _slices(tf.ones([2, 3], dtype))
+
+    repl.run(lambda: optimizer.apply_gradients([(rows, w) for w in weights]))
+
+    assert optimizer.uses_fused_update
+    for weight in weights:
+        assert [[0.5] * 3] * 2 == tf.cast(weight, tf.float32).numpy().tolist()
 
 
 NUM_BATCHES = 3

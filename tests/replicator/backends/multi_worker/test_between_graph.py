@@ -14,18 +14,27 @@ from pathlib import Path
 from unittest import mock
 
 import case_cluster
+import graphs
 import keras
+import linked_collectives
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
 from case_cluster import check, check_close, check_message, check_messages, gathered
+from stand_ins import gpus_of_workers
 from tiny_models import Training, share
 
 import replicator
 from replicator.core import devices
 
 TIMEOUT_SEC = 60.0
+# Two replicas of each worker.
+MIRRORED = {
+    "devices": ["CPU:0", "CPU:1"],
+    "variable_placement": "mirrored",
+    "timeout_sec": TIMEOUT_SEC,
+}
 
 
 def accumulated_gradients_travel_when_they_are_used(repl):
@@ -111,19 +120,6 @@ def every_type_crosses(repl):
     check([], wrong)
 
 
-def empty_tensors_cross(repl):
-    def step(x):
-        return replicator.all_gather(x), replicator.all_sum(x)
-
-    gather, total = repl.run(step, share(repl, [np.zeros([0, 2], np.float32)] * 8))
-    dataset = tf.data.Dataset.from_tensors(np.arange(4, dtype=np.int64)).repeat()
-    inputs = repl.make_input_iterator(lambda ctx: dataset)
-    unknown = repl.run(
-        lambda x: replicator.all_gather(tf.boolean_mask(x, x > 9)), inputs
-    )
-    check([(2, 0, 2), (0, 2), (2, 0)], [v[0].shape for v in (gather, total, unknown)])
-
-
 def shapes_that_the_trace_does_not_know_cross(repl):
     """Workers compare them in every run, then communicate; the last batch is short."""
     dataset = tf.data.Dataset.range(1, 9).batch(3).repeat()
@@ -195,22 +191,35 @@ def bytes_of_any_length_are_exchanged(repl):
 
 
 def the_plan_shows_cross_worker_communication(repl):
+    four = replicator.create("multi_worker", num_replicas=4, **MIRRORED)
+    ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
     def all_kinds(x):
         return (
-            replicator.all_sum([x, x + 1, tf.ones([600_000])]),
-            replicator.all_gather(x),
-            replicator.broadcast(x, 0),
+            replicator.all_sum([x[0], x[1], tf.ones([600_000])]),
+            replicator.all_sum(x),
+            replicator.all_gather(x[0]),
+            replicator.broadcast(x[0], 0),
+            replicator.reduce_scatter(x),
+            replicator.all_to_all(x),
+            replicator.permute(x, ring),
+            replicator.permute(x, ring[:1]),
         )
 
-    repl.run(all_kinds, share(repl, [np.float32(r) for r in range(8)]))
-    text = repl.explain().partition("all_kinds")[2].partition("\n\n")[0]
+    four.run(all_kinds, share(four, np.zeros([4, 16], np.float32)))
+    text = four.explain().partition("all_kinds")[2].partition("\n\n")[0]
     for line in (
         r"#0 all_reduce\(sum\): 3 tensors, 2400008 bytes .* 2 transfers .* 1 fused;",
         r"fused; then reduce over 2 workers \(ring\)",
-        r"#1 all_gather: .*; then gather over 2 workers \(ring\)",
-        r"#2 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
+        r"#1 all_reduce\(sum\): .*; then reduce over .* \(ring\), 128 bytes in all",
+        r"#2 all_gather: .*; then gather over 2 workers \(ring\)",
+        r"#3 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
+        r"#4 reduce_scatter\(sum\): .*; then reduce over .*, 128 bytes in all",
+        r"#5 all_to_all: .*; then gather over .*, 256 bytes in all",
+        r"#6 permute\(.*; then gather over .*, 256 bytes in all",
+        r"#7 permute\(.*; nothing over 2 workers$",
     ):
-        assert re.search(line, text), text
+        assert re.search(line, text, re.MULTILINE), text
 
 
 def workers_of_a_control_do_not_wait_for_each_other(repl):
@@ -426,6 +435,85 @@ def sharded_gradients_are_dropped_by_those_who_do_not_own_them(_):
         check_close(one.weights(), skipping.weights())
 
 
+def unfinished_sums_are_saved_as_their_mean(repl):
+    """Over all replicas of the job; where there are none, nobody communicates."""
+    four = replicator.create("multi_worker", num_replicas=4, **MIRRORED)
+    with four.context():
+        weight = tf.Variable([0.0, 0.0])
+        statistic = tf.Variable([0.0, 0.0], trainable=False)
+        optimizer = four.wrap_optimizer(keras.optimizers.SGD(1.0), accumulation_steps=2)
+
+    def step(x):
+        statistic.assign_add([x, 5.0])
+        optimizer.apply_gradients([(tf.stack([x, 5.0]), weight)])
+
+    x = share(four, [np.float32(2 * r) for r in range(4)])
+    four.run(step, x)
+    if repl.is_chief:  # alone
+        with four.consolidated_state([weight, statistic]):
+            pass
+    state = {"weight": weight, "optimizer": optimizer, "statistic": statistic}
+    four.make_checkpoint_manager(shared_folder(repl), **state).save()
+    (total,) = [v for v in optimizer.variables if "accumulated_g" in v.name]
+    check([3.0, 5.0], total.numpy().tolist())
+    (local,) = four.local_state()
+    first = 4.0 * repl.worker_id
+    check([[first, 5.0], [first + 2, 5.0]], [each.tolist() for each in local.values])
+    four.run(step, x)
+    check([-3.0, -5.0], weight.numpy().tolist())
+
+
+RING, CPU_GROUP, GPU_GROUP = "ring", 1, (1 << 24) - 1
+DTYPES = (tf.float32, tf.bfloat16, tf.int32)
+
+
+def statistics_stay_on_gpus_where_nccl_takes_them(repl):
+    """Not two parts of one GPU, nor types that it does not reduce."""
+    found = {
+        "CPUs": _reductions_of_statistics(repl),
+        "GPUs": _reductions_of_statistics(gpus_of_workers(repl, 1)),
+        "parts": _reductions_of_statistics(gpus_of_workers(repl, 2, gpus_per_card=2)),
+    }
+    in_a_ring = dict.fromkeys(DTYPES, ("CPU", RING, CPU_GROUP))
+    by_nccl = {tf.float32: ("GPU", "nccl", GPU_GROUP)}
+    check({"CPUs": in_a_ring, "GPUs": in_a_ring | by_nccl, "parts": in_a_ring}, found)
+
+
+def _reductions_of_statistics(repl):
+    """By type, where workers sum statistics after a step: device, way and group."""
+    on_read = tf.VariableSynchronization.ON_READ
+    total = tf.VariableAggregation.SUM
+    with repl.context(), tf.device("CPU:0"):
+        statistics = [
+            tf.Variable(
+                tf.zeros([2], dtype),
+                trainable=False,
+                synchronization=on_read,
+                aggregation=total,
+            )
+            for dtype in DTYPES
+        ]
+
+    def step(x):
+        for statistic in statistics:
+            statistic.assign_add(tf.fill([2], tf.cast(x, statistic.dtype)))
+
+    found = {}
+    graph = graphs.emitted(repl, step, tf.TensorSpec([]))
+    functions = graphs.called_by(graph.node)
+    for nodes in (graph.node, *(function.node_def for function in functions)):
+        by_name = {node.name: node for node in nodes}
+        for node in nodes:
+            if node.op == "CollectiveReduceV2":
+                group = by_name[node.input[2].partition(":")[0]].attr["value"].tensor
+                found[tf.as_dtype(node.attr["T"].type)] = (
+                    tf.DeviceSpec.from_string(node.device).device_type,
+                    node.attr["communication_hint"].s.decode(),
+                    tf.make_ndarray(group).item(),
+                )
+    return found
+
+
 def updates_of_several_owners_wait_for_each_other(repl):
     """None is sent together with what it has to wait for; steps in a loop too."""
     results = []
@@ -449,14 +537,154 @@ def updates_of_several_owners_wait_for_each_other(repl):
     check(*results)
 
 
-def two_replicas_per_worker_have_copies_each(_):
-    four = replicator.create(
-        "multi_worker",
-        num_replicas=4,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-        timeout_sec=TIMEOUT_SEC,
+def _sharded(repl, *tensors):
+    with repl.context():
+        weights = [tf.Variable(tensor) for tensor in tensors]
+        optimizer = repl.wrap_optimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), sharded_update=True
+        )
+    optimizer.build(weights)
+    return weights, optimizer
+
+
+def updates_come_before_the_first_collective_that_depends_on_them(repl):
+    """However far away; at the end where there is none."""
+    (weight, other), optimizer = _sharded(repl, [1.0, 2.0], [3.0, 4.0])
+
+    def step(x, calls):
+        optimizer.apply_gradients([(x, weight)])
+        read = weight * x
+        other.assign_add(weight)
+        values = {"free": x, "soon": read, "late": -read}
+        return [replicator.all_sum([values[n] for n in names]) for names in calls]
+
+    for calls, expected in {
+        (("free",), ("soon",), ("late",)): "0 1 shares 2 3 shares",
+        (("soon",), ("soon", "free"), ("late",)): "0 shares 1 2 3 shares",
+        (("free",),): "0 1 shares shares",
+        (): "0 shares shares",
+    }.items():
+        function = graphs.linked(
+            repl, functools.partial(step, calls=calls), tf.TensorSpec([2])
+        )
+        names = [n.name for n in function.node_def if n.op.startswith("Collective")]
+        parts = re.findall(r"/(shares_\d+|collective_\d+)", " ".join(names))
+        order = [
+            "shares" if part.startswith("shares") else part.removeprefix("collective_")
+            for part in dict.fromkeys(parts)
+        ]
+        check((calls, expected), (calls, " ".join(order)))
+
+
+def _received(repl, step):
+    """Types and elements of the updates that this worker receives, in order."""
+    function = graphs.linked(repl, step, tf.TensorSpec([]))
+    nodes = {node.name: node for node in function.node_def}
+    found = []
+    for node in function.node_def:
+        if node.op == "CollectiveBcastRecvV2":
+            shape = nodes[node.input[3].partition(":")[0]].attr["value"].tensor
+            size = int(np.prod(tf.make_ndarray(shape)))
+            found.append((tf.as_dtype(node.attr["T"].type).name, size))
+    return found
+
+
+def updates_of_one_level_owner_and_type_travel_together(repl):
+    shapes = [
+        ("float64", 8),
+        ("float64", 7),
+        *(("float32", n) for n in (12, 11, 10, 9)),
+    ]
+    weights, optimizer = _sharded(repl, *(tf.zeros([n], dtype) for dtype, n in shapes))
+
+    def step(x):
+        grads = [tf.cast(x, w.dtype) * tf.ones_like(w) for w in weights]
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        weights[5].assign_add(weights[3][:9])
+        return x
+
+    received = gathered(repl, _received(repl, step))
+    # Owners, by bytes: 8 and 11 and 9 elements; 7 and 12 and 10.
+    check([["float64", 7], ["float32", 12 + 10]], sorted(received[0], reverse=True))
+    check(
+        [["float64", 8], ["float32", 11 + 9], ["float32", 9]],
+        sorted(received[1], reverse=True),
     )
+
+
+LIMIT = 2 * 1024 * 1024 // 4  # numbers of float32
+
+
+def updates_share_a_bucket_up_to_its_limit(repl):
+    for sizes, expected in (
+        ([LIMIT - 1, 1], [LIMIT]),  # exactly full
+        ([LIMIT - 1, 2], [LIMIT - 1, 2]),  # one number more
+        ([LIMIT + 1, 1, 1], [LIMIT + 1, 2]),  # larger alone
+    ):
+        # The first is the one worker's, and all others the other's.
+        weights, optimizer = _sharded(
+            repl, *map(tf.zeros, [[LIMIT + 99], *([n] for n in sizes)])
+        )
+
+        def step(x, weights=weights, optimizer=optimizer):
+            grads = [x * tf.ones_like(w) for w in weights]
+            optimizer.apply_gradients(zip(grads, weights, strict=True))
+            return x
+
+        of_first, of_second = gathered(repl, _received(repl, step))
+        check(sorted(expected), sorted(size for _, size in of_first))
+        check([LIMIT + 99], [size for _, size in of_second])
+
+
+def state_that_others_use_is_refused(repl):
+    """Where an owner would need that of another, or all would, or each another row."""
+    (one, _), optimizer = _sharded(repl, [1.0, 2.0], [3.0, 4.0])
+    _, slot = [slot.value for slot in optimizer.wrapped.momentums]
+
+    def of_another_owner():
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=one.handle, accum=slot.handle, lr=0.1, grad=[1.0, 1.0], momentum=0.9
+        )
+
+    def rows():
+        return tf.gather(slot, [replicator.get_replica_context().replica_id])
+
+    wrong = {
+        "ResourceApplyKerasMomentum": of_another_owner,
+        "ReadVariableOp": lambda: slot + 1.0,
+        "ResourceGather": rows,
+    }
+    said = (
+        "^OptimizerOptionError: sharded_update keeps '.*momentum.*' on worker 1 only, "
+    )
+    for op, step in wrong.items():
+        check_message(
+            rf"{said}but the step uses it \(in {op}\) on others",
+            functools.partial(repl.run, step),
+        )
+
+
+def sums_of_owners_on_gpus_share_a_bucket(repl):
+    texts = []
+    for is_sharded in (False, True):
+        gpus = gpus_of_workers(repl, 2)
+        with gpus.context():
+            weights = [tf.Variable(tf.zeros([size])) for size in (900, 800, 700, 600)]
+            optimizer = gpus.wrap_optimizer(
+                keras.optimizers.SGD(0.1), sharded_update=is_sharded
+            )
+
+        def step(x, weights=weights, optimizer=optimizer):
+            optimizer.apply_gradients([(weight * x, weight) for weight in weights])
+
+        graphs.linked(gpus, step, tf.TensorSpec([]))
+        texts.append(gpus.explain().splitlines()[:4])
+    check(*texts)
+    assert "algorithm nccl, 1 transfers of which 1 fused" in texts[0][2], texts
+
+
+def two_replicas_per_worker_have_copies_each(_):
+    four = replicator.create("multi_worker", num_replicas=4, **MIRRORED)
     check_weights(four, train(four, sharded_update=True))
     other = f"worker {1 - four.worker_id}, device 0, "
     for owner in ("device:CPU:0 ", "device:CPU:1 ", other):
@@ -540,16 +768,6 @@ def what_cannot_be_shared_out_is_refused(repl):
             )
         repl.run(lambda: optimizer.apply_gradients([(w * 1.0, w) for w in weights]))
 
-    def read_in_the_step():
-        with repl.context():
-            weight = tf.Variable([1.0])
-            optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(0.1, momentum=0.9), sharded_update=True
-            )
-        optimizer.build([weight])
-        slot = optimizer.wrapped.momentums[0].value
-        repl.run(lambda: slot + 1.0)
-
     wrong = {
         r"OptimizerOptionError: .* with MultiWorkerBetweenGraphReplicator: one ": (
             lambda: make(accumulation_steps=2)
@@ -563,9 +781,6 @@ def what_cannot_be_shared_out_is_refused(repl):
             lambda: make(sharded_update="parameters")
         ),
         r"OptimizerOptionError: .*one \w*If node of the step uses the": in_a_branch,
-        r"OptimizerOptionError: .* on worker 0 only, but the step uses it": (
-            read_in_the_step
-        ),
         r"OptimizerOptionError: .*sharded_update=True keeps .*_manager": (
             lambda: make().optimizer.save_own_variables({})
         ),
@@ -579,7 +794,6 @@ CASES = {
     function.__name__: function
     for function in (
         every_type_crosses,
-        empty_tensors_cross,
         shapes_that_the_trace_does_not_know_cross,
         local_and_random_state_is_that_of_the_job,
         compressed_sums_have_the_same_bits_everywhere,
@@ -592,14 +806,21 @@ CASES = {
         workers_of_a_control_do_not_wait_for_each_other,
         a_sharded_update_is_the_unsharded_one,
         sharded_gradients_are_dropped_by_those_who_do_not_own_them,
+        unfinished_sums_are_saved_as_their_mean,
+        statistics_stay_on_gpus_where_nccl_takes_them,
         updates_of_several_owners_wait_for_each_other,
+        updates_come_before_the_first_collective_that_depends_on_them,
+        updates_of_one_level_owner_and_type_travel_together,
+        updates_share_a_bucket_up_to_its_limit,
+        state_that_others_use_is_refused,
+        sums_of_owners_on_gpus_share_a_bucket,
         two_replicas_per_worker_have_copies_each,
         a_checkpoint_of_two_workers_continues_with_one,
         a_checkpoint_of_one_replica_continues_with_two_workers,
         a_commit_on_each_host_has_the_state_of_all_workers,
         what_cannot_be_shared_out_is_refused,
     )
-} | {EPOCH: tiny_models.run_uneven_epoch}
+} | {EPOCH: tiny_models.run_uneven_epoch, **linked_collectives.OF_TWO_WORKERS}
 
 
 def set_up(_folder):

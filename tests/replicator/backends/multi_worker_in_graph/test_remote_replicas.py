@@ -253,6 +253,29 @@ def workers_send_each_other_a_few_tensors_per_step():
 
 
 @case
+def the_plan_says_what_leaves_a_worker():
+    """Parts are sent and not whole tensors; 64 bytes are of each of four replicas."""
+    ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    calls = {
+        replicator.all_sum: 64,
+        replicator.reduce_scatter: 32,
+        replicator.all_to_all: 64,
+        functools.partial(replicator.permute, pairs=ring): 64,
+        # Inside a worker.
+        functools.partial(replicator.permute, pairs=ring[::2]): 0,
+    }
+    x = replicator.PerReplica([tf.zeros([16])] * 4)
+    for call, size in calls.items():
+        repl = make.__wrapped__(4)
+        repl.run(call, x)
+        text = repl.explain().splitlines()[-1]
+        sizes = f"worker 0 {size} bytes, worker 1 {size} bytes"
+        assert text.endswith(f"collectives send to other workers per step: {sizes}"), (
+            text
+        )
+
+
+@case
 def gradients_that_are_sent_together_train_as_if_each_was_sent_alone():
     packed = wide_training(make(4))
     with pytest.MonkeyPatch.context() as patch:
