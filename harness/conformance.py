@@ -26,6 +26,7 @@ from harness.command import program
 from harness.errors import PlanError
 from harness.machine.allocation import ONE_PROCESS
 from harness.run import trial_tree
+from harness.run.trial_runner import RunSettings
 from harness.run.trial_tree import ProcessTree, Session, SessionEndedError
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import rank_path
@@ -76,6 +77,7 @@ class Checked:
 
     processes = ONE_PROCESS  # A program says itself how many it has.
     is_client = True
+    settings = RunSettings(timeout_sec=0.0)
 
     def __init__(
         self, folder: Path, command: Sequence[str], timeout_sec: float, **asked: Any

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import psutil
 
@@ -416,9 +416,9 @@ def make_plan(num_cores: int) -> Plan:
 
 
 def check_pair(
-    cores: Sequence[int], duration_sec: float, settings: RunSettings | None = None
+    cores: Sequence[int], duration_sec: float, **overrides: Any
 ) -> list[Finding]:
-    settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
+    settings = RunSettings(timeout_sec=_TIMEOUT_SEC, **overrides)
     with owned_folders.made(owned_folders.DOCTOR) as folder:
         store = Store.create(folder.path / "doctor")
         store.write_plan(make_plan(len(cores)))

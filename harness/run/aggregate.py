@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 
 _STDERR_TAIL_BYTES = 8_000
-LATE_SEC = 70.0
-"""On a network file system, a file that another host wrote can be missing for as long:
-NFS believes for up to 60 s what it knew of a directory."""
 _LATE_PERIOD_SEC = 0.5
 CONSEQUENCE_TYPES = ("WorkerLostError",)
 
@@ -162,7 +159,9 @@ def _recorded_failure(log: RankLog) -> Conclusion:
 
 
 def _failed(failure: Failure) -> Conclusion:
-    is_memory = is_out_of_memory(failure)
+    # The first line of an error of a graph is only "Graph execution error:".
+    text = f"{failure.reason}\n{failure.traceback or ''}"
+    is_memory = failure.exception_type in OUT_OF_MEMORY_TYPES or _MESSAGES.search(text)
     status = TrialStatus.OUT_OF_MEMORY if is_memory else TrialStatus.FAILED
     return Conclusion(status=status, failure=failure)
 
@@ -362,11 +361,3 @@ _MESSAGES = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-
-
-def is_out_of_memory(failure: Failure) -> bool:
-    if failure.exception_type in OUT_OF_MEMORY_TYPES:
-        return True
-    # The first line of an error of a graph is only "Graph execution error:".
-    text = f"{failure.reason}\n{failure.traceback or ''}"
-    return _MESSAGES.search(text) is not None

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from harness.planning.estimate import format_duration
 from harness.trial.rank_file import rank_path
@@ -65,8 +65,7 @@ class Progress:
     # ``eta_sec`` is the time to the end of the sweep, negative where it takes longer
     # than was estimated; with ``is_most`` the longest.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self) -> None:
         self._last_sec = time.monotonic()
         self._num_trials = 0
         self._number = 0
@@ -117,8 +116,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Prints one line that the user should know."""
         self._last_sec = time.monotonic()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
     def end(self) -> None:
         """The sweep is over or interrupted; restores the terminal."""
@@ -192,9 +191,6 @@ def make_progress() -> Progress:
     return LiveProgress() if sys.stderr.isatty() else Progress()
 
 
-PERIOD_SEC: Final = 2.0
-"""Rarely enough to take no time from the replicas: a look takes some 50 us."""
-
 WORDS: Final = {
     Phase.LAUNCH: "starting",
     Phase.BUILD: "building",
@@ -211,7 +207,7 @@ class PhaseWatch:
     """Calls ``show`` with what the trial does, in a ``with`` block."""
 
     def __init__(
-        self, trial_dir: Path, show: Callable[[str], None] = lambda _: None
+        self, trial_dir: Path, show: Callable[[str], None], period_sec: float
     ) -> None:
         self._path = rank_path(trial_dir, 0)
         self._offset = 0
@@ -219,7 +215,9 @@ class PhaseWatch:
         self._num_evaluations = 0
         self._show = show
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, args=[period_sec], daemon=True
+        )
 
     def look(self) -> str:
         """Returns what the trial does, in words."""
@@ -248,6 +246,6 @@ class PhaseWatch:
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._is_over.wait(PERIOD_SEC):
+    def _watch(self, period_sec: float) -> None:
+        while not self._is_over.wait(period_sec):
             self._show(self.look())

@@ -76,14 +76,10 @@ def append(trial_dir: Path, block: Block, load: Mapping[str, Any]) -> None:
         ) from error
 
 
-MIN_BLOCK_SEC: Final = 0.3
-"""Shortest block: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
 """Rounds of a repetition, however little time is left for them."""
 MIN_STEP_SEC: Final = 1e-4
 """Shortest step of a program with a client: recording one takes a few microseconds."""
-SUSTAINED_SEC: Final = 2.0
-"""Shortest stretch of a gate."""
 SUSTAINED_STEPS: Final = 13
 """Fewest steps of one: four stretches see a step in fifty about once."""
 
@@ -341,7 +337,8 @@ def _step_sec(group: Sequence[Session]) -> float:
 
 def _steps_of_stretch(group: Sequence[Session]) -> int:
     """Returns the steps of a sustained stretch: as many of both revisions of a case."""
-    number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / _step_sec(group)))
+    shortest_sec = group[0].prepared.settings.min_stretch_sec
+    number = max(SUSTAINED_STEPS, math.ceil(shortest_sec / _step_sec(group)))
     return measure.whole_blocks(number, group[0].spec)
 
 
@@ -353,7 +350,8 @@ def _steps_of_blocks(
     for name, group in _by_case(sessions).items():
         if name not in known:
             step_sec = min(max(session.step_time_sec, 1e-6) for session in group)
-            number = max(1, math.ceil(MIN_BLOCK_SEC / step_sec))
+            shortest_sec = group[0].prepared.settings.min_block_sec
+            number = max(1, math.ceil(shortest_sec / step_sec))
             steps[name] = measure.whole_blocks(number, group[0].spec)
     return steps
 

@@ -345,8 +345,9 @@ class _Sweep:
             left_sec = own_sec - (time.monotonic() - started) + later_sec
             self.progress.phase(text, left_sec)
 
-        with PhaseWatch(self.store.trial_dir(trial.trial_id), show):
-            return [run_trial(self.store, trial, self.settings)]
+        settings = self.settings
+        with PhaseWatch(self.store.trial_dir(trial.trial_id), show, settings.look_sec):
+            return [run_trial(self.store, trial, settings)]
 
     def _run_repetition(
         self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]

@@ -79,10 +79,21 @@ class RunSettings:
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
     # What others did to a block, by readings of its cores before and after it.
     load: Load = CoreClock.load_until
+    # Shortest block: in less, the kernel's ticks of 10 ms say too little about others.
+    min_block_sec: float = 0.3
+    min_stretch_sec: float = 2.0  # Shortest sustained stretch of a gate.
+    # How often it is read what a trial that runs alone does: a look takes some 50 us.
+    look_sec: float = 2.0
     # Says why a block does not count, or "" if it does.
     discard_reason: DiscardReason = Disturbance.discard_reason
     # Sources of other revisions, by the name that specs have.
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
+    # Time of the other processes of a trial, after one has closed its connection.
+    grace_sec: float = 30.0
+    # Returns how many processes the kernel has ended for want of memory, or None.
+    count_oom_kills: Callable[[], int | None] = machine_state.read_oom_kills
+    # How long a file of another host can be missing: NFS knows a folder for up to 60 s.
+    late_sec: float = 70.0
     # Starts the processes of a trial.
     launcher: Launcher = dataclasses.field(default_factory=Local)
     # Where programs of the user's start, by revision; by default here.
@@ -116,7 +127,7 @@ class Prepared:
         if isinstance(launcher, RemoteLauncher):
             cpusets = self.env.placement.cpusets
             gang = launcher.gang(*planned, self.processes, cpusets)
-        return ProcessTree(*planned, launcher.end, gang)
+        return ProcessTree(*planned, launcher.end, gang, self.settings.count_oom_kills)
 
     def record(
         self,
@@ -142,7 +153,7 @@ class Prepared:
             trial_exit,
             num_ranks=self.processes.num_ranks,
             blocks=blocks,
-            late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
+            late_sec=settings.late_sec if settings.launcher.num_hosts > 1 else 0.0,
         )
         if changed_code and conclusion.status is TrialStatus.OK:
             conclusion = Conclusion().but(

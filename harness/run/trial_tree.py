@@ -155,7 +155,9 @@ class ProcessTree:
         command: Sequence[str],
         end_elsewhere: EndElsewhere = lambda _: None,
         gang: RunningGang | None = None,
+        count_oom_kills: Callable[[], int | None] = read_oom_kills,
     ) -> None:
+        self._count_oom_kills = count_oom_kills
         self._end_elsewhere = end_elsewhere
         self._gang = gang
         self._trial_dir = trial_dir.resolve()
@@ -185,7 +187,7 @@ class ProcessTree:
                 f"cannot make {str(folder)!r} for temporary files of a trial:"
                 f" {error.strerror}; remove it, or set TMPDIR to another folder"
             ) from error
-        self._oom_kills_before = read_oom_kills()
+        self._oom_kills_before = self._count_oom_kills()
         with (
             (self._trial_dir / "stdout.log").open("wb") as stdout,
             (self._trial_dir / "stderr.log").open("wb") as stderr,
@@ -236,7 +238,7 @@ class ProcessTree:
         """Ends every process of the tree, and returns how the first one ended."""
         # Also after success: no helper of one trial may disturb the next.
         self.kill()
-        after = read_oom_kills()
+        after = self._count_oom_kills()
         num_oom_kills = None
         if self._gang is not None:  # this host's count says nothing of theirs
             code, num_oom_kills = self._gang.exit_code, self._gang.num_oom_kills
@@ -297,8 +299,6 @@ def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
 
 
 _POLL_SEC = 0.25
-_GRACE_SEC = 30.0
-"""For the other processes of a trial, after one of them has closed its connection."""
 _MAX_LINE_BYTES = 65_536
 
 
@@ -335,6 +335,7 @@ class Session:
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
             prepared.command,
+            count_oom_kills=prepared.settings.count_oom_kills,
         )
 
     @property
@@ -464,12 +465,13 @@ class Session:
         """Ends the trial of which a rank has closed its connection."""
         rank = self._ranks.pop(connection, None)
         self._blame(FirstExit(rank=rank))
+        grace_sec = self.prepared.settings.grace_sec
         try:
-            self._tree.wait(_GRACE_SEC)
+            self._tree.wait(grace_sec)
         except psutil.TimeoutExpired:
             self.fail(
                 "a process closed its connection, and the others had not ended"
-                f" {_GRACE_SEC:g} s later; let all end when one fails, as torchrun and"
+                f" {grace_sec:g} s later; let all end when one fails, as torchrun and"
                 " mpirun do",
                 rank,
             )

@@ -10,7 +10,6 @@ import fork_server
 import pytest
 
 from harness import ExitCode, main
-from harness.run import rounds, trial_tree
 from results import Control, Store, TrialStatus, curves_frame, trials_frame
 
 pytestmark = pytest.mark.processes
@@ -130,14 +129,13 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
     whose processes all import TensorFlow.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rounds, "MIN_BLOCK_SEC", 0.05)
     options = (
         "--workload=d4pg --data=synthetic --preset=smoke --backends=in_graph "
         "--replicas=2 --mode=weak --order=interleaved --repeats=1 --set=rounds=1 "
         "--budget=none --json --study=s"
     )
-    with fork_server.installed(trial_tree.WORKER_COMMAND, fork_server.REAL):
-        code = main(("sweep", *options.split()))
+    with fork_server.installed(module=fork_server.REAL):
+        code = main(("sweep", *options.split()), run_overrides={"min_block_sec": 0.05})
     out, err = capsys.readouterr()
     assert code in ALLOWED, err
     summary = json.loads(out)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +20,12 @@ import driver
 import fork_server
 import pytest
 from command_lines import commit, git, overridden
-from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot, with_cpus
+from fake_machine import QUIET, FakeGpu, FakeNvml, FakeRoot
 
 import reports
 from harness import ExitCode, main
 from harness.machine import gpu_watch
-from harness.run.trial_runner import RunSettings
-from results import SCHEMA_VERSION, Plan, PlannedTrial, Store, TrialSpec
+from results import SCHEMA_VERSION, Store, TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,37 +156,6 @@ def _canary(core: int | None) -> float:
 
 
 @pytest.fixture
-def settings(overrides: dict[str, Any]) -> RunSettings:
-    one_core = with_cpus({min(os.sched_getaffinity(0))})
-    return RunSettings(timeout_sec=60.0, **one_core, **overrides)
-
-
-@pytest.fixture
-def small_plan() -> Plan:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        assert ExitCode.OK == main(("sweep", "--dry-run", "--json", *SMALL))
-    planned = json.loads(printed.getvalue())["trials"]
-    return Plan(
-        study="small",
-        created_at="2026-01-01T00:00:00+00:00",
-        command=("python", "-m", "harness"),
-        baseline_num_replicas=1,
-        repeats=2,
-        seed=0,
-        timeout_sec=60.0,
-        trials=tuple(map(PlannedTrial.model_validate, planned)),
-    )
-
-
-@pytest.fixture
-def store(tmp_path: Path, small_plan: Plan) -> Store:
-    made = Store.create(tmp_path / "runs" / "small")
-    made.write_plan(small_plan)
-    return made
-
-
-@pytest.fixture
 def start_harness(tmp_path: Path) -> Any:
 
     def start(*args: str, **variables: object) -> subprocess.Popen[str]:
@@ -207,6 +175,35 @@ def start_harness(tmp_path: Path) -> Any:
         )
 
     return start
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[Any]:
+    master, slave = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO is how a pseudo terminal ends
+            while chunk := os.read(master, 4096):
+                shown.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with os.fdopen(slave, "w") as stream, contextlib.redirect_stderr(stream):
+            yield lambda: b"".join(shown).decode(errors="replace")
+    finally:
+        reader.join()
+        os.close(master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a context in which stderr is a terminal; it yields what says its text."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return _terminal
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
-separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
-like act on rank 1, and the others lose it. With ``FAKE_ACTOR`` it has a child and
-memory that both share.
+separated by commas, ``*`` matches everything, ``twin`` the A/A control). In a cluster,
+``rank1_sigkill`` and the like act on rank 1, and the others lose it. With
+``FAKE_ACTOR`` it has a child and memory that both share.
 
 As the worker of a gate (``--gate``), its steps take longer where its sources say so:
 the factors of time and accuracy are in ``slowdown.txt`` and ``learned.txt`` beside the
@@ -83,6 +83,9 @@ class Program:
         text = trial_id(spec.model_copy(update={"code_digest": ""}))
         jitter = int(text[:4], 16) / 0xFFFF
         self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
+        if (times := os.environ.get("FAKE_STEP_TIMES")) is not None:
+            own = json.loads(times)[spec.repetition_index]
+            self._step_ns = int(1e9 * own[spec.control is Control.AA])
 
     def run(self, num_steps=1):
         assert num_steps == 1
@@ -159,6 +162,8 @@ time.sleep(600)
 
 def misbehave(what):
     """Does what the directory requests; other behaviors have no effect here."""
+    if what == "fail_red":
+        raise RuntimeError("[red]no[/red] such op")
     if what == "fail":
         raise RuntimeError("the reducer is out of paper\nsecond line")
     if what == "lose":
@@ -190,7 +195,7 @@ def behavior_of(spec):
     for rule in filter(None, os.environ.get("FAKE_BEHAVIOR", "").split(",")):
         backend, num_replicas, behavior = rule.split(":")
         is_size = num_replicas in ("*", str(spec.num_replicas))
-        if backend in ("*", spec.backend) and is_size:
+        if backend in ("*", spec.backend, spec.control.value) and is_size:
             return behavior
     return "ok"
 
@@ -220,6 +225,39 @@ def start_actor():
         stdin=subprocess.PIPE,
         pass_fds=(descriptor,),
     )
+
+
+class NotingChannel(Channel):
+    """Notes in the file ``FAKE_TOLD`` what each is told, in order.
+
+    None is built before another one has started, or all have: ``FAKE_COUNT`` of them.
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._note("starts")
+
+    def ask(self, state, **facts):
+        if state == "built":
+            while (words := self._told.read_text().split()).count("starts") < min(
+                words.count("built") + 2, int(os.environ["FAKE_COUNT"])
+            ):
+                time.sleep(0.01)
+            time.sleep(0.05)
+            self._note("built")
+        command = super().ask(state, **facts)
+        self._note(*command.values())
+        return command
+
+    def _note(self, *words):
+        spec = json.loads(Path(sys.argv[1], "spec.json").read_bytes())
+        name = ":".join(str(spec[k]) for k in ("backend", "num_replicas", "control"))
+        with self._told.open("a") as file:
+            file.write(" ".join([name, *map(str, words)]) + "\n")
+
+    @property
+    def _told(self):
+        return Path(os.environ["FAKE_TOLD"])
 
 
 class Memory:
@@ -304,7 +342,9 @@ def run(make_program=Program, count=None):
             example_unit="images",
             memory=Memory(),
             clock=clock,
-            channel=Channel.from_environment(rank, processes_of_trial(spec).num_ranks),
+            channel=(
+                NotingChannel if "FAKE_TOLD" in os.environ else Channel
+            ).from_environment(rank, processes_of_trial(spec).num_ranks),
             measure_peak=lambda dtype: (4e12 + rank, f"faked, in {dtype}"),
             before_warmup=lambda: write_products(writer, spec),
             run_counted=count and functools.partial(count, spec.control is Control.AA),

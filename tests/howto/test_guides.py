@@ -96,10 +96,9 @@ _SEVERAL = """
 import contextlib, io, json, sys
 from harness.cli import running
 from harness import main
-from harness.run import rounds
-rounds.MIN_BLOCK_SEC = 0.05
 running._renew_report = lambda store: ""  # one page at the end is enough
 overrides = {"canary": lambda core: 0.2, "discard_reason": lambda load, retraces: ""}
+overrides["min_block_sec"] = 0.05
 answers = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

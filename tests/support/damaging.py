@@ -16,6 +16,7 @@ import os
 import pathlib
 import posix
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -389,6 +390,54 @@ def elsewhere(name):
 
 class Hung(BaseException):
     """It has not come back in time."""
+
+
+# What strangers say at a port for lines of JSON.
+HOSTILE = {
+    "deep": b"[" * 60_000 + b"\n",
+    "long": b"x" * 200_000,
+    "garbage": b"\xff\x00\xfe\n",
+    "http": b"GET / HTTP/1.0\r\n\r\n",
+    "other types": b'[]\n"x"\n1e999\nnull\n{}\n',
+    "surrogate": b'{"secret": "\\ud800", "rank": "\\ud800", "state": 1}\n',
+    "huge number": b'{"rank": ' + b"9" * 5000 + b', "state": "imported"}\n',
+    "a drop": b"{",
+}
+FLOOD = 1100  # more connections than a process may have open files here
+
+
+@contextlib.contextmanager
+def strangers(address, read=lambda: None):
+    """Says hostile lines at a port of this process, then floods it with connections.
+
+    ``read`` has its owner read. Yields a function that returns how many descriptors the
+    owner keeps for those of the flood, which stay open.
+    """
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+
+    def num_descriptors():
+        return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+
+        def connect():
+            made = opened.enter_context(socket.socket(family))
+            made.connect(address)
+            made.settimeout(5)
+            return made
+
+        for text in HOSTILE.values():
+            with contextlib.suppress(OSError):  # closed while it sends
+                connect().sendall(text)
+            read()
+        before = num_descriptors()
+        for _ in range(FLOOD):
+            connect()
+            read()
+        yield lambda: num_descriptors() - before - FLOOD
 
 
 def until(condition, what="", timeout_sec=120.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,14 @@ two_cores = pytest.mark.skipif(
 
 TICK_SEC = 1 / os.sysconf("SC_CLK_TCK")
 """What the kernel counts in."""
+SAYS_VARIABLES = ("/bin/sh", "-c", 'env -0 > "$0/variables"')
+"""A process of a trial that says its variables, and nothing else."""
+
+
+def variables_of(folder, trial_id):
+    """Returns what such a process has said, of a study somewhere in a folder."""
+    (path,) = folder.glob(f"runs/*/trials/{trial_id}/variables")
+    return dict(line.partition("=")[::2] for line in path.read_text().split("\0"))
 
 
 def with_cpus(cpus):
@@ -88,6 +97,42 @@ def install_packages(folder, patch, versions):
 def without(questions):
     """Returns the functions of a driver that a GPU does not support, by their ends."""
     return frozenset(f"nvmlDeviceGet{name}" for name in questions.split())
+
+
+# Says what it would reserve on its hosts, and reserves nothing.
+RAY = """
+import json, os, sys
+sys.modules["ray.util"] = sys.modules["ray.util.placement_group"] = sys.modules["ray"]
+
+class exceptions:
+    RayError = type("RayError", (Exception,), {})
+    RayTaskError = type("RayTaskError", (RayError,), {})
+
+def init(**_): ...
+def shutdown(): ...
+def nodes(): return json.loads(os.environ["FAKE_RAY_NODES"])
+def remove_placement_group(_): ...
+
+class placement_group:
+    def __init__(self, bundles, **_): self.bundles = bundles
+    def wait(self, _): raise exceptions.RayError(str(self.bundles))
+"""
+
+
+def install_ray(folder, patch, *hosts, text=RAY):
+    """Gives processes that tests start a Ray of hosts of so many cores and GPUs."""
+    (folder / "ray.py").write_text(text)
+    nodes = [
+        {
+            "NodeID": str(number),
+            "NodeManagerAddress": f"10.0.0.{number}",
+            "Resources": {"CPU": float(cores), "GPU": float(gpus)},
+            "Alive": not is_dead,
+        }
+        for number, (cores, gpus, *is_dead) in enumerate(hosts)
+    ]
+    patch.setenv("FAKE_RAY_NODES", json.dumps(nodes))
+    patch.setenv("PYTHONPATH", str(folder))
 
 
 def make_gpus(count, **fields):

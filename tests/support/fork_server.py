@@ -27,7 +27,6 @@ import socket
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 from unittest import mock
 
@@ -303,27 +302,26 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE, GATES = "fake_worker", "fake_worker:gate"
 PROGRAMS, REAL = "harness.command.worker", "harness.trial.worker"
 LIGHT = (MODULE, PROGRAMS)
+WORKER = (sys.executable, "-m", REAL)
 
 
 @contextlib.contextmanager
-def installed(command, module=MODULE):
+def installed(command=WORKER, module=MODULE):
     """Forks trials of a command, and those of programs; of gates, any revision's."""
-    from harness.run import trial_runner, trial_tree
-
-    modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
+    modules = {tuple(command): module, (*WORKER[:2], PROGRAMS): PROGRAMS}
     _server_for(module)  # here: it would end with a thread that started it
+    popen = psutil.Popen
 
     def start(words, **options):
-        tree = options["env"].get("PYTHONPATH", "").partition(os.pathsep)[0]
+        tree = options.get("env", {}).get("PYTHONPATH", "").partition(os.pathsep)[0]
         for first, name in modules.items():
             is_known = name == GATES or tree == str(ROOT)
             if tuple(words[: len(first)]) == first and is_known:
                 options["env"] = {**options["env"], "FORKED_TRIAL_OF": tree}
                 return _fork_trial(name, words[len(first) :], **options)
-        return psutil.Popen(words, **options)
+        return popen(words, **options)
 
-    names = vars(psutil) | {"Popen": start}
-    with mock.patch.object(trial_tree, "psutil", types.SimpleNamespace(**names)):
+    with mock.patch.object(psutil, "Popen", start):
         yield
 
 

@@ -24,7 +24,6 @@ from results import (
     ScalingMode,
     TrialResult,
     TrialStatus,
-    planned_trial,
 )
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
@@ -268,11 +267,6 @@ def known_result(spec, trial_id, shape):
             for rank in range(num_ranks)
         ),
     )
-
-
-def planned(spec):
-    """Returns the trial of a plan that has a spec, in weak scaling."""
-    return planned_trial(spec, (WEAK,))
 
 
 def environment(spec, fingerprint):

@@ -18,7 +18,6 @@ from click.shell_completion import BashComplete
 from command_lines import overridden
 
 from harness import ExitCode, command_line, main
-from harness.run import trial_runner
 from results import SCHEMA_VERSION, Store, lock_study
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
@@ -351,10 +350,12 @@ def test_a_clock_that_is_set_back_changes_no_figure(
     hours = itertools.count()
     start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
 
-    def now_text():
-        return (start - dt.timedelta(hours=next(hours))).isoformat()
+    class Backwards(dt.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return (start - dt.timedelta(hours=next(hours))).astimezone(tz)
 
-    monkeypatch.setattr(trial_runner, "now_text", now_text)
+    monkeypatch.setattr(dt, "datetime", Backwards)
     options = ("--replicas=1,2", "--mode=weak", "--no-match", *order, "--study=s")
     request = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
     succeed("sweep", *request, *options, overrides=overrides)

@@ -2,21 +2,21 @@
 study.
 """
 
-import contextlib
-import io
+import concurrent.futures
+import itertools
 import json
-import os
-import pty
 import re
-import sys
-from types import SimpleNamespace
+import shutil
+import time
 
 import pytest
 from command_lines import overridden, smoke_sweep
+from damaging import at_most, until
 from fake_machine import with_cpus
+from study_files import edit_record
 
-from harness.run import progress, rounds
-from results import Failure, Phase, StatusRecord, TrialStatus
+from harness import ExitCode
+from results import StatusRecord, Store, TrialStatus
 
 SWEEP = smoke_sweep(
     "--mode=weak --repeats=1 --order=sequential --budget=none --no-match"
@@ -74,67 +74,6 @@ def test_guesses_come_from_the_most_similar_trials(plan, record):
     assert 20.0 + 2 * (30.0 + 50.0) == found["estimated_sec"]
 
 
-def test_the_time_left_moves_between_two_events(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    shown = progress.LiveProgress()
-    texts = [str(shown)]
-    shown.stage("", 200.0)
-    for now[0] in (100.0, 120.0, 312.0):
-        texts.append(str(shown))
-
-    assert texts == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
-    for seconds, text in ((0.2, "0 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")):
-        assert f"{text} left" == progress.left_text(seconds)
-
-
-def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
-    trial = small_plan.trials[0]
-    blocks = [
-        SimpleNamespace(
-            is_valid=k != 3, num_steps=2, start_ns=0, end_ns=10**9 + 10**6 * k
-        )
-        for k in range(9)
-    ]
-    texts = [
-        rounds._so_far(SimpleNamespace(spec=trial.spec, blocks=blocks[:number]))
-        for number in (2, 9)
-    ]
-
-    assert "in_graph x1" == texts[0]
-    found = re.fullmatch(
-        r"in_graph x1, ([\d.]+) \[([\d.]+), ([\d.]+)\]/s so far", texts[1]
-    )
-    rate, low, high = map(float, found.groups())
-    assert low < rate < high
-    assert pytest.approx(2 * trial.spec.global_batch_size, rel=0.02) == rate
-
-
-def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
-    reader = progress.PhaseWatch(tmp_path)
-    shown = [reader.look()]
-    path = tmp_path / "rank_0.jsonl"
-    with path.open("a") as file:
-        for text in (
-            '{"kind": "phase", "phase": "first_step", "ns": 1}\n',
-            '{"kind": "step", "phase": "x", "index": 0}\n{"kind": "phase", "pha',
-            'se": "train", "ns": 2}\n',
-            '{"kind": "point"}\n{"kind": "phase", "phase": "no such"}\n',
-        ):
-            file.write(text)
-            file.flush()
-            shown.append(reader.look())
-
-    assert shown == [
-        "starting",
-        "tracing the first step",
-        "tracing the first step",
-        "training",
-        "training, 1 evaluated",
-    ]
-    assert set(progress.WORDS) == set(Phase)
-
-
 def test_unreadable_studies_are_no_basis(plan, tmp_path):
     good = status_of(TrialStatus.OK).model_dump_json()
     planned = plan("--backends=in_graph", "--replicas=1")
@@ -159,69 +98,136 @@ def test_unreadable_studies_are_no_basis(plan, tmp_path):
     assert 9.0 == plan("--backends=in_graph", "--replicas=1")["estimated_sec"]
 
 
-def status_of(status, failure=None, duration_sec=9.0):
+def status_of(status, duration_sec=9.0):
     return StatusRecord(
         trial_id="0" * 20,
         status=status,
         started_at="2026-01-01T00:00:00+00:00",
         ended_at="2026-01-01T00:00:09+00:00",
         duration_sec=duration_sec,
-        failure=failure,
     )
 
 
-def drive(shown, plan):
-    shown.begin(8, 6)
-    failure = Failure(phase=Phase.BUILD, reason="[red]no[/red] such op")
-    shown.trial_started(plan.trials[0], 100.0)
-    shown.trial_ended(plan.trials[0], status_of(TrialStatus.OK), None)
-    shown.trial_started(plan.trials[1], None)
-    shown.trial_ended(plan.trials[1], status_of(TrialStatus.FAILED, failure), None)
-    shown.end()
+@pytest.fixture
+def resume(finished, harness, forked_trials, overrides, monkeypatch, tmp_path):
+    """Returns a function that runs three missing trials of eight, the last one fails.
+
+    The clock stands still, and passes the last one at once; then ``late`` is called.
+    """
+    store = Store.open(tmp_path / "runs" / "s")
+    cases = {}
+    for planned in store.read_plan().trials:
+        cases.setdefault(planned.case_id, []).append(planned)
+    for trials, took_sec in zip(cases.values(), (7440.4, 59.4, 0.2), strict=False):
+        missing, before = trials
+        shutil.rmtree(store.trial_dir(missing.trial_id))
+        record = store.trial_dir(before.trial_id) / "status.json"
+        edit_record(record, duration_sec=took_sec)
+    case = f"{missing.spec.backend}:{missing.spec.num_replicas}"
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"{case}:build_fail_red")
+    now, numbers = [time.monotonic()], itertools.count()
+
+    def run(last_sec, late=lambda: None):
+        def canary(_core):  # before and after each trial
+            if next(numbers) == 5:
+                now[0] += last_sec
+                late()
+            return 0.2
+
+        with monkeypatch.context() as patch:
+            patch.setattr("time.monotonic", lambda: now[0])
+            code, _, err = harness(
+                "sweep", "--study=s", overrides=overrides | {"canary": canary}
+            )
+        assert ExitCode.SOME_TRIALS_FAILED == code, err
+        return err
+
+    return run
 
 
-def test_plain_progress_is_one_line_per_event(small_plan):
-    stream = io.StringIO()
-    drive(progress.Progress(stream), small_plan)
-    lines = stream.getvalue().splitlines()
+def test_plain_progress_is_one_line_per_event(resume):
+    lines = resume(9.0).splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("8 trials"))
+    lines = lines[first:]
 
-    assert lines[0] == "8 trials, 6 already finished"
-    assert lines[1].startswith("[7/8] in_graph x1 weak, batch 1x4, repetition 0")
-    assert lines[1].endswith("(1 min 40 s left)")
-    assert lines[4] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"
-    assert "\x1b" not in stream.getvalue()
-
-
-def read_to_end(master):
-    """Reads what a pseudo terminal still holds after its other end was closed."""
-    chunks = []
-    with contextlib.suppress(OSError):  # EIO is how a pseudo terminal ends
-        while chunk := os.read(master, 4096):
-            chunks.append(chunk)
-    os.close(master)
-    return b"".join(chunks).decode()
+    assert lines[0] == "8 trials, 5 already finished"
+    assert lines[1].startswith("[6/8] in_graph x1 weak, batch 1x4, repetition 0")
+    for line, left in ((1, "2 h 05 min"), (3, "1 min 00 s"), (5, "0 s")):
+        assert lines[line].endswith(f"({left} left)")
+    assert lines[2].startswith("[6/8]   ok, ")
+    assert lines[6] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"
+    assert not any("\x1b" in line for line in lines)
 
 
-@pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
-    master, slave = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    with os.fdopen(slave, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        shown = progress.make_progress()
-        drive(shown, small_plan)
-    text = read_to_end(master)
-    colors = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m", text)
+def test_a_terminal_gets_a_live_bar_whose_time_moves_between_two_events(
+    resume, terminal
+):
+    def late():
+        with at_most(30.0):
+            while "over the estimate" not in text():
+                time.sleep(0.02)
 
-    assert isinstance(shown, progress.LiveProgress)
-    assert "1 min 40 s left" in text
-    assert "6/8" in text
-    assert "[red]no[/red] such op" in text
-    assert no_color == (not colors)
+    with terminal() as text:
+        resume(12.2, late)
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text())
+    shown = re.findall(r"(\d+ \w+(?: \d+ \w+)?) (left|over the estimate)", plain)
+
+    assert [
+        *(("2 h 05 min", "left"), ("1 min 00 s", "left"), ("0 s", "left")),
+        ("12 s", "over the estimate"),
+    ] == [key for key, _ in itertools.groupby(shown)]
+    for part in ("5/8", "7/8", "[red]no[/red] such op"):
+        assert part in plain
+    assert COLOR.search(text())
+
+
+COLOR = re.compile(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m")
+
+
+# Writes the next line, in two parts, once it is seen what the one before says.
+WORKER = """
+for line in 'phase": "build' 'phase": "first_step' 'phase": "warmup' \\
+    'phase": "measure' 'phase": "train' 'none": "' 'phase": "sanity' 'phase": "report'
+do
+    until [ -e "$SEEN" ]; do sleep 0.01; done
+    rm "$SEEN"
+    printf '{"kind": "p' >> "$0/rank_0.jsonl"
+    sleep 0.03
+    case $line in
+    none*) printf 'oint"}\\n{"kind": "phase", "phase": "no such"}\\n' ;;
+    *) printf 'hase", "%s"}\\n' "$line" ;;
+    esac >> "$0/rank_0.jsonl"
+done
+until [ -e "$SEEN" ]; do sleep 0.01; done
+"""
+PHASES = (
+    *("starting", "building", "tracing the first step", "warming up", "measuring"),
+    *("training", "training, 1 evaluated", "checking", "reporting"),
+)
+
+
+def test_the_phase_of_a_trial_is_shown_while_it_runs(
+    harness, overrides, terminal, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    words = overridden(SWEEP, "--backends=in_graph", "--replicas=1", "--study=s")
+    worker = {"worker_command": ("sh", "-c", WORKER), "look_sec": 0.01}
+
+    def look():
+        for phase in PHASES:
+            until(lambda phase=phase: f"repetition 0: {phase}" in text())
+            (tmp_path / "seen").touch()
+
+    with terminal() as text, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        code, _, err = harness(*words, overrides=overrides | worker)
+        looking.result()
+    assert ExitCode.NOTHING_MEASURED == code, err
+    shown = re.findall(r"repetition 0: ([a-z0-9, ]*[a-z]) *[\r\n\x1b]", text())
+
+    assert [*PHASES] == [key for key, _ in itertools.groupby(shown)]
+    assert not COLOR.search(text())
 
 
 FIXED = ("--time-budget=2min", "--repeats=2")

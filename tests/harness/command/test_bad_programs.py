@@ -6,12 +6,12 @@ import re
 import fork_server
 import psutil
 import pytest
-import synthetic_trial
+from command_lines import overridden
 
+import reports
+from harness import main
 from harness.client import scaling_client
-from harness.run import trial_runner, trial_tree
-from harness.run.trial_runner import RunSettings
-from results import Evidence, Program, Store, TrialStatus
+from results import Evidence, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 
@@ -129,75 +129,63 @@ def _refuse():
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory, make_spec):
-    def planned(
-        command,
-        num_measured=None,
-        metric="throughput=rate (\\S+)",
-        num_replicas=1,
-        **options,
-    ):
-        return synthetic_trial.planned(
-            make_spec(
-                backend="own",
-                num_replicas=num_replicas,
-                global_batch_size=4 * num_replicas,
-                num_warmup_steps=3,
-                num_measured_steps=num_measured,
-                program=Program(command=command, metric=metric, unit="runs"),
-                is_evaluated=False,
-                options=options,
-            )
-        )
-
+def ran(tmp_path_factory):
     root = tmp_path_factory.mktemp("programs")
-    store = Store.create(root / "study")
-    trials = {}
+    sweeps = {}
     for name, (text, _, _) in PROGRAMS.items():
         path = root / f"{name.replace(' ', '_')}.py"
         path.write_text(f"import os, subprocess, sys, time\n{text}\n")
-        trials[name] = planned(f"python3 {path.name} {{replicas}}")
+        sweeps[name] = (f"python3 {path.name} {{replicas}}",)
     (root / "script").write_text("echo rate 7\n")
     (root / "script").chmod(0o755)
-    (root / "writes.py").write_text(WRITES)
+    for name, text in (("writes", WRITES), ("ends", ENDS), ("words", WORDS)):
+        (root / f"{name}.py").write_text(text)
     for command in (*COMMANDS, "yes 'rate 7'"):
-        trials[command] = planned(command, num_measured=5)
-    trials["writes for ever"] = planned(
-        "python3 writes.py", 5, "throughput=csv:rows.csv:rate"
-    )
+        sweeps[command] = command, "--steps=3+5"
+    metric = "--metric=throughput=csv:rows.csv:rate"
+    sweeps["writes for ever"] = "python3 writes.py", "--steps=3+5", metric
     for name in QUANTITIES:
-        trials[name] = planned("python3 good.py {replicas}", 5, f"{name}=rate (.*)", 2)
-    (root / "ends.py").write_text(ENDS)
-    metric = "throughput=json:out.json:rate"
-    trials["writes at its end"] = planned("python3 ends.py", metric=metric)
-    (root / "words.py").write_text(WORDS)
+        options = ("--steps=3+5", f"--metric={name}=rate (.*)", "--replicas=2")
+        sweeps[name] = "python3 good.py {replicas}", *options
+    metric = "--metric=throughput=json:out.json:rate"
+    sweeps["writes at its end"] = "python3 ends.py", metric
     words = "'{output_dir}/a b' --n={replicas} {{literal}} {own}"
     for name in ("words", "words without a path"):
-        trials[name] = planned(f"python3 words.py {words}", own=f'it\'s "{name}"')
-    settings = RunSettings(
-        timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
+        sweeps[name] = f"python3 words.py {words}", f'--param=own=it\'s "{name}"'
+    usual = (
+        *("--metric=throughput=rate (\\S+)", "--unit=runs", "--replicas=1"),
+        *("--per-replica-batch-size=4", "--mode=weak", "--repeats=1", "--timeout=6s"),
     )
+    studies = {name: f"study-{number}" for number, name in enumerate(sweeps)}
+    overrides = {"canary": lambda _core: 0.2, "count_oom_kills": lambda: 7}
+
+    def run(name):
+        command, *options = sweeps[name]
+        words = overridden(usual, *options, f"--study={studies[name]}")
+        main(("sweep", f"--command={command}", *words), run_overrides=overrides)
+
     with (
         pytest.MonkeyPatch.context() as patch,
-        concurrent.futures.ThreadPoolExecutor(2) as pool,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
-        patch.setattr(trial_tree, "read_oom_kills", lambda: 7)
+        patch.chdir(root)
+        patch.setattr(reports, "write_report", lambda *_: None)
+        patch.setattr(reports, "print_summary", lambda *_: None)
         patch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
         patch.setattr("getpass.getuser", lambda: "runner")
-
-        def run(name):
-            trial_runner.run_trial(store, trials[name], settings)
-
-        list(pool.map(run, STARTED))
-        with fork_server.installed(trial_tree.WORKER_COMMAND):
+        hanging, *started = (pool.submit(run, name) for name in STARTED)
+        concurrent.futures.wait(started)
+        with fork_server.installed():
             patch.setenv("PYTHONPATH", "/a:/b")
             run("words")
             patch.delenv("PYTHONPATH")
-            list(pool.map(run, trials.keys() - {*STARTED, *ALONE}))
+            list(pool.map(run, sweeps.keys() - {*STARTED, *ALONE}))
+            hanging.result()
             patch.setattr("socket.gethostname", lambda: "localhost")
             patch.setattr("getpass.getuser", _refuse)
             run("has no name")
-    return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
+    stores = {name: Store.open(root / "runs" / of) for name, of in studies.items()}
+    return {name: next(iter(store.trials())) for name, store in stores.items()}
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *COMMANDS])
@@ -291,7 +279,7 @@ def test_a_program_ends_when_it_has_printed_enough(ran):
 def printed(ran, tmp_path_factory):
     def read(name):
         (path,) = tmp_path_factory.getbasetemp().glob(
-            f"programs0/study/trials/{ran[name].trial_id}/stdout.log"
+            f"programs0/runs/*/trials/{ran[name].trial_id}/stdout.log"
         )
         return path.read_bytes()
 

@@ -16,7 +16,6 @@ from fake_machine import two_cores
 
 import reports
 from harness import ExitCode, main
-from harness.run import trial_tree
 from results import Store
 
 pytestmark = pytest.mark.processes
@@ -73,7 +72,7 @@ def study(repository):
     printed = io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
-        fork_server.installed(trial_tree.WORKER_COMMAND),
+        fork_server.installed(),
         contextlib.redirect_stdout(printed),
     ):
         patch.chdir(repository)

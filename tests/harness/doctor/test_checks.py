@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from fake_machine import QUIET, TICK_SEC
+from fake_machine import QUIET, TICK_SEC, with_cpus
 
 from harness import CpuTopology, ExitCode, HarnessError, LogicalCpu
 from harness.doctor import checks
@@ -343,14 +343,21 @@ SECONDS = 0.1
 """The fake worker starts at once; at least five rounds are taken."""
 
 
-def measure(settings):
-    (finding,) = checks.check_pair([0, 1], SECONDS, settings)
-    return finding
+@pytest.fixture
+def measure(overrides):
+    one_core = with_cpus({min(os.sched_getaffinity(0))})
+
+    def run(**changes):
+        given = {**one_core, **overrides, **changes}
+        (finding,) = checks.check_pair([0, 1], SECONDS, **given)
+        return finding
+
+    return run
 
 
 @pytest.mark.usefixtures("forked_trials")
-def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
-    finding = measure(settings)
+def test_a_quiet_pair_says_what_a_default_sweep_gives(measure, monkeypatch):
+    finding = measure()
 
     assert ("A/A pair", "ok") == (finding.check, finding.level)
     assert re.fullmatch(
@@ -360,7 +367,7 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
         finding.found,
     )
     monkeypatch.setattr(checks, "predict", lambda *_: (9, 0.2))
-    finding = measure(settings)
+    finding = measure()
 
     assert "caution" == finding.level
     assert "+-22.1 %" in finding.found
@@ -368,10 +375,9 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
 
 
 @pytest.mark.usefixtures("forked_trials")
-def test_a_disturbed_pair_is_bad(settings):
+def test_a_disturbed_pair_is_bad(measure):
     reasons = itertools.cycle(["others were busy", ""])
-    changes = {"discard_reason": lambda *_: next(reasons)}
-    finding = measure(dataclasses.replace(settings, **changes))
+    finding = measure(discard_reason=lambda *_: next(reasons))
 
     assert "bad" == finding.level
     assert re.fullmatch(
@@ -382,9 +388,9 @@ def test_a_disturbed_pair_is_bad(settings):
 
 
 @pytest.mark.usefixtures("forked_trials")
-def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
+def test_a_pair_that_is_not_measured_says_why(measure, monkeypatch):
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
-    finding = measure(settings)
+    finding = measure()
 
     assert "caution" == finding.level
     assert "not measured: the reducer is out of paper" == finding.found
@@ -392,7 +398,7 @@ def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
 
     full = SimpleNamespace(available=1, total=GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
-    finding = measure(settings)
+    finding = measure()
 
     assert "caution" == finding.level
     does_not_fit = "not measured: 2 processes do not fit into memory at once: the first"

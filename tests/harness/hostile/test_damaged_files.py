@@ -20,7 +20,7 @@ import warnings
 import covering
 import damaging
 import pytest
-from command_lines import smoke_sweep
+from command_lines import overridden, smoke_sweep
 from damaging import Hung, at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,16 +29,12 @@ import reports
 from harness import ExitCode, main
 from harness.command.reader import MetricFile, ReadingError
 from harness.machine import gpus
-from harness.run import trial_tree
-from harness.run.aggregate import conclude
-from harness.run.trial_tree import TrialExit
 from reports import GATE_FORMATS
 from results import (
     GateCase,
     GateRecord,
     Program,
     ResultsError,
-    StatusRecord,
     Store,
     TrialSpec,
     case_id,
@@ -71,12 +67,11 @@ class Logged(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def run(*words):
+def run(*words, **overrides):
     """Runs a subcommand and checks what holds of any: no fault, no warning, lines,
     soon.
     """
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
-    fake = TrialExit(exit_code=1, num_oom_kills=0)
     start = time.monotonic()
     logging.getLogger("matplotlib").addHandler(logged)
     with (
@@ -86,11 +81,10 @@ def run(*words):
         contextlib.redirect_stderr(err),
     ):
         warnings.simplefilter("always")
-        # No process of a trial starts; the code is that of whoever made the study.
-        patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
+        # The code is that of whoever made the study.
         patch.setattr("harness.sources.code_digest.check_code", lambda *_, **__: None)
         with at_most(2 * LONGEST_SEC):
-            code = main(words, run_overrides={"canary": lambda _: 0.2})
+            code = main(words, run_overrides=FAILING | overrides)
     logging.getLogger("matplotlib").removeHandler(logged)
     logged.lines += [str(warning.message) for warning in warned]
     said = err.getvalue()
@@ -105,6 +99,14 @@ def run(*words):
     return code, out.getvalue(), said
 
 
+# Trials end at once.
+FAILING = {"canary": lambda _: 0.2, "worker_command": ("false",)}
+LEAVES = """
+cp -R "$0"/rank_* "$0/first_exit.json" "$1"
+grep -q '"repetition_index": *1' "$1/spec.json" && exit 1
+grep -q '"repetition_index": *2' "$1/spec.json" && kill -KILL $$
+exit 0
+"""
 SMALL = smoke_sweep("--backends=in_graph --replicas=1,2 --mode=weak --budget=none")
 TOML = """
 workload = "resnet50"
@@ -212,23 +214,12 @@ def of_gate(path):
 
 
 def of_trial(path):
-    """Concludes what a trial has written, and stores it."""
-    place = path.parents[1]
-    store, name = Store(place / "runs" / "new"), "0" * 20
-    store.trial_dir(name).mkdir(parents=True)
-    spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
-    for exit_code in (0, 1, -9):
-        ended = TrialExit(exit_code=exit_code, num_oom_kills=0)
-        found = conclude(name, spec, path.parent, ended)
-        status = StatusRecord(
-            trial_id=name,
-            status=found.status,
-            started_at="2026-01-01T00:00:00+00:00",
-            ended_at="2026-01-01T00:00:00+00:00",
-            duration_sec=1.0,
-            failure=found.failure,
-        )
-        store.write_status(name, status)
+    """Concludes what trials have written that end with 0, with 1 or by a signal."""
+    size = json.loads((path.parent / "spec.json").read_text())["num_replicas"]
+    words = (f"--replicas={size}", "--order=sequential", "--repeats=3", "--no-match")
+    worker = ("/bin/sh", "-c", LEAVES, str(path.parent))
+    code, _, _ = run(*overridden(SMALL, *words), "--study=new", worker_command=worker)
+    assert ExitCode.USAGE != code
 
 
 READERS = {

@@ -1,6 +1,5 @@
 """Sweeps and gangs on Kubernetes: a real kubectl, a stand-in for its server."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,15 +10,14 @@ from pathlib import Path
 
 import kubernetes_api
 import pytest
-import synthetic_trial
 import yaml
+from command_lines import smoke_sweep
 from damaging import until
 
 from harness import ExitCode, LaunchError, PlanError
 from harness.launch import launchers
 from harness.launch.gang import Gang
 from harness.launch.launchers import HOSTS_VARIABLE, Job
-from harness.run.trial_runner import run_trial
 from results import Store, TrialStatus
 
 ASKED = ("--launcher=kubernetes", "--set=pod-template=pod.yaml")
@@ -57,9 +55,9 @@ def server(tmp_path, tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def harness(harness, monkeypatch):
-    def run(*words):
+    def run(*words, **options):
         monkeypatch.setattr("sys.argv", ["harness", *words])
-        return harness(*words)
+        return harness(*words, **options)
 
     return run
 
@@ -185,6 +183,10 @@ def test_a_sweep_that_fails_is_not_started_again(server, harness, sweep, tmp_pat
     assert ExitCode.NOTHING_MEASURED == pod.process.poll(), pod.log.read_text()
 
 
+ON_TWO_PODS = smoke_sweep(
+    "--replicas=2 --backends=multi_worker --mode=weak --repeats=1 --order=sequential "
+    "--no-match --budget=none"
+)
 NOT_THERE = [
     ({"claim": "other"}, (), r"its claim 'other' is not in namespace 'team'; known"),
     (
@@ -208,10 +210,7 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
     given = sweep
     write_template(tmp_path, **fields)
     if "--set=nodes=2" in options:
-        given = [
-            "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=2",
-            "--backends=multi_worker", "--mode=weak", *ASKED,
-        ]  # fmt: skip
+        given = (*ON_TWO_PODS, *ASKED)
     err = refuse(*given, *options)
 
     assert [] == [line for line in server.asked if line.startswith("POST")]
@@ -289,15 +288,15 @@ OPTIONS = options_of(claim="studies", nodes=2)
 @needs_kubectl
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
-def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
-    spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
-    trial = synthetic_trial.planned(spec)
-    launcher = KUBERNETES.start(OPTIONS)
-    run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
-    (found,) = store.trials()
+def test_a_trial_is_a_jobset_of_two_pods(server, harness, overrides, tmp_path):
+    write_template(tmp_path, claim="studies")
+    options = (*ASKED, "--set=nodes=2", "--study=s")
+    code, _, err = harness(*ON_TWO_PODS, *options, overrides=overrides)
+    assert ExitCode.OK == code, err
+    (found,) = Store.open(tmp_path / "runs" / "s").trials()
 
     assert TrialStatus.OK is found.status.status, found.status.failure
-    assert 2 == len(server.pods)
+    assert 2 + 2 == len(server.pods)  # the first have looked for the folder only
     assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
     assert [] == [pod.name for pod in server.pods if pod.process.poll() is None]
 

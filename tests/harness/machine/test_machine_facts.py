@@ -6,23 +6,18 @@ import re
 import socket
 from pathlib import Path
 
+import fake_machine
 import pytest
 from command_lines import commit, git, smoke_sweep
-from fake_machine import install_packages, with_cpus
+from fake_machine import install_packages, make_gpus, with_cpus
 
 from harness import ExitCode, read_machine_state
-from harness.run import trial_tree
-from results import Placement, Store, TrialStatus
+from results import Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
-PLACE = Placement(
-    cpusets=((0, 1),),
-    cores_per_replica=2,
-    num_intra_op_threads=2,
-    num_inter_op_threads=1,
-    num_available_cores=2,
-    is_oversubscribed=False,
-    device_sharing="shared",
+ONE_TRIAL = smoke_sweep(
+    "--backends=in_graph --mode=weak --repeats=1 --order=sequential --no-match "
+    "--budget=none"
 )
 
 
@@ -96,25 +91,35 @@ def test_what_moves_performance_is_in_the_fingerprint(harness, tmp_path, monkeyp
     assert same != facts(state, cpu_governor="another")
 
 
-def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
-    def variables(base, **given):
-        spec = make_spec(seed=9)
-        return trial_tree.trial_variables(spec, PLACE, tmp_path, base=base, **given)
-
+def test_variables_of_a_trial_are_explicit(
+    harness, gpu_overrides, install_gpus, tmp_path, monkeypatch
+):
     # A deliberate choice of the user stays, and is in the environment record.
-    kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "PATH": "bin"}
+    kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "PATH": os.environ["PATH"]}
     dropped = {"TF_CONFIG": "{}", "KMP_AFFINITY": "compact"}
-    replaced = {"OMP_NUM_THREADS": "64", "CUDA_VISIBLE_DEVICES": "0,1"}
-    found = variables({**kept, **dropped, **replaced, "PYTHONPATH": "elsewhere"})
+    replaced = {"OMP_NUM_THREADS": "64", "PYTHONPATH": "elsewhere"}
 
-    ours = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONHASHSEED": "9"}
-    threads = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"], "2")
+    def started(study, *options, visible="0,1"):
+        given = {**kept, **dropped, **replaced, "CUDA_VISIBLE_DEVICES": visible}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        changes = gpu_overrides | {"worker_command": fake_machine.SAYS_VARIABLES}
+        harness(*ONE_TRIAL, f"--study={study}", *options, overrides=changes)
+        (trial,) = Store.open(tmp_path / "runs" / study).trials()
+        return trial, fake_machine.variables_of(tmp_path, trial.trial_id)
+
+    trial, found = started("a", "--replicas=1")
+
+    ours = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONHASHSEED": str(trial.spec.seed)}
+    num_threads = str(trial.env.placement.num_intra_op_threads)
+    threads = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"], num_threads)
     assert (kept | ours | threads).items() <= found.items()
     # Made absolute: the trial runs in a folder of its own.
     inherited = str(Path("elsewhere").absolute())
     assert inherited == found["PYTHONPATH"].split(os.pathsep)[-1]
     assert found.keys().isdisjoint(dropped)
-    on_gpus = variables({}, gpu_ids=("3", "5"))
+    install_gpus(make_gpus(6))
+    _, on_gpus = started("b", "--replicas=2", "--device=gpu", visible="3,5")
     assert "3,5" == on_gpus["CUDA_VISIBLE_DEVICES"]
     assert "PCI_BUS_ID" == on_gpus["CUDA_DEVICE_ORDER"]
 

@@ -1,17 +1,16 @@
 """Processes of a trial on one host or several; their cores, GPUs and threads."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
-from fake_machine import make_gpus
+from command_lines import smoke_sweep
+from fake_machine import SAYS_VARIABLES, make_gpus, variables_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import CpuTopology, ExitCode, LogicalCpu, read_topology
 from harness.machine import allocation
-from harness.run import trial_tree
-from results import Control
+from results import Control, Store
 
 
 def machine(num_cores=4, *, num_nodes=1, num_threads=1, quota=None):
@@ -248,31 +247,41 @@ def test_pools_get_the_cores_that_launches_leave(
 
 
 LAUNCHES = {"TF_GPU_THREAD_MODE": "gpu_private", "TF_GPU_THREAD_COUNT": "2"}
-DRY_RUN = ("sweep", "--dry-run", "--json", "--workload=resnet50", "--preset=smoke")
+SWEEP = smoke_sweep(
+    "--backends=in_graph --mode=weak --repeats=1 --order=sequential --no-match "
+    "--budget=none --study=s"
+)
 
 
 @pytest.mark.parametrize("count", ["2", "4"])
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
-    harness, install_gpus, monkeypatch, tmp_path, make_trial, device, count
+    harness, gpu_overrides, install_gpus, monkeypatch, tmp_path, device, count
 ):
+    """They are the plan's, whatever the variables are when a trial starts."""
     install_gpus(make_gpus(2))
     for name in LAUNCHES:
         monkeypatch.delenv(name, raising=False)
     if count != "2":
         monkeypatch.setenv("TF_GPU_THREAD_COUNT", count)
-    code, out, err = harness(*DRY_RUN, f"--device={device}", "--replicas=1,2")
-    assert ExitCode.OK == code, err
+
+    def canary(_core):  # also before the second trial
+        if device == "gpu":
+            monkeypatch.setenv("TF_GPU_THREAD_COUNT", "9")
+        return 0.2
+
+    changes = {"worker_command": SAYS_VARIABLES, "canary": canary}
+    words = (*SWEEP, f"--device={device}", "--replicas=1,2")
+    code, _, err = harness(*words, overrides=gpu_overrides | changes)
+    assert ExitCode.NOTHING_MEASURED == code, err
     ours = {} if device == "cpu" else LAUNCHES
     mine = {} if count == "2" else {"TF_GPU_THREAD_COUNT": count}
-    for trial in json.loads(out)["trials"]:
-        variables = trial["spec"]["variables"]
-        spec, processes = make_trial(device=device, variables=variables)
-        place = allocation.place_trial(machine(), spec, processes)
-        base = {} if device == "cpu" else {"TF_GPU_THREAD_COUNT": "9"}
-        given_to = trial_tree.trial_variables(spec, place, tmp_path, base=base)
+    trials = [*Store.open(tmp_path / "runs" / "s").trials()]
+    assert 2 == len(trials)
+    for trial in trials:
+        given_to = variables_of(tmp_path, trial.trial_id)
 
-        assert ours | mine == allocation.gpu_thread_variables(variables)
+        assert ours | mine == allocation.gpu_thread_variables(trial.spec.variables)
         assert ours | mine == allocation.gpu_thread_variables(given_to)
 
 

@@ -1,23 +1,24 @@
 """Folders and processes of a trial: earlier attempts stay, the rest is removed."""
 
 import errno
+import itertools
 import json
 import os
 import platform
-import signal
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from command_lines import smoke_sweep
+from command_lines import overridden, smoke_sweep
+from fake_machine import SAYS_VARIABLES, variables_of
 from study_files import finished_in, observed_in
 
-from harness import ExitCode, HarnessError, read_machine_state
-from harness.client import scaling_client
-from harness.run import trial_tree
-from results import Allocator, Store, UnavailableRecordError
+from harness import ExitCode, read_machine_state
+from results import Store
 
 SWEEP = smoke_sweep(
     "--replicas=1 --mode=weak --repeats=2 --no-match --budget=none --study=s "
@@ -25,8 +26,7 @@ SWEEP = smoke_sweep(
 )
 
 
-def interrupt(*_):
-    os.kill(os.getpid(), signal.SIGINT)
+INTERRUPTS = ("sh", "-c", 'kill -INT "$PPID"; sleep 60')
 
 
 @pytest.mark.processes
@@ -40,9 +40,8 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
     # A kill between the two records of the second repetition.
     (root / "trials" / again[0] / "status.json").unlink()
     observed, first = observed_in(root), finished_in(root)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.run.rounds.Repetition.start_side_by_side", interrupt)
-        code, _, _ = harness(*SWEEP, overrides=overrides)
+    interrupting = overrides | {"worker_command": INTERRUPTS}
+    code, _, _ = harness(*SWEEP, overrides=interrupting)
     assert ExitCode.INTERRUPTED == code
     assert observed <= observed_in(root)
     code, out, _ = harness("verify", "s")
@@ -63,116 +62,167 @@ def test_a_repetition_that_is_measured_again_is_kept_until_it_is_complete(
     assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
 
 
-@pytest.fixture
-def trial_dir(tmp_path):
-    return tmp_path / "trials" / "a"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "is_measured"),
-    [
-        ("rank_0.jsonl", '{"kind": "phase", "phase": "launch", "ns": 1}\n', False),
-        ("rank_0.jsonl", '{"kind": "step", "phase": "measure", "index": 0', True),
-        ("rank_1.jsonl", '{"kind": "failure", "phase": "build"}\n', True),
-        ("blocks.jsonl", "", True),
-        ("status.json", "{}", True),
-        ("env.json", "{}", False),
-    ],
+ALONE = smoke_sweep(
+    "--replicas=1 --mode=weak --no-match --budget=none --study=s --order=sequential "
+    "--backends=in_graph --repeats=2"
 )
-def test_what_observed_nothing_is_removed(trial_dir, name, text, is_measured):
-    root = trial_dir.parents[1]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "runs" / "s"
+
+
+@pytest.fixture
+def attempt(harness, overrides, root):
+    """Returns a function that runs all trials, which fail; it returns their folders.
+
+    ``then`` is called once, when the first one is about to start.
+    """
+
+    def run(*options, then=lambda: None, command=("false",), code=None):
+        calls = itertools.count()
+
+        def canary(_core):
+            if next(calls) == 0:
+                then()
+            return 0.2
+
+        changes = {"worker_command": command, "canary": canary}
+        words = overridden((*ALONE, "--retry=failed"), *options)
+        expected = ExitCode.NOTHING_MEASURED if code is None else code
+        found, _, err = harness(*words, overrides=overrides | changes)
+        assert expected == found, err
+        planned = Store(root).read_plan().trials
+        return err if code else [root / "trials" / of.trial_id for of in planned]
+
+    return run
+
+
+def leave(folder, *names, **texts):
+    """Leaves of an attempt only its spec, these files, and others."""
+    for path in folder.iterdir():
+        if path.name not in ("spec.json", *names):
+            path.unlink()
+    for name, text in texts.items():
+        (folder / f"{name}.jsonl").write_text(text)
+
+
+def test_what_observed_nothing_is_removed(attempt, root):
+    step = '{"kind": "step", "phase": "measure", "index": 0'
+    launch = '{"kind": "phase", "phase": "launch", "ns": 1}\n'
+    attempts = (
+        ((), {"rank_0": launch}, False),
+        ((), {"rank_0": step}, True),
+        ((), {"rank_1": '{"kind": "failure", "phase": "build"}\n'}, True),
+        ((), {"blocks": ""}, True),
+        (("status.json",), {}, True),
+        (("env.json",), {}, False),
+    )
+    folders = attempt(f"--repeats={len(attempts)}")
     (root / "earlier" / "b-1").mkdir(parents=True)  # of another trial
     for number in (1, 2):
-        (trial_dir / "checkpoint").mkdir(parents=True)
-        (trial_dir / name).write_text(text)
-        trial_tree.clear_trials(trial_dir)
+        for folder, (names, texts, _) in zip(folders, attempts, strict=True):
+            leave(folder, *names, **texts)
+            (folder / "checkpoint").mkdir()
+        attempt(f"--repeats={len(attempts)}")
 
-        assert not trial_dir.exists()
-        kept = sorted((root / "earlier").glob("a-*"))
-        assert [f"a-{k + 1}" for k in range(number)] * is_measured == [
-            folder.name for folder in kept
-        ]
-        # Large; that of a failure, which is complete, stays.
-        for folder in kept:
-            assert (name == "status.json") == (folder / "checkpoint").exists()
+        for folder, (names, _, is_measured) in zip(folders, attempts, strict=True):
+            assert not (folder / "checkpoint").exists()
+            kept = sorted((root / "earlier").glob(f"{folder.name}-*"))
+            assert [f"{folder.name}-{k + 1}" for k in range(number)] * is_measured == [
+                each.name for each in kept
+            ]
+            # Large; that of a failure, which is complete, stays.
+            for each in kept:
+                assert ("status.json" in names) == (each / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("name", [".", "status.json"])
-def test_one_failed_look_removes_and_mixes_nothing(name, trial_dir, monkeypatch):
+def test_one_failed_look_removes_and_mixes_nothing(name, attempt):
     """A trial that is not seen would run among the files of the attempt before."""
-    (trial_dir / "checkpoint").mkdir(parents=True)
-    (trial_dir / "checkpoint" / "weights").write_bytes(b"1")
-    (trial_dir / "status.json").write_text("{}")
-    before = sorted(trial_dir.rglob("*"))
+    _, second = attempt()
+    (second / "checkpoint").mkdir()
+    (second / "checkpoint" / "weights").write_bytes(b"1")
+    before = sorted(second.rglob("*"))
 
     def failing(real):
         def look(path, *args, **options):
-            if os.fspath(path) == str(trial_dir / name):
+            if not isinstance(path, int) and Path(path).absolute() == second / name:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
             return real(path, *args, **options)
 
         return look
 
-    with monkeypatch.context() as patch:
-        for call in ("stat", "lstat"):
-            patch.setattr(os, call, failing(getattr(os, call)))
-        with pytest.raises(UnavailableRecordError, match="Stale file handle"):
-            trial_tree.clear_trials(trial_dir)
-    assert before == sorted(trial_dir.rglob("*"))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail():
+            for call in ("stat", "lstat"):
+                patch.setattr(os, call, failing(getattr(os, call)))
+
+        assert "Stale file handle" in attempt(then=fail, code=ExitCode.USAGE)
+    assert before == sorted(second.rglob("*"))
 
 
 def test_what_is_no_trial_makes_room_and_links_lead_to_what_is_not_ours(
-    trial_dir, tmp_path
+    attempt, tmp_path
 ):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "status.json").write_text("kept")
-    trial_dir.parent.mkdir()
-    trial_dir.symlink_to(tmp_path / "precious")
-    trial_tree.clear_trials(trial_dir)
-    assert not trial_dir.is_symlink()
-    assert "kept" == (tmp_path / "precious" / "status.json").read_text()
+    _, *others = attempt("--repeats=4")
 
-    (trial_dir / "status.json" / "x").mkdir(parents=True)
-    trial_tree.clear_trials(trial_dir)
-    trial_dir.write_text("")
-    trial_tree.clear_trials(trial_dir)
-    assert not trial_dir.exists()
-    assert (tmp_path / "earlier" / "a-1" / "status.json" / "x").is_dir()
+    def replace():
+        for folder in others:
+            shutil.rmtree(folder)
+        others[0].symlink_to(tmp_path / "precious")
+        others[1].write_text("")
+        (others[2] / "status.json" / "x").mkdir(parents=True)
+
+    # What cannot be listed is not moved, but said.
+    err = attempt("--repeats=4", then=replace, code=ExitCode.USAGE)
+    assert f"{others[2].name}': it is not a regular file; remove it" in err
+    assert (others[2] / "status.json" / "x").is_dir()
+    assert all((folder / "status.json").is_file() for folder in others[:2])
+    assert not others[0].is_symlink()
+    assert "kept" == (tmp_path / "precious" / "status.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("link", r"cannot move '.*/a' .*: earlier is a symbolic link; move or"),
-        ("refused", r"cannot move '.*' .*: Permission denied; move"),
+        ("link", r"cannot move '.*/{}' .*: earlier is a symbolic link; move or"),
+        ("refused", r"cannot move '.*/{}' .*: Permission denied; move"),
     ],
 )
-def test_what_cannot_be_moved_or_removed_is_reported(
-    trial_dir, tmp_path, monkeypatch, how, message
-):
-    trial_dir.mkdir(parents=True)
-    if how == "link":
-        (trial_dir / "status.json").write_text("{}")
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "earlier").symlink_to("elsewhere")
-    else:
+def test_what_cannot_be_moved_or_removed_is_reported(attempt, root, how, message):
+    _, second = attempt()
+    rmtree = shutil.rmtree
 
-        def refuse(*_, **__):
+    def refuse(path, *args, **options):
+        if Path(path).absolute() == second:
             raise PermissionError(13, "Permission denied")
+        rmtree(path, *args, **options)
 
-        monkeypatch.setattr("shutil.rmtree", refuse)
-    with pytest.raises(HarnessError, match=message):
-        trial_tree.clear_trials(trial_dir)
+    with pytest.MonkeyPatch.context() as patch:
 
-    assert trial_dir.is_dir()
-    assert (how == "link") == (trial_dir / "status.json").exists()
+        def prevent():
+            if how == "link":
+                (root / "earlier").rename(root / "elsewhere")
+                (root / "earlier").symlink_to("elsewhere")
+            else:
+                leave(second, "env.json")
+                patch.setattr(shutil, "rmtree", refuse)
+
+        err = attempt(then=prevent, code=ExitCode.USAGE)
+    assert re.search(message.format(second.name), err)
+    assert second.is_dir()
+    assert (how == "link") == (second / "status.json").exists()
 
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """Makes the folder of a trial, and returns one for temporary files."""
+    """Makes a folder for temporary files, and returns it."""
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "trial").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
@@ -188,51 +238,50 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.processes
 def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
-    tmp_path, monkeypatch, temporary
+    attempt, tmp_path, monkeypatch, temporary
 ):
     """Python looks in the current folder first."""
-    for name in ("here", "planned"):
+    for name in (".", "planned"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
-    (tmp_path / "here" / "trial").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    trial_dir = tmp_path / "here" / "trial"
-    variables = {
-        "PYTHONPATH": str(tmp_path / "planned"),
-        scaling_client.TRIAL_VARIABLE: str(trial_dir),
-        trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
-    }
-    command = (sys.executable, "-m", "probe")
-    tree = trial_tree.ProcessTree(Path("trial"), variables, command)
-    trial_tree.run_tree(tree, timeout_sec=60)
-    source, name = (trial_dir / "said").read_text().split()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "planned"))
+    first, _ = attempt(command=(sys.executable, "-m", "probe"))
+    source, name = (first / "said").read_text().split()
 
     assert "planned" == source
-    assert name.startswith(f"{trial_tree.folder_of(trial_dir)}/")
+    assert temporary == Path(name).parents[1]
     assert [] == [*temporary.iterdir()]
 
 
-def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
-    mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
-    trees = []
-    for name in ("trial", "other"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        marked = {scaling_client.TRIAL_VARIABLE: str(tmp_path / name)}
-        trees.append(trial_tree.ProcessTree(tmp_path / name, marked, ("true",)))
-        trees[-1].start()
-        (trial_tree.folder_of(tmp_path / name) / "file").touch()
-    assert 0o700 == mine.stat().st_mode & 0o777
-    trial_tree.clear_trials(tmp_path / "trial")
+SAYS_FOLDER = (
+    "sh",
+    "-c",
+    'stat -c "%a %n" "$TMPDIR" > "$0/said"; ls "$TMPDIR" >> $0/said',
+)
 
-    assert not mine.exists()
-    assert (other / "file").exists()
-    mine.touch()
-    expected = r"cannot make .* for temporary files of a trial: File exists; remove it"
-    with pytest.raises(HarnessError, match=expected) as caught:
-        trees[0].start()
-    assert f"'{mine}'" in str(caught.value)
-    for tree in trees:
-        tree.kill()
+
+def test_a_folder_for_temporary_files_is_private_and_made_anew(attempt):
+    def said(folders):
+        return [(folder / "said").read_text().split() for folder in folders]
+
+    (mode, mine), (_, other) = said(attempt(command=SAYS_FOLDER))
+
+    def leave_files():
+        for name in (mine, other):
+            Path(name).mkdir()
+            Path(name, "file").touch()
+
+    assert "700" == mode
+    assert mine != other
+    # That of another trial stays until it starts.
+    assert [["700", mine], ["700", other]] == said(
+        attempt(then=leave_files, command=SAYS_FOLDER)
+    )
+    err = attempt(then=Path(mine).touch, code=ExitCode.USAGE)
+    expected = (
+        f"cannot make '{mine}' for temporary files of a trial: File exists; remov"
+    )
+    assert expected in err
 
 
 # A program of 200 MB needs another 40 MB later; prints the page faults that this takes,
@@ -259,25 +308,32 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
-def printed(how, *, has_huge_pages=False):
-    """Returns what the program prints, with the allocator that keeps what is freed."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    variables = trial_tree.allocator_variables(Allocator.KEEP, {})
-    if not has_huge_pages:
-        variables.pop("GLIBC_TUNABLES", None)
-    done = subprocess.run(
-        [sys.executable, "-c", GROWING, how],
-        env={**plain, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [int(text) for text in done.stdout.split()]
+@pytest.fixture
+def printed(attempt, tmp_path, monkeypatch):
+    """Returns what says what it prints, with the allocator that keeps what is freed."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    folder, _ = attempt("--set=allocator=keep", command=SAYS_VARIABLES)
+    found = variables_of(tmp_path, folder.name)
+
+    def run(how, *, has_huge_pages=False):
+        variables = dict(found)
+        if not has_huge_pages:
+            del variables["GLIBC_TUNABLES"]
+        done = subprocess.run(
+            [sys.executable, "-c", GROWING, how],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [int(text) for text in done.stdout.split()]
+
+    return run
 
 
 @pytest.mark.processes
 @needs_glibc
-def test_a_heap_that_was_reserved_grows_without_faults():
+def test_a_heap_that_was_reserved_grows_without_faults(printed):
     """What the heap has not grown into is no memory of the program."""
     num_faults, *_ = printed("grown")
     num_reserved, unused, used = printed("reserved")

@@ -4,27 +4,29 @@ what fails.
 
 from __future__ import annotations
 
-import dataclasses
+import concurrent.futures
 import itertools
-import math
+import json
 import os
 import re
-from types import SimpleNamespace
-from typing import Any
+import shutil
+import threading
+from pathlib import Path
 
+import driver
+import psutil
 import pytest
 from command_lines import overridden, smoke_sweep
+from damaging import strangers, until
 from fake_machine import two_cores, with_cpus
 from study_files import lines_of, processes_of
 
 from harness import ExitCode
-from harness.run import rounds
-from harness.run.trial_tree import Session
-from results import Control, Order, Store, TrialStatus
+from results import Order, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
-ROUNDS = 3
+ROUNDS, SHORTEST_SEC = 3, 0.3
 ENDS = ExitCode.OK, ExitCode.SOME_TRIALS_FAILED, ExitCode.NOTHING_MEASURED
 SWEEP = smoke_sweep(
     "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 "
@@ -52,26 +54,41 @@ def run(harness, overrides, tmp_path, monkeypatch):
     return run_sweep
 
 
+FIRST, TWO, LAST = "in_graph:1:none", "tf_mirrored:2:none", "tf_mirrored:1:none"
+OF_TWO = ("in_graph:2:none", "in_graph:2:twin")
+
+
+@pytest.fixture
+def told(run, tmp_path, monkeypatch):
+    """Returns a function that runs a sweep: its trials, and what each was told."""
+    notes = tmp_path / "told"
+    monkeypatch.setenv("FAKE_TOLD", str(notes))
+
+    def sweep(*options, step_times=((0.1, 0.1),), count=0, **changes):
+        notes.write_text("")
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        monkeypatch.setenv("FAKE_STEP_TIMES", json.dumps(step_times))
+        monkeypatch.setenv("FAKE_COUNT", str(count))
+        trials, _ = run(*options, **changes)
+        return trials, [line.split() for line in notes.read_text().splitlines()]
+
+    return sweep
+
+
+def turns_of(told):
+    """Returns the cases of each round, in the order of their blocks."""
+    turns = [(words[2], words[0]) for words in told if words[1] == "turn"]
+    rounds = itertools.groupby(turns, key=lambda turn: turn[0])
+    return [[name for _, name in cases] for _, cases in rounds]
+
+
 @forked
 @two_cores
-def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    events = []
-
-    def note(name, said):
-        method = getattr(Session, name)
-
-        def noted(session, *args, **fields):
-            found = method(session, *args, **fields)
-            events.extend(said(session, found, *args))
-            return found
-
-        monkeypatch.setattr(Session, name, noted)
-
-    note("send", lambda _session, _found, command: [command])
-    note("start", lambda *_: ["start"])
-    note("poll", lambda of, found: ["built"] * bool(found and of.awaited == "built"))
-    trials, _ = run(**with_cpus(cores))
+def test_every_case_takes_one_block_per_round(told, tmp_path):
+    cores = with_cpus(sorted(os.sched_getaffinity(0))[:2])
+    trials, words = told(count=5, **cores)
+    begun = [what for _, what, *_ in words if what in ("starts", "built", "warm_up")]
+    changes = [{"starts": 1, "built": -1}.get(what, 0) for what in begun]
 
     assert 5 == len(trials)
     for trial in trials.values():
@@ -79,7 +96,7 @@ def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
         assert TrialStatus.OK is trial.status.status
         assert [0, 1, 2] == [block.round_index for block in blocks]
         assert {0} == {block.attempt for block in blocks}
-        assert all(block.time_sec >= rounds.MIN_BLOCK_SEC for block in blocks)
+        assert all(block.time_sec >= SHORTEST_SEC for block in blocks)
         assert sum(block.num_steps for block in blocks) == len(rank.step_time_sec)
         assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
         assert {0, 1, 2} == set(trial.result.rates)
@@ -89,10 +106,10 @@ def test_every_case_takes_one_block_per_round(run, tmp_path, monkeypatch):
         assert not first["is_alone"]
         assert first["time_to_first_step_sec"] > 0
         assert 0 == rank.time_to_first_step_sec
-    assert ["warm_up"] * 5 == events[15:20]
-    assert 5 == events[:15].count("start") == events[:15].count("built")
-    changes = [{"start": 1, "built": -1}.get(event, 0) for event in events[:15]]
+    # As many start at once as there are cores; none has its last step before all have.
+    assert ["warm_up"] * 5 == begun[10:]
     assert 2 == max(itertools.accumulate(changes))
+    assert [FIRST, TWO, *OF_TWO, LAST] == turns_of(words)[0]
 
 
 INDEPENDENT = ("single", 2, "solo")
@@ -207,13 +224,14 @@ def test_a_trial_whose_blocks_are_all_discarded_gives_no_number(run):
 def test_little_time_still_gives_the_fewest_rounds(run):
     trials, _ = run(*ONE, "--time-budget=0.01s", "--set=rounds=100")
 
-    assert {rounds.MIN_ROUNDS} == {len(trial.result.rates) for trial in trials.values()}
+    assert {5} == {len(trial.result.rates) for trial in trials.values()}
 
 
 @pytest.fixture
 def full(monkeypatch):
     """Leaves no memory for processes after the first ones."""
-    monkeypatch.setattr(rounds.machine_state, "read_free_memory", lambda: 1)
+    memory = psutil.virtual_memory()._replace(available=1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def with_order(*options):
@@ -266,92 +284,80 @@ def test_what_needs_an_interleaved_study_is_an_error(
     assert [] == processes_of(tmp_path)
 
 
-@dataclasses.dataclass
-class Waiting:
-    """A process between two blocks."""
+@forked
+@two_cores
+def test_the_order_of_blocks_is_drawn_from_the_seed_in_every_round(told):
+    orders = turns_of(told("--set=seed=7")[1])
 
-    trial_id: str
-    prepared: Any = None
-    is_alive: bool = True
-    busy_sec: float = 0.0
-    step_time_sec: float = 1.0
-    blocks: tuple[Any, ...] = ()
-
-    @property
-    def spec(self):
-        return self.prepared.trial.spec
+    assert ROUNDS == len(orders)
+    assert 1 < len(set(map(tuple, orders)))
+    assert 1 == len({tuple(sorted(names)) for names in orders})
+    assert [*OF_TWO[::-1], FIRST, TWO, LAST] == orders[0]
 
 
-@pytest.fixture
-def interleave(monkeypatch, make_spec):
-    blocks = []
-    monkeypatch.setattr(
-        rounds.Repetition,
-        "_measure_block",
-        lambda _, session, asked: blocks.append(
-            (asked["round_index"], session.trial_id, asked["num_steps"])
-        ),
-    )
-
-    def trial(name, num_replicas=1, **fields):
-        spec = make_spec(order=Order.INTERLEAVED, num_replicas=num_replicas, **fields)
-        return SimpleNamespace(trial=SimpleNamespace(spec=spec, trial_id=name))
-
-    def run(*waiting, seed=7, index=0, known=None):
-        blocks.clear()
-        sessions = [
-            Waiting(name, trial(name, **fields), **times)
-            for name, fields, times in waiting
-        ]
-        rounds.Repetition(
-            trials=[session.prepared.trial for session in sessions],
-            index=index,
-            duration_sec=None,
-            max_rounds=ROUNDS,
-            seed=seed,
-            stage=lambda *_: None,
-            steps_of_block=known or {},
-            sessions=sessions,
-        ).take_all(math.inf)
-        return list(blocks)
-
-    return run
-
-
-def test_the_order_of_blocks_is_drawn_from_the_seed_in_every_round(interleave):
-    cases = [(f"x{n}", {"num_replicas": n}, {}) for n in range(1, 6)]
-    first, again, other = (interleave(*cases, seed=seed) for seed in (7, 7, 8))
-    in_rounds = [
-        tuple(name for _, name, _ in block)
-        for _, block in itertools.groupby(first, key=lambda block: block[0])
-    ]
-
-    assert ROUNDS == len(in_rounds)
-    assert first == again != other
-    assert 1 < len(set(in_rounds))
-    assert 1 == len({tuple(sorted(block)) for block in in_rounds})
-
-
-def test_a_case_has_blocks_of_one_number_of_steps(interleave, make_spec):
+@forked
+def test_a_case_has_blocks_of_one_number_of_steps(told, tmp_path):
     """Blocks of a dead session, whose step time is 0, would have 300,000 steps."""
+    told(*ONE, "--repeats=2", step_times=((0.11, 0.09), (0.2, 0.2)))
+    twice = [*Store.open(tmp_path / "runs" / "s").trials()]
+    dead = {"step_times": ((0.11, 0.09),), "behavior": "twin:1:build_exit3"}
+    trials, _ = told(*ONE, **dead)
+    alone = [trial for trial in trials.values() if trial.result is not None]
 
-    def both(*seconds):
-        return [
-            ("case", {}, {"step_time_sec": seconds[0]}),
-            ("twin", {"control": Control.AA}, {"step_time_sec": seconds[1]}),
-            ("dead", {}, {"step_time_sec": 0.0, "is_alive": False}),
-        ]
+    assert (4, 1) == (len(twice), len(alone))
+    for trials, num_steps in ((twice, 4), (alone, 3)):
+        blocks = [block for trial in trials for block in trial.result.blocks]
+        assert {num_steps} == {block.num_steps for block in blocks}
 
-    first = interleave(*both(0.11, 0.09))
-    block = SimpleNamespace(is_sustained=False, num_steps=first[0][2])
-    result = SimpleNamespace(blocks=[block])
-    recorded = SimpleNamespace(
-        spec=make_spec(order=Order.INTERLEAVED, num_replicas=1), result=result
+
+@forked
+def test_a_round_names_its_case_and_the_rate_so_far(told, terminal):
+    calls = itertools.count()
+    disturbed = {"discard_reason": lambda *_: "busy" if next(calls) == 6 else ""}
+    step_times = ((0.01, 0.01),)
+    with terminal() as text:
+        changes = {"step_times": step_times, **disturbed}
+        trials, _ = told(*ONE, "--set=rounds=9", **changes)
+    said = dict(re.findall(r"round (\d): (single x1[^\x1b\r\n]*)", text()))
+    (size,) = {trial.spec.global_batch_size for trial in trials.values()}
+
+    assert "single x1" == said["1"].strip() == said["5"].strip()
+    found = re.fullmatch(
+        r"single x1, ([\d.]+) \[([\d.]+), ([\d.]+)\]/s so far", said["9"].strip()
     )
-    known = rounds.steps_of_blocks([recorded])  # a part
-    second = interleave(*both(0.2, 0.2), index=1, known=known)
+    rate, low, high = map(float, found.groups())
+    assert low < rate < high
+    assert pytest.approx(100 * size, rel=0.02) == rate
 
-    for blocks in (first, second):
-        assert {("case", 4), ("twin", 4)} == {
-            (name, steps) for _, name, steps in blocks
-        }
+
+MOST_STRANGERS = 128 + 16
+"""Connections that are kept before they say who they are, and other open files."""
+
+
+def test_strangers_at_the_socket_of_a_trial_end_nothing(run, tmp_path, monkeypatch):
+    """Connections cost descriptors of the harness; a genuine process is heard."""
+    flooded, over = tmp_path / "flooded", threading.Event()
+    monkeypatch.setenv("FLOODED", str(flooded))
+    waits = 'until [ -e "$FLOODED" ]; do sleep 0.01; done; exec "$@"'
+    worker = ("/bin/sh", "-c", waits, "sh", *driver.FAKE_WORKER)
+
+    def address():
+        listed = Path("/proc/net/unix").read_text()
+        return re.search(rf"@(replicator-harness-{os.getpid()}-\w+)", listed)
+
+    def flood():
+        try:
+            with strangers(f"\0{until(address)[1]}") as num_kept:
+                until(lambda: num_kept() <= MOST_STRANGERS, "dropped", 20.0)
+                flooded.touch()
+                over.wait(60)
+        finally:
+            flooded.touch()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(flood)
+        trials, _ = run(*ONE, worker_command=worker)
+        over.set()
+        flooding.result()
+
+    assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}

@@ -16,7 +16,6 @@ from study_files import ended_ids, processes_of
 
 from harness import ExitCode
 from harness.client import scaling_client
-from harness.run import trial_tree
 from results import Phase, Store, TrialStatus
 
 pytestmark = pytest.mark.processes
@@ -119,13 +118,14 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     pid_file = tmp_path / "grandchild"
     monkeypatch.setenv("FAKE_GRANDCHILD_FILE", str(pid_file))
     # The clock starts once the grandchild is there, however long that takes.
-    start = trial_tree.ProcessTree.start
+    popen = psutil.Popen
 
-    def start_with_grandchild(tree):
-        start(tree)
+    def start_with_grandchild(*words, **options):
+        process = popen(*words, **options)
         until(lambda: pid_file.exists() and pid_file.read_text())
+        return process
 
-    monkeypatch.setattr(trial_tree.ProcessTree, "start", start_with_grandchild)
+    monkeypatch.setattr(psutil, "Popen", start_with_grandchild)
     # It ignores SIGTERM, and the time until SIGKILL passes ten times as fast.
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: 10 * clock())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,18 +10,18 @@ import types
 from pathlib import Path
 from unittest import mock
 
+import fork_server
 import psutil
 import pytest
 import synthetic_trial
+from command_lines import smoke_sweep
 from study_files import lines_of
 
 import workloads
 from harness import HarnessError
-from harness.run import trial_tree
-from harness.run.trial_runner import run_trial
 from harness.trial import worker
 from replicator.cluster import environment
-from results import Control, Phase, TrialStatus
+from results import Control, Phase, Store, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 NEVER = {"external_writes": "never"}
@@ -102,7 +101,7 @@ def test_an_independent_program_knows_its_rank_and_no_cluster(tmp_path, make_spe
     addresses = {"worker": ["localhost:20001", "localhost:20002"]}
     config = {"cluster": addresses, "task": {"type": "worker", "index": 1}}
     done = subprocess.run(
-        [sys.executable, *trial_tree.WORKER_COMMAND[1:], str(tmp_path)],
+        [sys.executable, *fork_server.WORKER[1:], str(tmp_path)],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))),
@@ -161,13 +160,21 @@ def test_each_process_of_a_cluster_sees_its_own_gpus(
     assert 0 == worker._serve(placement)
 
 
+SWEEP = smoke_sweep(
+    "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
+    "--budget=none --order=sequential --study=s"
+)
+
+
 @pytest.fixture
-def run_cluster(store, settings, make_spec, monkeypatch):
-    def run_it(behavior="", **changes):
+def run_cluster(harness, overrides, tmp_path, monkeypatch):
+    def run_it(behavior="", *options):
         monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}" if behavior else "")
-        trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
-        run_trial(store, trial, dataclasses.replace(settings, **changes))
-        return store.read_trial(trial.trial_id)
+        counting = overrides | {"count_oom_kills": lambda: 7}
+        _, _, err = harness(*SWEEP, *options, overrides=counting)
+        (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+        assert trial.status is not None, err
+        return trial
 
     return run_it
 
@@ -193,9 +200,8 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     ],
 )
 def test_the_cause_is_recorded_and_not_its_consequence(
-    run_cluster, monkeypatch, behavior, status, reason
+    run_cluster, behavior, status, reason
 ):
-    monkeypatch.setattr(trial_tree, "read_oom_kills", lambda: 7)
     trial = run_cluster(behavior)
     failure = trial.status.failure
 
@@ -206,13 +212,13 @@ def test_the_cause_is_recorded_and_not_its_consequence(
 
 
 @pytest.mark.processes
-def test_a_stuck_rank_is_killed_with_all_others(run_cluster, store):
-    trial = run_cluster("hang", timeout_sec=2)
+def test_a_stuck_rank_is_killed_with_all_others(run_cluster, tmp_path):
+    trial = run_cluster("hang", "--timeout=2s")
 
     assert TrialStatus.TIMEOUT is trial.status.status
     # Other tests start workers meanwhile; these are identified by their store.
     assert not [
         process
         for process in psutil.process_iter(["cmdline"])
-        if str(store.root) in " ".join(process.info["cmdline"] or [])
+        if str(tmp_path) in " ".join(process.info["cmdline"] or [])
     ]

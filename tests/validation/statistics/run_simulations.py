@@ -38,7 +38,6 @@ from page_claims import BESIDE, BUSY, Row
 from scipy import stats
 
 from harness import Disturbance
-from harness.run.rounds import MIN_ROUNDS
 from results import Block, TrialResult, figures, statistics
 
 FAST_DEVIATION, FAST_SEC = 0.12, 3.0
@@ -48,6 +47,8 @@ NUM_CASES, STEP_SEC = 6, 0.4
 START_SEC = 8.0
 """Of each process, until all can take turns; they start side by side."""
 SWEEP_SEC = 540.0
+FEWEST_ROUNDS = 5
+"""Of a run, however little time is left."""
 FEWEST_TO_STOP, MOST_REPETITIONS = 5, 40
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
@@ -425,7 +426,7 @@ def _repetition(load, bursts, drawn):
     round_sec = 2 * BLOCK_SEC + OTHERS_SEC
     left_sec = NUM_ROUNDS * round_sec
     for index in itertools.count():
-        if index >= MIN_ROUNDS and left_sec < round_sec:
+        if index >= FEWEST_ROUNDS and left_sec < round_sec:
             return blocks
         of_round = drawn.gauss(0, OF_ROUND)
         for case in drawn.sample((0, 1), 2):
