@@ -7,9 +7,7 @@ import time
 
 import pytest
 from command_lines import overridden
-from fake_machine import FakeNvml, make_gpus, with_cpus
-
-from harness.launch.ray import RayHost
+from fake_machine import FakeNvml, install_ray, make_gpus, with_cpus
 
 REFUSED_SEC = 5.0
 """For a refusal, on a busy machine; alone it takes a few hundredths of a second."""
@@ -208,7 +206,7 @@ def rows():
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, tmp_path_factory, monkeypatch):
     """Eight cores, two GPUs, a Ray of two hosts, and files where folders should be."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").write_text("")
@@ -220,11 +218,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "image.yaml").write_text(image)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    hosts = [
-        RayHost(node_id=str(i), address=f"10.0.0.{i}", num_cores=8, num_gpus=0)
-        for i in range(2)
-    ]
-    monkeypatch.setattr("harness.launch.ray.read_hosts", lambda: tuple(hosts))
+    install_ray(tmp_path_factory.mktemp("ray"), monkeypatch, (8, 0), (8, 0))
     monkeypatch.setattr("workloads.d4pg.capacity.check", lambda *_, **__: None)
     monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: pytest.fail("runs"))
 

@@ -1,59 +1,64 @@
 """What a gang needs of a Ray cluster, and gangs on a real one of two nodes here."""
 
-import concurrent.futures
-import dataclasses
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import synthetic_trial
 from command_lines import smoke_sweep
 from damaging import until
+from fake_machine import install_ray
 from study_files import processes_of
 
-from harness import ExitCode, LaunchError
-from harness.launch import launchers
-from harness.launch import ray as ray_launcher
-from harness.launch.launchers import HOSTS_VARIABLE
-from harness.launch.ray import RayHost, bundle_of
-from harness.run import aggregate
-from harness.run.trial_runner import run_trial
+from harness import ExitCode
+from harness.client import scaling_client
 from results import Store
 
+SWEEP = smoke_sweep(
+    "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
+    "--launcher=ray --study=s"
+)
+RAY = (sys.executable, "-m", "harness.launch.ray")
+GANG = {"members": [["worker", 0], ["worker", 1]], "members_per_host": 1}
+ADDRESS = {"REPLICATOR_HARNESS_GANG": "localhost:1"}
 
-def test_without_ray_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(
-        LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
-    ):
-        ray_launcher.connect()
+def test_without_ray_the_message_says_what_to_install(
+    refuse, tmp_path_factory, monkeypatch
+):
+    folder, text = tmp_path_factory.mktemp("ray"), "raise ImportError('none here')"
+    install_ray(folder, monkeypatch, text=text)
 
-
-def test_a_bundle_is_a_whole_host():
-    small, wide, large, plain = (
-        RayHost(node_id=f"{cores}", address="a", num_cores=cores, num_gpus=gpus)
-        for cores, gpus in ((2, 0), (8, 4), (16, 8), (8, 0))
+    assert re.search(
+        r"Ray cannot be imported .*pip install 'replicator-harness\[", refuse(*SWEEP)
     )
-    assert {"CPU": 8} == bundle_of([plain, plain], 2)
-    assert {"CPU": 8, "GPU": 4} == bundle_of([small, wide, large], 2)
 
 
-def test_only_living_nodes_count():
-    resources = {"Resources": {"CPU": 2.0, "GPU": 1.0}}
-    nodes = [
-        {"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": name != "c"}
-        for name in "bca"
-    ]
-    found = ray_launcher.hosts_of([node | resources for node in nodes])
+@pytest.mark.parametrize(
+    ("hosts", "bundle"),
+    [
+        (((8, 0), (8, 0)), {"CPU": 8}),
+        (((2, 0), (8, 4), (16, 8)), {"CPU": 8, "GPU": 4}),
+        # Only living hosts count.
+        (((2, 1), (8, 4, "dead"), (3, 1)), {"CPU": 2, "GPU": 1}),
+    ],
+)
+def test_a_bundle_is_a_whole_host(tmp_path, monkeypatch, hosts, bundle):
+    install_ray(tmp_path, monkeypatch, *hosts)
+    done = subprocess.run(
+        [*RAY, "gang"],
+        input=json.dumps({**GANG, "trial_dir": "t", "variables": {}}) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    assert ["a", "b"] == [host.node_id for host in found]
-    assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
+    assert f"a host of the gang was lost: {[bundle] * 2}\n" == done.stderr
 
 
 needs_ray = pytest.mark.skipif(
@@ -80,7 +85,7 @@ def cluster():
             initialize_head=True,
             head_node_args={"num_cpus": 1, "include_dashboard": False},
         )
-        patch.setenv(ray_launcher.ADDRESS_VARIABLE, made.address)
+        patch.setenv("RAY_ADDRESS", made.address)
         made.add_node(num_cpus=1, include_dashboard=False)
         try:
             yield made
@@ -91,16 +96,12 @@ def cluster():
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_two_nodes_come_up_and_see_the_folder_of_studies(tmp_path, monkeypatch):
-    hosts = launchers.start("ray").hosts
+def test_two_nodes_come_up():
+    done = subprocess.run([*RAY, "2"], capture_output=True, text=True, check=True)
+    hosts = json.loads(done.stdout.splitlines()[-1])["hosts"]
 
-    assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
-    assert 2 == len({host.node_id for host in hosts})
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    launchers.start("ray").check_folder(tmp_path / "runs" / "study")
-    assert [temporary] == list(tmp_path.rglob("*"))
+    assert [(1, 0), (1, 0)] == [(host["num_cores"], host["num_gpus"]) for host in hosts]
+    assert 2 == len({host["node_id"] for host in hosts})
 
 
 @needs_ray
@@ -114,7 +115,7 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(tmp_path):
         "RAY_gcs_server_port_wait_time_s": "1",  # tries once
     }
     done = subprocess.run(
-        [sys.executable, "-m", "harness.launch.ray"],
+        RAY,
         env={**os.environ, **environ},
         cwd=MEMBER.parents[3],
         capture_output=True,
@@ -130,26 +131,21 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(tmp_path):
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_gangs_are_spread_over_the_nodes_one_after_the_other(
-    store, make_spec, settings, monkeypatch
-):
+def test_gangs_are_spread_over_the_nodes_one_after_the_other(tmp_path):
     """Two gangs never share a node, and none is refused."""
-    # The probe measures nothing, so no file of a rank is late.
-    monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
-    fields = {"backend": "multi_worker", "variables": {HOSTS_VARIABLE: "2"}}
-    trials = [synthetic_trial.planned(make_spec(seed=k, **fields)) for k in (1, 2)]
-    probing = dataclasses.replace(
-        settings,
-        launcher=launchers.start("ray"),
-        timeout_sec=90.0,
-        worker_command=PROBING,
-    )
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        [*_] = pool.map(lambda trial: run_trial(store, trial, probing), trials)
-    gangs = []
-    for trial in trials:
-        trial_dir = store.trial_dir(trial.trial_id)
-        found = [json.loads(p.read_text()) for p in sorted(trial_dir.glob("probe_*"))]
+    running, gangs = [], []
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        marked = {scaling_client.TRIAL_VARIABLE: str(folder), **ADDRESS, **os.environ}
+        gang = {**GANG, "trial_dir": str(folder), "variables": marked}
+        gang["command"] = [*PROBING, str(folder)]
+        running.append(subprocess.Popen([*RAY, "gang"], stdin=subprocess.PIPE))
+        running[-1].stdin.write(json.dumps(gang).encode() + b"\n")
+        running[-1].stdin.flush()
+    for name, process in zip("ab", running, strict=True):
+        assert 0 == process.wait(LONGEST_SEC)
+        found = [json.loads(p.read_text()) for p in sorted(tmp_path.glob(f"{name}/*"))]
         gangs.append(found)
 
         assert [0, 1] == [one["index"] for one in found]
@@ -157,7 +153,7 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
         assert found[0]["workers"] == found[1]["workers"]
         assert 2 == len(set(found[0]["workers"]))
         assert 2 == len({one["node_id"] for one in found})
-        assert [] == processes_of(trial_dir)
+        assert [] == processes_of(tmp_path / name)
     first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
     last = max(one["end_sec"] for one in first)
 
@@ -167,13 +163,13 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_that_is_killed_continues(start_harness, harness, overrides, tmp_path):
-    sweep = smoke_sweep(
-        "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
-        "--launcher=ray --study=s"
-    )
-    trials = tmp_path / "runs" / "s" / "trials"
-    ended = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
+def test_a_sweep_that_is_killed_continues(
+    start_harness, harness, overrides, tmp_path, monkeypatch
+):
+    trials, temporary = tmp_path / "runs" / "s" / "trials", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    ended = start_harness(*SWEEP, FAKE_BEHAVIOR="multi_worker:2:hang")
     until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
     (trial_dir,) = trials.iterdir()
     ended.send_signal(signal.SIGKILL)
@@ -181,23 +177,28 @@ def test_a_sweep_that_is_killed_continues(start_harness, harness, overrides, tmp
 
     until(lambda: not processes_of(trial_dir), "all processes of the trial end")
     # It gets both nodes, so they were given back.
-    code, _, err = harness(*sweep, overrides=overrides)
+    code, _, err = harness(*SWEEP, overrides=overrides)
     assert ExitCode.OK == code, err
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
-    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
+    assert "2" == trial.spec.variables["REPLICATOR_HARNESS_HOSTS"]
+    # But for the folder of the trial that was killed.
+    assert 1 >= len([*temporary.iterdir(), *tmp_path.rglob(".tmp-seen-*")])
 
 
 @needs_ray
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
-    monkeypatch.setenv(ray_launcher.ADDRESS_VARIABLE, "127.0.0.1:1")
-    # Longer than the import of Ray.
-    monkeypatch.setattr(ray_launcher, "_TIMEOUT_SEC", 3.0)
+def test_a_cluster_that_does_not_respond_is_named(refuse, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    run = subprocess.run
 
-    with pytest.raises(
-        LaunchError,
-        match=r"--launcher ray: .*Ray cluster at '127\.0\.0\.1:1'.*; start one with "
-        r"'ray start --head'",
-    ):
-        _ = launchers.start("ray").num_hosts
+    def run_shortly(*words, timeout=None, **options):  # longer than the import of Ray
+        return run(*words, timeout=timeout and min(timeout, 3.0), **options)
+
+    monkeypatch.setattr(subprocess, "run", run_shortly)
+
+    assert re.search(
+        r"--launcher ray: no response from the Ray cluster at '127\.0\.0\.1:1' within"
+        r" 60 s; start one with 'ray start --head'",
+        refuse(*SWEEP),
+    )
