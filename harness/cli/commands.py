@@ -8,6 +8,7 @@ subcommand returns the exit code of the process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -284,8 +285,9 @@ def _run_study(
         folders=folders,
         launcher=launcher,
         changed_code=watch.changed,
-        **{k: v for k, v in request.overrides.items() if k not in _NOT_OF_RUNS},
     )
+    own = {k: v for k, v in request.overrides.items() if k not in _NOT_OF_RUNS}
+    settings = dataclasses.replace(settings, **own)
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
     )

@@ -3,6 +3,7 @@
 The import contracts of ``pyproject.toml`` say which package may import which.
 """
 
+import ast
 import graphlib
 import json
 import re
@@ -17,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 EXTRACTORS = ("digits", "inception")
+# Beside packages that list their names; users copy the client.
+PUBLIC = {"workloads", "harness.client.scaling_client"}
+MOST_INTERNAL = 29
 
 
 def modules_of(package):
@@ -101,3 +105,32 @@ def test_no_import_is_in_a_circle():
     }
 
     graphlib.TopologicalSorter(imported).prepare()  # raises where there is one
+
+
+def _names_imported(path):
+    """The modules that a file imports, and the names that it takes from others."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _names_of(pattern):
+    """The modules whose files are named so."""
+    paths = [p for package in PACKAGES for p in (ROOT / package).rglob(pattern)]
+    names = (".".join(p.relative_to(ROOT).with_suffix("").parts) for p in paths)
+    return {name.removesuffix(".__init__") for name in names}
+
+
+def test_tests_enter_through_public_names():
+    """So that who moves a file mends few tests. A stub lists what a package offers."""
+    modules = _names_of("*.py")
+    imported = {
+        name if name in modules else name.rpartition(".")[0]
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in _names_imported(path)
+    }
+    internal = (imported & modules) - _names_of("*.pyi") - PUBLIC
+
+    assert len(internal) <= MOST_INTERNAL, sorted(internal)

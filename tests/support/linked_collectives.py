@@ -209,8 +209,7 @@ def rows_are_joined_by_worker_without_padding(repl):
     n, rng = repl.num_workers, np.random.default_rng(1)
     ids = np.arange(6 * n).reshape(n, 6)
     both = [rng.normal(size=(n, 6, *more)) for more in ((), (2,))]
-    lists = (2, 3, 0), (3, 2, 1), (0, 2, 4), (0, 0, 0), (4, 4, 4), (1, 0, 5)
-    for counts in (three[:n] for three in lists):
+    for counts in ((2, 3, 0), (3, 2, 1), (0, 0, 0), (4, 4, 4), (1, 0, 5)):
         given = [np.int32(counts), ids, *both]
         found = repl.run(step, [share(repl, of_all) for of_all in given])
         for of_all, (rows,) in zip(both, found, strict=True):
@@ -435,16 +434,7 @@ def results_of_unknown_shapes_are_those_of_numpy(repl):
     check_values(repl, are_known=False)
 
 
-# What differs where there are more than two workers.
-CASES = {
-    case.__name__: case
-    for case in (
-        results_of_unknown_shapes_are_those_of_numpy,
-        a_broadcast_is_sent_by_one_worker_and_received_by_the_others,
-        rows_are_joined_by_worker_without_padding,
-    )
-}
-OF_TWO_WORKERS = CASES | {
+OF_TWO_WORKERS = {
     case.__name__: case
     for case in (
         two_memories_of_each_worker,
@@ -456,6 +446,15 @@ OF_TWO_WORKERS = CASES | {
         what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_it,
         rings_join_cpus_and_nccl_joins_gpus,
         all_gpus_of_all_programs_form_one_group,
+    )
+}
+# What differs where there are more than two.
+CASES = {
+    case.__name__: case
+    for case in (
+        results_of_unknown_shapes_are_those_of_numpy,
+        a_broadcast_is_sent_by_one_worker_and_received_by_the_others,
+        rows_are_joined_by_worker_without_padding,
     )
 }
 

@@ -143,6 +143,13 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in is_dead
 
 
+def test_an_override_of_a_run_counts_more_than_its_plan(run_one):
+    command = ("/bin/sh", "-c", "exec sleep 60")
+    trial = run_one("", "--timeout=1h", worker_command=command, timeout_sec=0.1)
+
+    assert TrialStatus.TIMEOUT is trial.status.status
+
+
 LONGEST = "1000000000s"
 
 

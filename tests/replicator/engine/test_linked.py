@@ -251,7 +251,6 @@ def three_workers(tmp_path_factory):
     )
 
 
-@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("case", linked_collectives.CASES)
 def test_three_workers(three_workers, case):
