@@ -191,10 +191,14 @@ class Masks:
         return mask if isinstance(mask, int) else _union(mask.values())
 
 
+Transfer = Callable[["Node", list[int]], "int | dict[str, int]"]
+"""From the masks of what a node is given to the mask of its outputs, or one by port."""
+
+
 def walk(
     nodes: Sequence[Node],
     sources: Mapping[str, int],
-    transfer: Callable[[Node, list[int]], int | dict[str, int]],
+    transfer: Transfer,
     *,
     is_ordered: bool = True,
 ) -> Masks:
@@ -214,8 +218,11 @@ def walk(
 class Functions:
     """What reaches the results of functions: by result, which arguments do."""
 
-    def __init__(self, library: Iterable[Any]) -> None:
+    def __init__(
+        self, library: Iterable[Any], transfer: Transfer | None = None
+    ) -> None:
         self._functions = {function.signature.name: function for function in library}
+        self._transfer = transfer or self.outputs
         self._known: dict[str, list[int]] = {}
 
     def outputs(self, node: Node, masks: list[int]) -> int | dict[str, int]:
@@ -227,12 +234,17 @@ class Functions:
             attrs = node.proto.attr
             if "is_training" not in attrs or attrs["is_training"].b:
                 return _batch_norm(masks)
+        if (results := self.by_result(node, masks)) is not None:
+            return results
+        varies = op not in READ_OPS and _is_stateful(op)
+        return _union(masks) | (VARIES if varies else 0)
+
+    def by_result(self, node: Node, masks: list[int]) -> dict[str, int] | None:
+        """The masks of what a call returns, by port; None of any other operation."""
+        op = node.op
         results = masks if op == "IdentityN" else self._call(node.proto, masks)
-        if results is None:
-            varies = op not in READ_OPS and _is_stateful(op)
-            return _union(masks) | (VARIES if varies else 0)
-        if op not in self._functions:
-            return _by_port(results)
+        if results is None or op not in self._functions:
+            return None if results is None else _by_port(results)
         ports = (arg.name for arg in self._functions[op].signature.output_arg)
         return {f"{name}:0": m for name, m in zip(ports, results, strict=True)}
 
@@ -276,7 +288,7 @@ class Functions:
             # What a recursive function finds of itself.
             worst = VARIES | _union(sources.values())
             self._known[name] = [worst] * len(signature.output_arg)
-            masks = walk(nodes, sources, self.outputs, is_ordered=False)
+            masks = walk(nodes, sources, self._transfer, is_ordered=False)
             results = (function.ret[result.name] for result in signature.output_arg)
             self._known[name] = [masks.of(ref_of(result)) for result in results]
         return self._known[name]
@@ -330,6 +342,9 @@ class Invariance:
     local_because: dict[str, str]
 
 
+_WRITTEN = "written"  # In place of a port.
+
+
 def find_invariance(
     body: Body,
     captures: Mapping[str, Any],
@@ -347,14 +362,23 @@ def find_invariance(
 
     def transfer(node: Node, masks: list[int]) -> int | dict[str, int]:
         # Gradients of collectives pass results and operands through one ``IdentityN``,
-        # and only the former are the same on every replica.
+        # and only the former are the same on every replica; so may be some results of a
+        # function, of a branch or of a loop.
         if node.op == "IdentityN":
             return _by_port(masks)
         # An effect is never invariant, even of the same values: printing, drawing and
         # reading a file happen once per replica. Writes are excepted by ``is_pure``:
         # one for all replicas is what sharing a variable means.
-        return _union(masks) if effects.of(node).is_pure else VARIES
+        found = effects.of(node)
+        if not found.is_pure:
+            return VARIES
+        results = functions.by_result(node, masks) if functions else None
+        if results is None:
+            return _union(masks)
+        # What a call writes may be of all that it is given.
+        return results | {_WRITTEN: _union(masks)} if found.writes else results
 
+    functions = Functions(body.library, transfer) if body.library else None
     masks = walk(body.nodes, dict.fromkeys(varying, VARIES) | bits, transfer)
     writes = written_variables(body, kinds)
     reasons = {name: "" for name, kind in kinds.items() if kind is not Kind.MIRRORED}

@@ -229,10 +229,12 @@ def _with_functions(statement):  # noqa: PLR0911 - a line for each kind of state
             return [f"{result} = {_UNEVEN.get(form, _JOIN).format(op=form)}"]
         case syntax.Call(result=result, argument=argument, parameter=parameter):
             body = statement.body
+            # Beside a result that may be alike on all replicas is one that is not.
+            both = f"({body.result}, {parameter})"
             return [
                 "@tf.function(autograph=False)",
-                *_define(f"inner_{result}", parameter, body, body.result),
-                f"{result} = inner_{result}({argument})",
+                *_define(f"inner_{result}", parameter, body, both),
+                f"{result}, _ = inner_{result}({argument})",
             ]
         case syntax.Map(results=results, items=items, parameter=parameter):
             work = f"work_{results[0]}"

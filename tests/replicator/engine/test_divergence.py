@@ -199,6 +199,31 @@ def spectral_norm(repl):
     return step
 
 
+def compiled_spectral_norm(repl, u_of=lambda u, _: u):
+    """In one function with what depends on the batch, and with batch norm."""
+    weight, train = _training(repl)
+    u = _state(tf.ones([1, WIDTH]), "u")
+    layer = keras.layers.BatchNormalization()
+    layer.build([NUM_ROWS, WIDTH])
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        v = tf.math.l2_normalize(u @ tf.transpose(weight))
+        sigma = tf.reduce_sum(v @ weight * u)
+        outputs = layer(x @ weight / sigma, training=True)
+        return tf.reduce_mean(outputs**3), tf.math.l2_normalize(v @ weight)
+
+    def step(x):
+        def loss(_):
+            total, new = compiled(x)
+            u.assign(u_of(new, total))
+            return total
+
+        return train(loss)
+
+    return step
+
+
 def reduced_on_read(repl):
     _, train = _training(repl)
     scale = _state(1.0, "scale")
@@ -217,6 +242,9 @@ REFUSED = {
     "running in a branch": functools.partial(_observations, use=_in_branch),
     "running in a loop": functools.partial(_observations, use=_in_loop),
     "running in a function": functools.partial(_observations, use=_in_function),
+    "u of the batch in a compiled function": functools.partial(
+        compiled_spectral_norm, u_of=lambda u, total: u * total
+    ),
     "running as predicate": functools.partial(_observations, use=_as_predicate),
 }
 RIGHT = {
@@ -234,6 +262,7 @@ RIGHT = {
             metrics,
             counters,
             spectral_norm,
+            compiled_spectral_norm,
             reduced_on_read,
         )
     },
