@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from case_cluster import check, check_message
-from graphs import before, called_by, linked
-from stand_ins import gpus_of_workers
+from graphs import before, called_by, gpus_of_workers, linked
 from tiny_models import share
 
 import replicator

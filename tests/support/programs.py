@@ -11,7 +11,6 @@ import time
 
 import graphs
 import keras
-import stand_ins
 import tensorflow as tf
 
 import replicator
@@ -54,7 +53,7 @@ def onednn_rules():
 
     spec, found = tf.TensorSpec([2, 8, 8, 4], tf.float32), {}
     for where, names in FUSED_ON.items():
-        function = graphs.linked(stand_ins.on_devices(names), _fused_step, spec)
+        function = graphs.linked(graphs.on_devices(names), _fused_step, spec)
         found[where] = _operations(graphs.of_replica(function))
     graph = tf.function(_fused_step, autograph=False).get_concrete_function(spec).graph
     graph_def = graph.as_graph_def()

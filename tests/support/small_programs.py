@@ -23,7 +23,6 @@ import covering
 import graphs
 import pytest
 import small_fit
-import stand_ins
 
 import replicator
 import workloads
@@ -213,7 +212,7 @@ def write_gpu_graphs(folder):
         """Builds a program for all of its steps."""
         key = (workload, *options.items())
         if key not in built:
-            with stand_ins.listed(gpus):
+            with graphs.listed(gpus):
                 repl = replicator.create("in_graph", num_replicas=2, devices=gpus)
             # No batch can go there.
             with mock.patch.object(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import case_cluster
-import stand_ins
+import graphs
 import tensorflow as tf
 from conformance_cases import (  # noqa: F401 - imported for their cases
     cases,
@@ -113,7 +113,7 @@ def tpu_on_cpus():
         # It has the interface of TPUStrategy that steps see.
         return _tf_compat.mirrored_strategy(["/device:CPU:0", "/device:CPU:1"])
 
-    return stand_ins.tpu(make_strategy, mesh_shape=(1, 1, 1, 2))
+    return graphs.tpu(make_strategy, mesh_shape=(1, 1, 1, 2))
 
 
 def _cpus(num_replicas, num_logical_devices):

@@ -7,9 +7,9 @@ import time
 
 import case_cluster
 import fork_server
+import graphs
 import numpy as np
 import pytest
-import stand_ins
 import tensorflow as tf
 from case_cluster import check_messages
 
@@ -119,7 +119,7 @@ def stand_in(mesh_shape=(2, 2, 1, 2), **options):
         made.update(given)
         return make("tf_mirrored", 2).strategy
 
-    with stand_ins.tpu(make_strategy, mesh_shape=mesh_shape):
+    with graphs.tpu(make_strategy, mesh_shape=mesh_shape):
         return replicator.create("tpu", tpu="v3-8", **options), made
 
 

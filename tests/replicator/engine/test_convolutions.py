@@ -9,9 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import linked, of_replica
+from graphs import linked, of_replica, on_devices
 from hypothesis import strategies as st
-from stand_ins import on_devices
 
 import replicator
 

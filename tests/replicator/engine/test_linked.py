@@ -14,7 +14,7 @@ import linked_collectives
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import linked
+from graphs import linked, on_devices
 from linked_collectives import (
     CALLS,
     OPS,
@@ -28,7 +28,6 @@ from linked_collectives import (
     specs,
     values,
 )
-from stand_ins import on_devices
 
 import replicator
 from replicator.core import devices

@@ -9,8 +9,7 @@ import sys
 import programs
 import pytest
 import tensorflow as tf
-from graphs import linked, of_replica
-from stand_ins import on_devices
+from graphs import linked, of_replica, on_devices
 from tensorflow.core.protobuf import config_pb2
 
 import replicator

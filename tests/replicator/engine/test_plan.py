@@ -5,10 +5,9 @@ import dataclasses
 import keras
 import pytest
 import tensorflow as tf
-from graphs import linked
+from graphs import linked, on_devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_ins import on_devices
 
 from replicator._tf import compat as _tf_compat
 from replicator.collectives.kinds import (

@@ -22,7 +22,6 @@ import pytest
 import tensorflow as tf
 import tiny_models
 from case_cluster import check, check_close, check_message, check_messages, gathered
-from stand_ins import gpus_of_workers
 from tiny_models import Training, share
 
 import replicator
@@ -471,8 +470,10 @@ def statistics_stay_on_gpus_where_nccl_takes_them(repl):
     """Not two parts of one GPU, nor types that it does not reduce."""
     found = {
         "CPUs": _reductions_of_statistics(repl),
-        "GPUs": _reductions_of_statistics(gpus_of_workers(repl, 1)),
-        "parts": _reductions_of_statistics(gpus_of_workers(repl, 2, gpus_per_card=2)),
+        "GPUs": _reductions_of_statistics(graphs.gpus_of_workers(repl, 1)),
+        "parts": _reductions_of_statistics(
+            graphs.gpus_of_workers(repl, 2, gpus_per_card=2)
+        ),
     }
     in_a_ring = dict.fromkeys(DTYPES, ("CPU", RING, CPU_GROUP))
     by_nccl = {tf.float32: ("GPU", "nccl", GPU_GROUP)}
@@ -667,7 +668,7 @@ def state_that_others_use_is_refused(repl):
 def sums_of_owners_on_gpus_share_a_bucket(repl):
     texts = []
     for is_sharded in (False, True):
-        gpus = gpus_of_workers(repl, 2)
+        gpus = graphs.gpus_of_workers(repl, 2)
         with gpus.context():
             weights = [tf.Variable(tf.zeros([size])) for size in (900, 800, 700, 600)]
             optimizer = gpus.wrap_optimizer(
