@@ -194,6 +194,7 @@ for of in found:
 names = sorted({f"{of.metadata['Name']}=={of.version}".lower() for of in found})
 print(json.dumps([sys.version.split()[0], own, places, names, urls]))
 """
+_PYTHON: Final = re.compile(r"python[\d.]*[a-z]?")
 INTERPRETER_SEC: Final = 60.0
 _DIGITS: Final = 16
 
@@ -213,8 +214,8 @@ def program_identity(
     if repository is None:
         parts["git commit"] = NO_REPOSITORY
         parts |= {f"file {path.name}": digest_of_file(path) for path in named}
-        others = [path for path in named if python_of(path) != str(path)]
-        root, places = folder, [folder, *(path.parent for path in others)]
+        scripts = scripts_of(words, folder)
+        root, places = folder, [folder, *(path.parent for path in scripts)]
     else:
         parts["git commit"] = repository.commit or "before the first commit"
         in_command = {(folder / word).resolve() for word in words}
@@ -242,6 +243,12 @@ def words_of(command: str) -> tuple[str, ...]:
     """Returns the words of a command, which was checked, and those within sh -c."""
     words = shlex.split(command)
     return (*words, *(inner for word in words if " " in word for inner in word.split()))
+
+
+def scripts_of(words: Sequence[str], folder: Path) -> list[Path]:
+    """Returns the files that are words of a command, and no Python themselves."""
+    files = (folder / word for word in words)
+    return [x for x in files if x.is_file() and not _PYTHON.fullmatch(x.name)]
 
 
 def key_of_change(name: str) -> str:
@@ -351,8 +358,7 @@ def _which(word: str, folder: Path) -> Path | None:
 
 def first_python(words: Sequence[str], folder: Path) -> Interpreter | None:
     """Asks the first Python of a command, which may stand behind mpirun or env."""
-    paths = (_which(word, folder) for word in words)
-    pythons = (python_of(path) for path in paths if path)
+    pythons = (python_of(path) for word in words if (path := _which(word, folder)))
     return ask(next(filter(None, pythons), ""), folder)
 
 
@@ -393,9 +399,6 @@ def ask(python: str, folder: Path) -> Interpreter | None:
         return None
     _asked[key] = environment.state_of((python, *said.places)), said
     return said
-
-
-_PYTHON: Final = re.compile(r"python[\d.]*[a-z]?")
 
 
 def python_of(path: Path) -> str:

@@ -242,8 +242,7 @@ def make(
 def name_of(command: str, folder: Path) -> str:
     words = identity.words_of(command)
     name = Path(words[0]).name
-    files = [path for word in words[1:] if (path := folder / word).is_file()]
-    if scripts := [path for path in files if identity.python_of(path) != str(path)]:
+    if scripts := identity.scripts_of(words[1:], folder):
         name = scripts[0].name
     elif "-m" in words[:-1]:
         name = words[words.index("-m") + 1]

@@ -296,9 +296,7 @@ def check_imports(
     What lies beside the script, or with ``-m`` where it starts, is found first.
     """
     words = identity.words_of(command)
-    first = {
-        (start / word).resolve().parent for word in words if (start / word).is_file()
-    }
+    first = {path.resolve().parent for path in identity.scripts_of(words, start)}
     first |= {start.resolve()} if "-m" in words else set()
     own = root.resolve()
     for package, path in _sources(words, start):

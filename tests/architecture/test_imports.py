@@ -17,24 +17,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
-EXTRACTORS = ("digits", "inception")
 # Beside packages that list their names; users copy the client.
 PUBLIC = {"workloads", "harness.client.scaling_client"}
 MOST_INTERNAL = 29
 
 
-def modules_of(package):
-    """The names of all modules of a package that need no network of a workload."""
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[-1] not in ("__main__", *EXTRACTORS):
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def names_of(pattern, packages=PACKAGES):
+    """The modules whose files are named so."""
+    paths = [path for each in packages for path in (ROOT / each).rglob(pattern)]
+    names = (".".join(p.relative_to(ROOT).with_suffix("").parts) for p in paths)
+    return {name.removesuffix(".__init__") for name in names}
 
 
-LIGHT = [
-    "workloads.metrics.quality",
-    *(name for each in ("harness", "results", "reports") for name in modules_of(each)),
-]
+LIGHT = sorted(
+    name
+    for name in names_of("*.py", ("harness", "results", "reports"))
+    if not name.endswith("__main__")
+)
+LIGHT.append("workloads.metrics.quality")
 
 
 @pytest.mark.parametrize(
@@ -116,21 +116,14 @@ def _names_imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _names_of(pattern):
-    """The modules whose files are named so."""
-    paths = [p for package in PACKAGES for p in (ROOT / package).rglob(pattern)]
-    names = (".".join(p.relative_to(ROOT).with_suffix("").parts) for p in paths)
-    return {name.removesuffix(".__init__") for name in names}
-
-
 def test_tests_enter_through_public_names():
     """So that who moves a file mends few tests. A stub lists what a package offers."""
-    modules = _names_of("*.py")
+    modules = names_of("*.py")
     imported = {
         name if name in modules else name.rpartition(".")[0]
         for path in (ROOT / "tests").rglob("*.py")
         for name in _names_imported(path)
     }
-    internal = (imported & modules) - _names_of("*.pyi") - PUBLIC
+    internal = (imported & modules) - names_of("*.pyi") - PUBLIC
 
     assert len(internal) <= MOST_INTERNAL, sorted(internal)

@@ -149,6 +149,19 @@ def check_small(repl):
     check((n, 0), none[0].shape)  # which the trace does not know
 
 
+def plan_of_updates(repl, level):
+    """What ``explain`` says of a step whose update is sharded, line by line."""
+    with repl.context():
+        weights = [tf.Variable(tf.zeros([size])) for size in (900, 800, 700, 600)]
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), sharded_update=level)
+
+    def step(x):
+        optimizer.apply_gradients([(weight * x, weight) for weight in weights])
+
+    linked(repl, step, tf.TensorSpec([]))
+    return repl.explain().splitlines()
+
+
 def const(function, text):
     nodes = {node.name: node for node in function.node_def}
     node = nodes[text.partition(":")[0]]

@@ -666,20 +666,10 @@ def state_that_others_use_is_refused(repl):
 
 
 def sums_of_owners_on_gpus_share_a_bucket(repl):
-    texts = []
-    for is_sharded in (False, True):
-        gpus = graphs.gpus_of_workers(repl, 2)
-        with gpus.context():
-            weights = [tf.Variable(tf.zeros([size])) for size in (900, 800, 700, 600)]
-            optimizer = gpus.wrap_optimizer(
-                keras.optimizers.SGD(0.1), sharded_update=is_sharded
-            )
-
-        def step(x, weights=weights, optimizer=optimizer):
-            optimizer.apply_gradients([(weight * x, weight) for weight in weights])
-
-        graphs.linked(gpus, step, tf.TensorSpec([]))
-        texts.append(gpus.explain().splitlines()[:4])
+    texts = [
+        linked_collectives.plan_of_updates(graphs.gpus_of_workers(repl, 2), level)[:4]
+        for level in (False, True)
+    ]
     check(*texts)
     assert "algorithm nccl, 1 transfers of which 1 fused" in texts[0][2], texts
 
