@@ -22,19 +22,19 @@ from unittest import mock
 import covering
 import graphs
 import pytest
-import small_fit
+import tiny_models
 
 import replicator
 import workloads
 from workloads.d4pg import EnvironmentSpec, Share, StepStreams
 from workloads.resnet50 import ResNet50
 
-WORKLOADS = {**workloads.WORKLOADS, "own": small_fit.WORKLOAD}
-(OWN,) = small_fit.WORKLOAD.presets
+WORKLOADS = {**workloads.WORKLOADS, "own": tiny_models.OWN_WORKLOAD}
+(OWN,) = tiny_models.OWN_WORKLOAD.presets
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS = {
     "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
-    "keras_fit": {"model": f"{small_fit.__file__}:small", "num_classes": 10},
+    "keras_fit": {"model": f"{tiny_models.__file__}:small_cnn", "num_classes": 10},
     "own": {"preset": OWN.name, "data": OWN.data, **OWN.options},
     "sngan": {"layout": "imagenet", "image_size": 8},
     "transformer": {

@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-import small_fit
 import tensorflow as tf
+import tiny_models
 from small_programs import build, match, sane
 
 import replicator
@@ -178,7 +178,7 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
 
 
 def test_replicas_read_different_shares_of_one_batch(monkeypatch):
-    examples = small_fit.data().batch(4, drop_remainder=True).take(2)
+    examples = tiny_models.own_data().batch(4, drop_remainder=True).take(2)
     whole = [x.numpy() for x, _ in examples]
     mode = replicator.InputReplicationMode
     for kind in (mode.PER_WORKER, mode.PER_REPLICA, mode.SINGLE):

@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 import pytest
-import small_fit
 import small_programs
 import tensorflow as tf
+import tiny_models
 from graphs import multiply_adds
 from small_programs import build as build_small
 
@@ -241,19 +241,19 @@ resnet50 data="digits" num_classes=3 -> has 10 classes, but the network has 3: s
 resnet50 per_replica_batch_size=0 -> per_replica_batch_size 0 must be at least 1
 transformer per_replica_batch_size=5 -> 5 counts .* of option sequence_length=2: .* 2$
 transformer num_microbatches=3 -> sequence_length=2 times num_microbatches=3: use .* 6$
-keras_fit model="FILE:tiny" -> no function 'tiny'; it has small, not_co
+keras_fit model="FILE:tiny" -> no function 'tiny'; it has copies, dense, ex
 keras_fit model="FILE:not_compiled" -> Sequential, which is not a comp
 keras_fit model="FILE:of_larger_images" -> 64, 64, 3\), but images are \(32, 32, 3\)
-own model="small_fit:not_compiled" -> not a compiled model; call model\.comp
-own data="small_fit:not_compiled" -> Sequential, which is not a tf\.data\.Data
-own data="small_fit:inputs_only" -> its elements have to be pairs
+own model="tiny_models:not_compiled" -> not a compiled model; call model\.comp
+own data="tiny_models:not_compiled" -> Sequential, which is not a tf\.data\.Data
+own data="tiny_models:inputs_only" -> its elements have to be pairs
 own jit="compute" -> takes a whole step or nothing; use jit 'off'
 """
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())
 def test_what_cannot_be_built_is_one_clear_line(row):
-    given, _, message = row.replace("FILE", small_fit.__file__).partition(" -> ")
+    given, _, message = row.replace("FILE", tiny_models.__file__).partition(" -> ")
     name, *words = given.split()
     options = {k: json.loads(v) for k, _, v in (word.partition("=") for word in words)}
     with pytest.raises(ValueError, match=message) as raised:

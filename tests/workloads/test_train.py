@@ -9,12 +9,13 @@ from pathlib import Path
 import case_cluster
 import fork_server
 import pytest
-import small_fit
+import tiny_models
 
 from workloads import ONE_THREAD, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = r"top_1: 0\.\d{3} \(n = 359\)"
+SMALL_CNN = f"{tiny_models.__file__}:small_cnn"
 TWO_IMAGES = ["--image-size", "32", "--per-replica-batch-size", "2"]
 # By workload: a small training, what it prints of held-out data, and a line of --help.
 PROGRAMS = {
@@ -24,7 +25,7 @@ PROGRAMS = {
         r"--learning-rate-per-256 FLOAT at a global batch of 256;.* \[0\.1\]",
     ),
     "keras_fit": (
-        [*TWO_IMAGES, "--num-classes", "10", "--model", f"{small_fit.__file__}:small"],
+        [*TWO_IMAGES, "--num-classes", "10", "--model", SMALL_CNN],
         HELD_OUT,
         r"--momentum FLOAT the same.* \[0\.9\]",
     ),

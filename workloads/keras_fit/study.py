@@ -115,9 +115,10 @@ class KerasFitConfig(spec.ImageConfig):
             ) from error
         functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
         if name not in functions:
+            public = ", ".join(f for f in functions if not f.startswith("_"))
             raise ValueError(
                 f"option model={self.model!r}: {str(path)!r} defines no function "
-                f"{name!r}; it has {', '.join(functions) or 'none'}"
+                f"{name!r}; it has {public or 'none'}"
             )
 
 

@@ -8,7 +8,7 @@ import types
 
 import keras
 import pytest
-import small_fit
+import tiny_models
 from command_lines import install
 from fake_machine import with_cpus
 from small_programs import WORKLOADS, build, match, sane
@@ -16,6 +16,7 @@ from small_programs import WORKLOADS, build, match, sane
 import replicator
 from harness import main as run_harness
 from results import change_differences, loss_difference
+from workloads import keras_workload
 
 __all__ = ["install"]
 
@@ -193,10 +194,10 @@ def test_backends_without_fit_are_refused_with_those_that_have_it(
     )
     assert 2 == code
     assert {"multi_worker", "tf_mirrored"} <= set(refused[1].split(","))
-    code, err = planned("--workload=small_fit:WORKLOAD", "--option=loop=fit")
+    code, err = planned("--workload=tiny_models:OWN_WORKLOAD", "--option=loop=fit")
     assert 2 == code
     assert "option loop='fit' does not work on backend" in err
-    code, err = planned("--workload=small_fit:WORKLOAD", "--option=loop=run")
+    code, err = planned("--workload=tiny_models:OWN_WORKLOAD", "--option=loop=run")
     assert 0 == code, err
 
 
@@ -223,4 +224,4 @@ def test_a_model_learns_as_it_is_written():
 
 def test_functions_that_a_trial_cannot_find_are_refused():
     with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
-        small_fit.keras_workload("own", lambda: None, small_fit.data)
+        keras_workload("own", lambda: None, tiny_models.own_data)
