@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import random
 import select
 import shlex
 import signal
@@ -36,7 +37,7 @@ from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import one_line
-from replicator.cluster.configuration import join_address
+from replicator.cluster.configuration import FIRST_PORT, LAST_PORT, join_address
 
 _COMMAND = (sys.executable, "-m", "harness.launch.ray")
 _END_BY_ITSELF_SEC = 10.0
@@ -185,10 +186,15 @@ class HostMembers:
     # Ray sends it to the hosts by value, so it uses the standard library only. Members
     # end with the actor, and that with the program that made it, however either exits.
 
-    def free_ports(self, count: int) -> list[int]:
+    def free_ports(self, count: int, low: int, high: int) -> list[int]:
+        ports: list[int] = []
         with contextlib.ExitStack() as reserved:
-            made = [socket.create_server(("", 0)) for _ in range(count)]
-            return [reserved.enter_context(one).getsockname()[1] for one in made]
+            while len(ports) < count:
+                with contextlib.suppress(OSError):
+                    port = random.SystemRandom().randint(low, high)
+                    reserved.enter_context(socket.create_server(("", port)))
+                    ports.append(port)
+        return ports
 
     def run(
         self,
@@ -315,7 +321,8 @@ def _start_members(
         own = {"num_cpus": bundle["CPU"], "scheduling_strategy": place}
         actors.append(kind.options(max_restarts=0, **own).remote())
         stack.callback(ray.kill, actors[-1])
-    asked = [actor.free_ports.remote(block) for actor in actors]
+    # Not of those that outgoing connections get: one could take it before its server.
+    asked = [a.free_ports.remote(block, FIRST_PORT, LAST_PORT) for a in actors]
     ports = ray.get(asked, timeout=_START_SEC)
     address = gang_lib.with_host(
         gang.variables[gang_lib.ADDRESS_VARIABLE], ray.util.get_node_ip_address()

@@ -152,6 +152,8 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(tmp_path):
         assert [3.0] * 2 == [one["sum"] for one in found]
         assert found[0]["workers"] == found[1]["workers"]
         assert 2 == len(set(found[0]["workers"]))
+        ports = [int(worker.rpartition(":")[2]) for worker in found[0]["workers"]]
+        assert max(ports) < 32_000, "outgoing connections get those above"
         assert 2 == len({one["node_id"] for one in found})
         assert [] == processes_of(tmp_path / name)
     first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
