@@ -249,7 +249,9 @@ class Chain:
         return self._transfer(name, given, "all_gather", transfer, count)
 
     def check_shape(self, name: str, given: Operand) -> None:
-        """Emits a comparison of a tensor's shape over workers, before it is sent."""
+        """Compares shapes over workers where the trace does not know them."""
+        if given.shape.is_fully_defined():
+            return
         device, both = given.device, [(given.ref, given.dtype)]
         row = self._inline(f"{name}/row", emitter.shape_row, both, device)
         rows = self._join(f"{name}/gathered", row, tf.int64, device)

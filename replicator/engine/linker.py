@@ -107,7 +107,8 @@ class BucketLinks:
         shapes: list[list[int]] = []
         if self._workers is not None and len(positions) == 1:
             device = self._devices[self._memories[0]]
-            self._check_shape(self._workers, partials[0], device)
+            given = Operand(partials[0], dtype, shape, device)
+            self._workers.check_shape(f"{self._name}/check", given)
         if len(positions) > 1:
             # Several tensors are sent as one: one row of ``within`` per tensor, one
             # vector per memory.
@@ -136,9 +137,8 @@ class BucketLinks:
         stacked = self._on(owner, "pack").stack(self.operands)
         if self._workers is not None:
             shape = tf.TensorShape([count]).concatenate(self._shape)
-            device = self._devices[owner]
-            self._check_shape(self._workers, stacked, device)
-            given = Operand(stacked, self._dtype, shape, device)
+            given = Operand(stacked, self._dtype, shape, self._devices[owner])
+            self._workers.check_shape(f"{self._name}/check", given)
             stacked = self._workers.gather(self._name, given)
         return (stacked,) * count
 
@@ -157,8 +157,8 @@ class BucketLinks:
             return (self.operands[replica_id],) * count
         program_id, local = divmod(replica_id, count)
         device, own = self._devices[local], self.operands[local]
-        self._check_shape(self._workers, own, device)
         given = Operand(own, self._dtype, self._shape, device)
+        self._workers.check_shape(f"{self._name}/check", given)
         return (self._workers.broadcast(self._name, given, program_id),) * count
 
     def _within_memories(self, op: str, position: int) -> list[Tensor]:
@@ -258,12 +258,6 @@ class BucketLinks:
                 for r, ref in enumerate(sums)
             ]
         return sums
-
-    def _check_shape(self, workers: Chain, ref: Tensor, device: str) -> None:
-        """Compares shapes over workers where the trace does not know them."""
-        if not self._shape.is_fully_defined():
-            given = Operand(ref, self._dtype, self._shape, device)
-            workers.check_shape(f"{self._name}/check", given)
 
 
 class Linker:
