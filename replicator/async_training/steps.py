@@ -178,7 +178,7 @@ class WorkerSteps:
 
 def _overwritten(body: Body, handles: set[str]) -> list[str]:
     """Handles of variables to which the graph writes something else than a summand."""
-    written = dataflow.written_variables(body, handles)
+    written = dataflow.EffectTable(body.library).written_variables(body, handles)
     others = (written.get(n.name, ()) for n in body.nodes if not _is_adding(n.op))
     return list(dict.fromkeys(itertools.chain.from_iterable(others)))
 

@@ -86,7 +86,8 @@ def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[st
     before = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
     before |= {m: list(c.operands) for c in traced.collectives for m in c.markers}
     # Through state too: a step of Adam reads the moments that it has written.
-    for name, handles in dataflow.written_variables(body, traced.variables).items():
+    effects = dataflow.EffectTable(body.library)
+    for name, handles in effects.written_variables(body, traced.variables).items():
         for handle in handles:
             before.setdefault(handle, []).extend(before[name])
     return {*reachable(trained, lambda name: before.get(name, ()))}

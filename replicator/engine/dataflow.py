@@ -119,6 +119,21 @@ class EffectTable:
         )
         return self._known[name]
 
+    def written_variables(
+        self, body: Body, handles: Collection[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """By node, the handles of the variables that it may write."""
+        nodes = {node.name: node for node in body.nodes}
+        known, targets_of = frozenset(handles), {}
+        for node in body.nodes:
+            origins = [origin(ref, nodes) for ref in node.inputs]
+            if known.isdisjoint(origins) or node.op in READ_OPS:
+                continue
+            written = [origins[position] for position in sorted(self.of(node).writes)]
+            if targets := tuple(dict.fromkeys(h for h in written if h in known)):
+                targets_of[node.name] = targets
+        return targets_of
+
 
 def _is_stateful(op: str) -> bool:
     """Whether equal inputs do not mean equal outputs; also of what is not known."""
@@ -131,23 +146,6 @@ def origin(ref: Ref, nodes: Mapping[str, Node]) -> str:
     while (node := nodes.get(ref.node)) is not None and node.op in PASS_THROUGH:
         ref = node.inputs[int(ref.port.rpartition(":")[2])]
     return ref.node
-
-
-def written_variables(
-    body: Body, handles: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """By node, the handles of the variables that it may write."""
-    nodes = {node.name: node for node in body.nodes}
-    effects, known = EffectTable(body.library), frozenset(handles)
-    targets_of = {}
-    for node in body.nodes:
-        origins = [origin(ref, nodes) for ref in node.inputs]
-        if known.isdisjoint(origins) or node.op in READ_OPS:
-            continue
-        written = [origins[position] for position in sorted(effects.of(node).writes)]
-        if targets := tuple(dict.fromkeys(h for h in written if h in known)):
-            targets_of[node.name] = targets
-    return targets_of
 
 
 # Sources are inputs of a graph, each a bit of a mask; the mask of a tensor says which
@@ -208,7 +206,11 @@ def walk(
     while has_grown:
         has_grown = False
         for node in nodes:
-            produced = transfer(node, [masks.of(ref) for ref in node.inputs])
+            given = [masks.of(ref) for ref in node.inputs]
+            # Gradients of collectives pass results and operands through one such node,
+            # and only the former are the same on every replica.
+            is_passing = node.op == "IdentityN"
+            produced = _by_port(given) if is_passing else transfer(node, given)
             has_grown |= produced != masks.found.get(node.name, 0)
             masks.found[node.name] = produced
         has_grown &= not is_ordered
@@ -241,11 +243,10 @@ class Functions:
 
     def by_result(self, node: Node, masks: list[int]) -> dict[str, int] | None:
         """The masks of what a call returns, by port; None of any other operation."""
-        op = node.op
-        results = masks if op == "IdentityN" else self._call(node.proto, masks)
-        if results is None or op not in self._functions:
+        results = self._call(node.proto, masks)
+        if results is None or node.op not in self._functions:
             return None if results is None else _by_port(results)
-        ports = (arg.name for arg in self._functions[op].signature.output_arg)
+        ports = (arg.name for arg in self._functions[node.op].signature.output_arg)
         return {f"{name}:0": m for name, m in zip(ports, results, strict=True)}
 
     def _call(self, proto: Any, masks: list[int]) -> list[int] | None:
@@ -361,17 +362,13 @@ def find_invariance(
     effects = EffectTable(body.library)
 
     def transfer(node: Node, masks: list[int]) -> int | dict[str, int]:
-        # Gradients of collectives pass results and operands through one ``IdentityN``,
-        # and only the former are the same on every replica; so may be some results of a
-        # function, of a branch or of a loop.
-        if node.op == "IdentityN":
-            return _by_port(masks)
         # An effect is never invariant, even of the same values: printing, drawing and
         # reading a file happen once per replica. Writes are excepted by ``is_pure``:
         # one for all replicas is what sharing a variable means.
         found = effects.of(node)
         if not found.is_pure:
             return VARIES
+        # Some results of a function, of a branch or of a loop may be invariant.
         results = functions.by_result(node, masks) if functions else None
         if results is None:
             return _union(masks)
@@ -380,7 +377,7 @@ def find_invariance(
 
     functions = Functions(body.library, transfer) if body.library else None
     masks = walk(body.nodes, dict.fromkeys(varying, VARIES) | bits, transfer)
-    writes = written_variables(body, kinds)
+    writes = effects.written_variables(body, kinds)
     reasons = {name: "" for name, kind in kinds.items() if kind is not Kind.MIRRORED}
     # The least fixed point from below: all variables count as mirrored until a write
     # that varies is found, which may make other writes vary. Starting from above (all

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
 from replicator.engine.body import Body, Node, before_of, postorder, uses_of
-from replicator.engine.dataflow import EffectTable, written_variables
+from replicator.engine.dataflow import EffectTable
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
@@ -57,10 +57,10 @@ def analyze(
     roots: Iterable[str],
     assigned_replica: Mapping[str, int] | None = None,
 ) -> Liveness:
-    everyone = frozenset(primaries)
+    everyone, effects = frozenset(primaries), EffectTable(body.library)
     written = {
         name: targets
-        for name, targets in written_variables(body, handles).items()
+        for name, targets in effects.written_variables(body, handles).items()
         if name in invariant
     }
     writers = {
@@ -70,7 +70,7 @@ def analyze(
         if handle in owners
     }
     # Nodes that are computed from those of one primary alone, by that.
-    followed, effects = dict(assigned_replica or {}), EffectTable(body.library)
+    followed = dict(assigned_replica or {})
     for node in body.nodes:
         sources = {ref.node for ref in node.inputs}
         places = {followed[name] for name in sources if name in followed}
@@ -249,7 +249,7 @@ class _ReadGraph:
         self._depth = depth
         self._place = {node.name: index for index, node in enumerate(body.nodes)}
         self._users = uses_of(body.nodes)
-        self._written = written_variables(body, sizes)
+        self._written = EffectTable(body.library).written_variables(body, sizes)
         # By read, the least depth of what follows it, but for what passes it on.
         self._earliest: dict[str, int] = {}
 
