@@ -364,18 +364,6 @@ class VariableTable:
         entries = (self._entries.get(id(variable)) for variable in variables)
         return [entry for entry in entries if entry is not None]
 
-    def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
-        """Bytes of variables of static shape on each device, including all copies."""
-        sizes: dict[str, int] = {}
-        for variable in map(_tf_compat.unwrap, variables):
-            if self.ownership.is_elsewhere(variable):
-                continue
-            entry = self._entries.get(id(variable))
-            copies = (variable,) if entry is None else entry.copies
-            for copy in {id(c): c for c in copies}.values():
-                sizes[copy.device] = sizes.get(copy.device, 0) + num_bytes(copy)
-        return sizes
-
     def local_state(self) -> list[LocalState]:
         """The values of the copies that differ between replicas."""
         local = [e for e in self._entries.values() if e.kind.is_per_replica]

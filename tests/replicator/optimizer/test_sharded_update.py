@@ -4,6 +4,7 @@ That every level trains as one device does, with all options and on other replic
 drawn in ``tests/fuzz`` and asked of every backend in ``tests/conformance``.
 """
 
+import collections
 import functools
 import re
 
@@ -251,8 +252,18 @@ def _moved(training):
     return graphs.between_devices(graphs.linked_graph(program))
 
 
-def _held(training, variables):
-    return training.repl._table.bytes_by_device(variables)
+def _held(variables):
+    """By device, the bytes of variables, each on that of its owner."""
+    held = collections.Counter()
+    for variable in variables:
+        held[variable.value.device] += variable.numpy().nbytes
+    return dict(sorted(held.items()))
+
+
+def _with_copies(repl):
+    """By device, the bytes of all variables and of their copies."""
+    told = re.findall(r"\n  CPU:\d: ([\d,]+) bytes", repl.summary())
+    return [int(size.replace(",", "")) for size in told]
 
 
 @pytest.mark.parametrize("level", ["state", "gradients"])
@@ -310,10 +321,13 @@ def test_a_step_of_owned_parameters_moves_what_the_formula_says():
 
 def test_state_takes_a_share_of_the_memory():
     training = _after_a_step("state")
-    held = _held(training, training.optimizer.variables[2:])
+    held = _held(training.optimizer.variables[2:])
 
-    assert 2 * _total(training) == sum(held.values())
+    total = _total(training)
+    assert 2 * total == sum(held.values())
     assert 4 == len(held)
+    # All have the weights, the learning rate and how many updates there were.
+    assert [total + 12 + size for size in held.values()] == _with_copies(training.repl)
     assert max(held.values()) <= 0.3 * sum(held.values())
     text = training.repl.explain()
     for index in range(4):
@@ -328,15 +342,15 @@ def test_owners_are_balanced_by_bytes():
         optimizer = repl.wrap_optimizer(ADAM(), sharded_update=True)
     optimizer.build(weights)
 
-    held = repl._table.bytes_by_device(optimizer.variables[2:])
+    held = _held(optimizer.variables[2:])
     assert [2 * 4 * 130] * 4 == list(held.values())
 
 
 def test_each_device_has_a_share_of_the_weights_and_of_their_state():
     """The fullest has at most 0.30 of all, with what is gathered at a time."""
     training = _after_a_step("parameters")
-    held = _held(training, training.optimizer.variables[2:])
-    weights = _held(training, training.model.trainable_variables)
+    held = _held(training.optimizer.variables[2:])
+    weights = _held(training.model.trainable_variables)
     total = _total(training)
     said = re.search(r"at most (\d+) bytes of weights", training.repl.explain())
     flying = int(said[1])
@@ -344,6 +358,8 @@ def test_each_device_has_a_share_of_the_weights_and_of_their_state():
     assert 4 == len(weights) == len(held)
     assert total == sum(weights.values())
     assert 2 * total == sum(held.values())
+    both = [weights[device] + held[device] for device in held]
+    assert [12 + size for size in both] == _with_copies(training.repl)
     # A gradient is as large as its weight, and on its owner too.
     fullest = max(2 * weights[device] + held[device] for device in held) + flying
     assert fullest <= 0.30 * 4 * total
@@ -355,8 +371,11 @@ def test_sums_of_calls_are_on_their_owners():
     training.run(1)
 
     sums = [v for v in training.optimizer.variables if "accumulated_g" in v.name]
-    held = _held(training, sums)
-    assert _total(training) == sum(held.values())
+    held, total = _held(sums), _total(training)
+    assert total == sum(held.values())
+    # Beside both moments; all have the weights and three scalars.
+    owned = [total + 20 + 3 * size for size in held.values()]
+    assert owned == _with_copies(training.repl)
     assert max(held.values()) <= 0.3 * sum(held.values())
     program = graphs.only_program(training.repl)
     # Each owner has a branch of its own, with the kernels of its variables.
