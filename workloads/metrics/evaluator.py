@@ -219,7 +219,10 @@ class Evaluator:
             f"reference {reference_name}, n = {len(features)}, {digest[:_SHOWN_DIGITS]}"
         )
 
-    def score(self, images: np.ndarray) -> tuple[QualityMetric, ...]:
+    def score(
+        self, images: np.ndarray, extracted: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[QualityMetric, ...]:
+        """Returns the scores of images, or of what was extracted from them already."""
         check_images(images)
         if images.shape[1:] != self._shape:
             raise ValueError(
@@ -228,7 +231,8 @@ class Evaluator:
                 "the same size first, with the same code"
             )
         order = _order(len(images))
-        features, logits = (part[order] for part in self.extractor.extract(images))
+        extracted = extracted or self.extractor.extract(images)
+        features, logits = (part[order] for part in extracted)
         return (
             self._with_protocol(quality.fid(features, self._moments)),
             self._with_protocol(quality.kid(features, self._reference)),

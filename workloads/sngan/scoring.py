@@ -18,7 +18,6 @@ from .study import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
     from workloads.data.images import Images
-    from workloads.metrics.evaluator import FeatureExtractor
     from workloads.spec import QualityMetric
 
     from .study import SNGANConfig
@@ -38,7 +37,7 @@ class Scorer:
         source = images.source
         assert source is not None  # random images have no quality
         self._config = config
-        self._extractor: FeatureExtractor = (
+        self._extractor = (
             open_digits()
             if config.extractor == "digits"
             else open_inception(config.extractor_weights)
@@ -62,14 +61,14 @@ class Scorer:
             for i in starts
         ]
         images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
+        extracted = self._extractor.extract(images)
         scores = []
-        for metric in self._evaluator.score(images):
+        for metric in self._evaluator.score(images, extracted):
             protocol = f"{metric.protocol}; {self._scales[metric.name]}"
             scores.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
             # The extractor was trained only on real digits, and knows their classes.
-            _, logits = self._extractor.extract(images)
-            scores += quality.example_metrics(CLASSIFIED, [(logits, labels)])
+            scores += quality.example_metrics(CLASSIFIED, [(extracted[1], labels)])
         return tuple(scores)
 
 
