@@ -28,12 +28,7 @@ _ONE_IN = 20  # files are held out
 class File:
     path: str  # Relative to the folder of installed packages, with slashes.
     content: bytes  # Its bytes.
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether it is in the held-out split: about one file in 20, by its content."""
-        digest = hashlib.sha256(self.content).digest()
-        return int.from_bytes(digest[:8], "big") % _ONE_IN == 0
+    is_held_out: bool  # In the held-out split: about one file in 20, by its content.
 
     @property
     def chunks(self) -> list[bytes]:
@@ -82,7 +77,9 @@ def read() -> tuple[str, list[File]]:
                 f"{path.as_posix()!r} is not the file of the wheel of {PACKAGE} "
                 f"{version}, which everybody else reads: install it again"
             )
-        files.setdefault(digest, File(path=path.as_posix(), content=content))
+        is_held_out = int.from_bytes(digest[:8], "big") % _ONE_IN == 0
+        file = File(path=path.as_posix(), content=content, is_held_out=is_held_out)
+        files.setdefault(digest, file)
     return version, list(files.values())
 
 

@@ -158,11 +158,10 @@ class Share:
 
     def first_draws(self) -> dict[str, np.ndarray]:
         """Returns what each of the first steps draws, by name: its rows."""
-        draws = {}
-        for name, of_all in self.export.part("draws").items():
-            own = of_all[self._own(len(of_all))]
-            draws[name] = own.reshape(-1, *own.shape[2:])
-        return draws
+        return {
+            name: of_all[self._own(len(of_all))].reshape(-1, *of_all.shape[2:])
+            for name, of_all in self.export.part("draws").items()
+        }
 
     def _own(self, num_replicas: int) -> slice:
         count = num_replicas // self.num_processes
