@@ -53,13 +53,12 @@ def made(prefix: str) -> Iterator[Owned]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a folder is one of these, of this user, and no process holds it."""
+    """Whether a folder is of this user, and no process holds it."""
     try:
         facts = folder.lstat()
     except OSError:
         return False
-    is_one = folder.name.startswith(_PREFIXES) and stat.S_ISDIR(facts.st_mode)
-    if not is_one or facts.st_uid != os.getuid():
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         return False
     try:
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -79,7 +78,7 @@ def is_abandoned(folder: Path) -> bool:
 
 def remove_abandoned() -> None:
     """Removes what processes that were killed left among the temporary files."""
-    for prefix in _PREFIXES:
-        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            if is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIXES) and is_abandoned(Path(entry.path)):
+                shutil.rmtree(entry.path, ignore_errors=True)
