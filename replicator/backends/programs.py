@@ -70,8 +70,7 @@ class ProgramCache(step.StepCache):
             # only garbage-collected ones count.
             before = self._in_a_row[code]
             num_collected = sum(each not in self._held for each in before)
-            if num_collected + 1 == NUM_FUNCTIONS_TO_WARN:
-                self._report_retracing(step_fn, num_collected + 1)
+            self._report_retracing(step_fn, num_collected + 1)
             before.append(function)
             held = step.hold(owner, self, ProgramCache._forget, key)
         self._num_traced[key] = num_traced + 1, held
