@@ -109,8 +109,8 @@ class Checked:
 
     def run(self) -> TrialExit:
         """Runs it without a connection."""
-        tree = ProcessTree(self.trial_dir, self.variables, self.command)
-        ended = trial_tree.run_tree(tree, timeout_sec=self.timeout_sec)
+        with ProcessTree(self.trial_dir, self.variables, self.command) as tree:
+            ended = tree.finish(self.timeout_sec, limit_sec=self.timeout_sec)
         _check_time(ended)
         return ended
 

@@ -307,7 +307,10 @@ class Repetition:
             **{name: facts[name] for name in facts.keys() & Block.model_fields.keys()},
             discard_reason=settings.discard_reason(load, used["num_retraces"]),
         )
-        append(session.prepared.trial_dir, block, facts)
+        folder = session.prepared.trial_dir
+        if reason := rank_file.put_aside(folder / BLOCKS_NAME):
+            session.fail(reason)
+        append(folder, block, facts)
         session.blocks.append(block)
 
 

@@ -37,6 +37,8 @@ from harness.run.trial_tree import ProcessTree, TrialExit
 from harness.trial import rank_file
 from results.records import measuring
 from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
+from results.store import untrusted
+from results.store.manifest import EVIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -146,6 +148,9 @@ class Prepared:
             "load_average_after": os.getloadavg()[0],
             "canary_after_sec": settings.canary(env.placement.cpusets[0][0]),
         }
+        names = sorted(filter(EVIDENCE.fullmatch, untrusted.names_in(self.trial_dir)))
+        left = [rank_file.put_aside(self.trial_dir / name) for name in names]
+        self.store.write_spec(self.trial.trial_id, self.trial.spec)  # as it was
         conclusion = aggregate.conclude(
             self.trial.trial_id,
             self.trial.spec,
@@ -155,7 +160,10 @@ class Prepared:
             blocks=blocks,
             late_sec=settings.late_sec if settings.launcher.num_hosts > 1 else 0.0,
         )
-        if changed_code and conclusion.status is TrialStatus.OK:
+        if reason := next(filter(None, left), ""):
+            kind = rank_file.RankFileError.__name__
+            conclusion = Conclusion().but(Phase.REPORT, reason, exception_type=kind)
+        elif changed_code and conclusion.status is TrialStatus.OK:
             conclusion = Conclusion().but(
                 Phase.REPORT,
                 f"the code changed while it ran, so what was measured is unknown:"
@@ -180,8 +188,9 @@ class Prepared:
             rank_file.remove_checkpoints(self.trial_dir)
         if conclusion.result is not None:
             self.store.write_result(self.trial.trial_id, conclusion.result)
-        code = trial_exit.exit_code
-        return self.write_status(conclusion, duration_sec, code)
+        else:  # of the program
+            (self.trial_dir / "result.json").unlink(missing_ok=True)
+        return self.write_status(conclusion, duration_sec, trial_exit.exit_code)
 
     def write_status(
         self,
@@ -242,8 +251,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     elif spec.revision:
         tree = settings.trees[spec.revision]
         command = tuple(tree.python if w == sys.executable else w for w in command)
-        source_root = tree.root
-        code_root = source_root
+        source_root = code_root = tree.root
         versions = tree.versions
     variables = trial_tree.trial_variables(
         spec,
@@ -266,13 +274,12 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         ),
         versions=versions,
     )
-    is_client = spec.program is not None and spec.program.is_client
-    if is_client:
+    if spec.is_client:
         trial_tree.write_client(trial_dir, spec)
-    after: dict[str, object] = {}
+    canary_sec = settings.canary(placement.cpusets[0][0])
+    after: dict[str, object] = {"canary_before_sec": canary_sec}
     if of_peer is not None:
         after["packages"] = peers.packages(source_root, of_peer)
-    after["canary_before_sec"] = settings.canary(placement.cpusets[0][0])
     env = env.model_copy(update=after)
     store.write_env(trial_id, env)
     return Prepared(
@@ -287,7 +294,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
-        is_client=is_client,
+        is_client=spec.is_client,
     )
 
 
@@ -302,9 +309,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         ended = Conclusion().but(Phase.LAUNCH, reason, status=TrialStatus.DISCARDED)
         return prepared.write_status(ended)
     clock = disturbance.read_clock()
-    with GpuWatch(prepared.gpus) as watch:
-        tree = prepared.tree()
-        trial_exit = trial_tree.run_tree(tree, timeout_sec=settings.timeout_sec)
+    limit_sec = settings.timeout_sec
+    with GpuWatch(prepared.gpus) as watch, prepared.tree() as tree:
+        trial_exit = tree.finish(limit_sec, limit_sec=limit_sec)
     load = disturbance.foreign_since(clock, prepared.env.num_logical_cores)
     return prepared.record(
         trial_exit,

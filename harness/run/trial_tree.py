@@ -246,6 +246,7 @@ class ProcessTree:
                 # The harness records the end of this file with the failure.
                 parts = [p.rstrip() for p in self._gang.output if p.strip()]
                 path = self._trial_dir / "stderr.log"
+                rank_file.put_aside(path)
                 with path.open("a", encoding="utf-8") as file:
                     file.write("\n".join(parts) + "\n")
         else:
@@ -265,12 +266,6 @@ class ProcessTree:
         except psutil.TimeoutExpired:
             return self.end(limit_sec)
         return self.end()
-
-
-def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
-    """Runs a trial's process tree; no process of it remains, whatever is raised."""
-    with tree:
-        return tree.finish(timeout_sec, limit_sec=timeout_sec)
 
 
 def clear_trials(trial_dir: Path, before: Before | None = None) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import signal
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from harness.client.scaling_client import rank_path, shortened
 from results.errors import UnavailableRecordError
 from results.records.models import Phase
 from results.records.texts import printable
-from results.store import untrusted
+from results.store import untrusted, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -93,6 +94,20 @@ class RankLog:
         return "done" in self.lines
 
 
+def put_aside(path: Path) -> str:
+    """Renames what a program left that no record can be; says what, or ""."""
+    try:
+        untrusted.read_bytes(path)
+    except untrusted.DamagedFileError as error:
+        writing.check_fence(path)
+        kept = path.rename(path.with_name(f"left-{secrets.token_hex(4)}-{path.name}"))
+        return (
+            f"{path.name}: {error}, and a record of the trial belongs there; let the"
+            f" program write into another folder (it is kept as {kept.name!r})"
+        )
+    return ""
+
+
 def read_rank(trial_dir: Path, rank: int) -> RankLog:
     """Reads a rank file; a missing one is an empty log in phase ``launch``."""
     from results.records.protocol import RANK_KINDS
@@ -103,9 +118,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
         text = untrusted.read_text(path)
     except (untrusted.DamagedFileError, UnavailableRecordError) as error:
         raise RankFileError(f"{path.name}: {error}") from error
-    if text is None:
-        return log
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+    for number, line in enumerate((text or "").splitlines(keepends=True), start=1):
         if not line.endswith("\n"):  # of a killed process
             break
         try:
@@ -201,6 +214,7 @@ class FirstExit:
 
 def write_first_exit(trial_dir: Path, first: FirstExit) -> None:
     text = json.dumps(dataclasses.asdict(first))
+    put_aside(trial_dir / _NAME)
     (trial_dir / _NAME).write_text(text, encoding="utf-8")
 
 

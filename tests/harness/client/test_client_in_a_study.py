@@ -120,6 +120,8 @@ BAD = {
     "never_done": r"step 0 was not ended: call step.done\(\) once in each iteration",
     "other_batch": r"step 0 had 20 examples, the trial has a global batch of 4: let",
     "leaves": r"the loop over run.steps\(\) was left after 7 steps, before the harness",
+    "leaves_a_pipe": r"^blocks\.jsonl: it is not a regular file, and a record of the"
+    r" trial belongs there; let the program write into another folder",
     "raise": r"the reducer is out of paper$",
     "short": r"a step took \d+ us, less than the 100 us that can be timed: wait for"
     r" the device before step.done\(\), or do more work per step",

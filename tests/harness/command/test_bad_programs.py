@@ -18,6 +18,32 @@ pytestmark = pytest.mark.processes
 GOOD = "for k in range(8): print('rate', 10 + k, flush=True); time.sleep(0.01)"
 OK, FAILED, TIMEOUT = TrialStatus.OK, TrialStatus.FAILED, TrialStatus.TIMEOUT
 SLOW = "time.sleep(987)"
+NOT_REGULAR = "it is not a regular file"
+IS_LINK = "it is a symbolic link"
+IS_HUGE = "268435457 bytes, at most 268435456 are read"
+LEFT = (
+    ("rank_0.jsonl", "folder", "(path / 'x').mkdir(parents=True)", NOT_REGULAR),
+    ("rank_0.jsonl", "pipe", "os.mkfifo(path)", NOT_REGULAR),
+    ("status.json", "folder", "(path / 'x').mkdir(parents=True)", NOT_REGULAR),
+    ("status.json", "link", "path.symlink_to('/no/such')", IS_LINK),
+    ("spec.json", "link", "path.symlink_to('/no/such')", IS_LINK),
+    ("env.json", "folder", "path.mkdir()", NOT_REGULAR),
+    ("result.json", "folder", "path.mkdir()", NOT_REGULAR),
+    ("samples_1.png", "huge file", "open(path, 'w').truncate(2**28 + 1)", IS_HUGE),
+)
+"""What a program leaves in the place of a record: its name, what, how, and why not."""
+
+
+def leaving(name, make, then=GOOD):
+    path = f"pathlib.Path(os.environ['REPLICATOR_HARNESS_TRIAL'], {name!r})"
+    lines = ("import pathlib", f"path = {path}", "path.unlink(missing_ok=True)")
+    return "\n".join((*lines, make, then))
+
+
+BELONGS = (
+    "and a record of the trial belongs there; let the program write into another folder"
+)
+BINARY = "path.write_bytes(bytes(range(256)))"
 ONE_PIECE = r"numbers came in one piece"
 PROGRAMS = {
     "good": (GOOD, Evidence.WINDOW, ""),
@@ -85,6 +111,26 @@ PROGRAMS = {
         r"its last line: '\*\*\*: saw \*\*\*, not gpu-box-70; a runner'$",
     ),
     "has no name": ("sys.exit('on localhost')", FAILED, "line: 'on localhost'$"),
+    "changes its spec": (leaving("spec.json", BINARY), Evidence.WINDOW, ""),
+    "removes its spec": (leaving("spec.json", ""), Evidence.WINDOW, ""),
+    "leaves a result and fails": (
+        leaving("result.json", BINARY, "sys.exit('no data')"),
+        FAILED,
+        r"exited with code 1; its last line: 'no data'",
+    ),
+    "leaves binary observations": (
+        leaving("rank_0.jsonl", BINARY),
+        FAILED,
+        r"^rank_0\.jsonl: 'utf-8' codec can't decode byte 0x80",
+    ),
+    **{
+        f"leaves a {kind} {name}": (
+            leaving(name, make),
+            FAILED,
+            rf"^{name}: {why}, {BELONGS} \(it is kept as 'left-\w+-{name}'\)$",
+        )
+        for name, kind, make, why in LEFT
+    },
 }
 """Each with its status, or the evidence of one that counts, and what is said of it."""
 CANNOT = "--command cannot be started: "

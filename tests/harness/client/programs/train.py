@@ -28,6 +28,11 @@ def misbehave(index):
         os._exit(3)
     if BEHAVIOR == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if BEHAVIOR == "leaves_a_pipe":
+        folder = pathlib.Path(os.environ[scaling_client.TRIAL_VARIABLE])
+        (folder / "first_exit.json").mkdir()
+        (folder / "blocks.jsonl").unlink(missing_ok=True)
+        os.mkfifo(folder / "blocks.jsonl")
 
 
 def main():
