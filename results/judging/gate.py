@@ -211,7 +211,7 @@ def read_gate(store: Store) -> GateRecord | None:
     Raises CorruptRecordError or NewerSchemaError where it cannot be read.
     """
     path = store.root / GATE_NAME
-    return study_store.read_record(path, "gate", GateRecord, is_public=store.is_public)
+    return store.shown(study_store.read_record(path, "gate", GateRecord))
 
 
 def judge_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:

@@ -41,6 +41,8 @@ FACTS: Final = frozenset(_FACTS.split()) - TEXTS
 MAPPINGS: Final = frozenset(_MAPPINGS.split())
 _OF_A_SPEC: Final = "code_digest"
 _ABRIDGED: Final = "is_abridged"
+# A number, or true or false, in quotes: it is read as such.
+_QUOTED: Final = re.compile(r"(?i)\s*(?:[-+._e\d]+|true|false|yes|no|on|off|[tfyn])\s*")
 _CLOCK: Final = re.compile("[0-9a-f]{16}")
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 # What a picture or a film is drawn from; text and times are in other chunks.
@@ -61,6 +63,13 @@ def content(name: str, stored: bytes) -> bytes | None:
     if public_facts == record:
         return stored
     return f"{json.dumps(public_facts, indent=1)}\n".encode()
+
+
+def record_of(whole: Any) -> Any:
+    """Returns a record, which was read whole, as it may leave the machine."""
+    stated = whole.model_dump(mode="json", exclude_unset=True)
+    kept = facts(stated)
+    return whole if kept == stated else type(whole).model_validate(kept)
 
 
 def facts(record: dict[str, Any]) -> dict[str, Any]:
@@ -133,4 +142,4 @@ def _text(text: str, name: str) -> str | None:
         return text
     if name == "host" and not _CLOCK.fullmatch(text):  # by a client of others
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return shared(text) if name in TEXTS else None
+    return shared(text) if name in TEXTS or _QUOTED.fullmatch(text) else None

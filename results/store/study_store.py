@@ -26,7 +26,7 @@ import pathlib
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pydantic
 
@@ -41,15 +41,14 @@ RecordT = TypeVar("RecordT", bound=models.Record)
 
 _MOST_OF_PLACE = 200
 _ANOTHER = "choose a path this user can write to"
+_TEXT_OF_A_FIELD: Final = re.compile(r", got ['\"\[{].*")
 _WITHOUT_USER_FOLDERS = ("env", "status", "result")
 """A plan and a spec name the data to read, and are what an id is made of. The command
 of a plan is only shown."""
 
 
-def read_record(
-    path: pathlib.Path, kind: str, model: type[RecordT], *, is_public: bool = False
-) -> RecordT | None:
-    """Reads one record, or its public facts; None if there is no such file."""
+def read_record(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
+    """Reads one record, whole; None if there is no such file."""
     try:
         text = untrusted.read_text(path)
         if text is None:
@@ -69,7 +68,7 @@ def read_record(
                 texts.shortened(word) if isinstance(word, str) else word
                 for word in command
             ]
-        return model.model_validate(public.facts(data) if is_public else data)
+        return model.model_validate(data)
     except untrusted.DamagedFileError as error:
         raise errors.CorruptRecordError(path, str(error)) from error
     except pydantic.ValidationError as error:
@@ -341,22 +340,19 @@ class Store:
         folder = self.trial_dir(trial_id)
         names = untrusted.names_in(folder)
 
-        def read(kind: str, model: type[RecordT]) -> RecordT | None:
+        def read(kind: str) -> Any:
             path = folder / f"{kind}.json"
             if path.name not in names:
                 return None
-            record = read_record(path, kind, model, is_public=self.is_public)
+            record = read_record(path, kind, schema.MODELS[kind])
             if record is None:  # a file system that lists it and has no file
                 raise errors.UnavailableRecordError(
                     path, FileNotFoundError("it is listed, and is not there")
                 )
             return record
 
-        spec, env = read("spec", models.TrialSpec), read("env", models.Environment)
-        status, result = (
-            read("status", models.StatusRecord),
-            read("result", models.TrialResult),
-        )
+        found = {kind: read(kind) for kind in ("spec", "env", "status", "result")}
+        spec, status = found["spec"], found["status"]
         if spec is None and status is None:
             raise errors.MissingRecordError(
                 f"no trial {trial_id!r} in {str(self.root)!r}; ids are the names "
@@ -366,10 +362,13 @@ class Store:
             raise errors.CorruptRecordError(
                 folder / "spec.json", "missing, though the trial has a status"
             )
-        identity.check_trial(folder, spec, status, result)
-        return Trial(
-            trial_id=trial_id, spec=spec, env=env, status=status, result=result
-        )
+        identity.check_trial(folder, spec, status, found["result"])
+        shown = {kind: self.shown(record) for kind, record in found.items()}
+        return Trial(trial_id=trial_id, **shown)
+
+    def shown(self, record: models.Record | None) -> Any:
+        """Returns a record that was read whole as this store shows it."""
+        return public.record_of(record) if record and self.is_public else record
 
     def read(self) -> Reading:
         """Reads all trials once, and the plan to see whether it is damaged.
@@ -396,15 +395,16 @@ class Store:
         try:
             yield
         except errors.CorruptRecordError as error:
-            reason = texts.shared(error.reason) if self.is_public else error.reason
+            named = _TEXT_OF_A_FIELD.sub("", error.reason)
+            reason = texts.shared(named) if self.is_public else error.reason
             problems.append(errors.CorruptRecordError(error.path, reason))
 
     def _read_plan_or_none(self) -> models.Plan | None:
         path = self.root / PLAN_NAME
-        plan = read_record(path, "plan", models.Plan, is_public=self.is_public)
+        plan = read_record(path, "plan", models.Plan)
         if plan is not None:
             identity.check_plan(path, plan)
-        return plan
+        return self.shown(plan)
 
 
 def _check_reachable(root: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ from harness.planning.request import RUNS_DIR, RunsDir, StudyArguments
 from reports import output_file
 from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, ExportFormat, Output
-from results.judging import gate_metrics
+from results.judging import gate, gate_metrics
 from results.store import studies
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -153,7 +153,7 @@ def run(request: ReportRequest) -> int:
     _check(request)
     with contextlib.ExitStack() as unpacked:
         stores = [_opened(name, request, unpacked) for name in request.studies]
-        problems = [store.read().problems for store in stores]
+        problems = [load_study(Store(store.root)).problems for store in stores]
         written, code = (_write_page if is_page else _write_content)(request, stores)
         click.echo(written)
         return max([code, *map(status_command.name_problems, problems)])
@@ -167,6 +167,7 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
         raise StudyError(f"{name!r} is a zip file; name the page with -o, -o page.html")
     store = Store.open(root).public
     store.read_plan()
+    gate.read_gate(store)
     return store
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -66,6 +67,7 @@ def _show(request: StatusRequest, store: Store) -> int:
         reading, study = store.read(), None
         with contextlib.suppress(CorruptRecordError, MissingRecordError):
             study = load_study(store)  # a corrupt plan is reported below
+            reading = dataclasses.replace(reading, problems=study.problems)
         lines, data = _describe(store, reading, study, is_running=is_running)
         if request.is_watched and is_running and study is not None:
             lines += _rates(study)
@@ -192,7 +194,5 @@ def _rates(study: Study) -> Iterator[str]:
 def name_problems(problems: Sequence[CorruptRecordError]) -> int:
     """Prints one line per damaged record, and returns the exit code."""
     for problem in problems:
-        click.echo(
-            f"error: corrupt record {str(problem.path)!r}: {problem.reason}", err=True
-        )
+        click.echo(f"error: {problem}", err=True)
     return ExitCode.USAGE if problems else ExitCode.OK

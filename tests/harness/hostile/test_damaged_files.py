@@ -22,14 +22,14 @@ import damaging
 import pytest
 from command_lines import overridden, smoke_sweep
 from damaging import Hung, at_most
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import reports
 from harness import ExitCode, main
 from harness.command.reader import MetricFile, ReadingError
 from harness.machine import gpus
-from reports import GATE_FORMATS
+from reports import FORMATS, GATE_FORMATS
 from results import (
     GateCase,
     GateRecord,
@@ -39,6 +39,7 @@ from results import (
     TrialSpec,
     case_id,
     lock_study,
+    opened,
     trial_id,
 )
 from results.judging import read_gate
@@ -541,3 +542,76 @@ def test_damaged_studies_are_reported_in_lines(eventful_study, places, reader):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root.parent)
         check(root, reader)
+
+
+RECORDS = (
+    "plan.json",
+    *(f"trials/*/{kind}.json" for kind in ("spec", "env", "status", "result")),
+    "match/trials/*/result.json",
+)
+WRONG = (*("secret words", "3", "-1", "true", None, [], {}, -7.5, True), *NUMBERS)
+
+
+def fields_of(value, path=()):
+    """Yields the path of each field that holds a number, or may."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value[:1])
+        for key, inner in items:
+            yield from fields_of(inner, (*path, key))
+    elif not isinstance(value, str):
+        yield path
+
+
+@covering.series
+@settings(
+    max_examples=covering.num_examples(8, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    st.sampled_from(RECORDS),
+    chances,
+    st.sampled_from(WRONG),
+    st.sampled_from(sorted({*FORMATS} - {"mlperf"})),  # which says how many files
+)
+@example("trials/*/status.json", ("exit_code",), "secret words", "zip")
+@example("trials/*/status.json", ("duration_sec",), "3", "zip")
+@example("trials/*/result.json", ("quality", 0, "confidence"), "0.5", "json")
+@example("match/trials/*/result.json", ("window_sec",), [], "csv")
+@example("plan.json", ("trials", 0, "spec", "budget"), "secret words", "zip")
+def test_every_reader_says_the_same_of_a_wrong_field(
+    eventful_study, record, field, value, form
+):
+    root = eventful_study.with_name("wrong")
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(eventful_study, root)
+    first = min((root / "trials").iterdir())
+    shutil.copytree(first, root / "match" / "trials" / first.name)
+    path = min(root.glob(record))
+    content = load(path)
+    if isinstance(field, int):
+        field = (fields := [*fields_of(content)])[field % len(fields)]
+    path.write_text(json.dumps(change(content, field, "set", value)))
+    written = root.with_name("wrong.out")
+    shutil.rmtree(written, ignore_errors=True)
+    report = ("report", str(root), "--format", form, "-o", str(written / "out"))
+    (status, _, said), (code, _, of_report), (verified, out, of_verify) = (
+        run(*words) for words in (("status", str(root)), report, ("verify", str(root)))
+    )
+    lines = [line for line in of_report.splitlines() if line.startswith("error: ")]
+
+    assert said.splitlines() == lines
+    assert (status == ExitCode.USAGE) == (code == ExitCode.USAGE) == bool(lines)
+    assert len(lines) <= 1
+    if lines and verified == ExitCode.USAGE:  # nothing of the study is read
+        assert said == of_verify
+        assert not written.exists()
+    elif lines:
+        reason = lines[0].partition("': ")[2].partition("; the other records")[0]
+        assert ExitCode.SOME_TRIALS_FAILED == verified
+        assert record != "plan.json"
+        assert reason[:40] in " ".join(out.split())
+    elif form == "zip":
+        with opened(written / "out") as unpacked:
+            again = Store(unpacked).read()
+        assert Store(root).public.read().trials == again.trials
