@@ -22,6 +22,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -383,8 +384,13 @@ def elsewhere(name):
             raise FileNotFoundError(path)
         return name if path == BOOT_ID else read(path, *args, **options)
 
-    replaced = mock.patch.object(pathlib.Path, "read_text", read_text)
-    with replaced, mock.patch.object(fcntl, "flock"):
+    with (
+        # Blind to locks, it would remove temporary folders that other processes hold.
+        tempfile.TemporaryDirectory() as temporary,
+        mock.patch.object(tempfile, "tempdir", temporary),
+        mock.patch.object(pathlib.Path, "read_text", read_text),
+        mock.patch.object(fcntl, "flock"),
+    ):
         yield
 
 
