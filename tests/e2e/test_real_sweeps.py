@@ -149,6 +149,9 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="controls need a core for each replica"
+)
 @pytest.mark.parametrize(
     ("workload", "data", "controls"),
     [

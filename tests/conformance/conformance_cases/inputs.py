@@ -195,7 +195,7 @@ def a_dispatch_ends_where_the_data_of_one_ends(repl):
 )
 def batches_can_be_read_without_a_step(repl):
     """next(), get_next(), a loop and run() share one position and the same end."""
-    num_batches = 5 * repl.num_local_replicas
+    num_batches = 5 * repl.num_replicas // repl.num_workers
     inputs = repl.make_input_iterator(
         lambda ctx: _numbered(ctx, num_batches).map(lambda i: {"x": i, "y": -i})
     )
@@ -226,7 +226,7 @@ def batches_can_be_read_without_a_step(repl):
 )
 def a_loop_ends_together(repl):
     """If one worker has fewer batches, the loops of all end after the same step."""
-    num_local = repl.num_local_replicas
+    num_local = repl.num_replicas // repl.num_workers
     inputs = repl.make_input_iterator(
         lambda ctx: _numbered(ctx, (2 + ctx.input_pipeline_id) * num_local)
     )
