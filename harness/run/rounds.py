@@ -25,7 +25,6 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.run import trial_runner
 from harness.run.trial_tree import Session, SessionEndedError, busy
 from harness.trial import measure, rank_file
-from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Block, Control, Order
 from results.statistics import estimates
 from results.store import untrusted, writing
@@ -65,15 +64,10 @@ def append(trial_dir: Path, block: Block, load: Mapping[str, Any]) -> None:
     line = {**load, **own, "is_sustained": block.is_sustained}
     line = {k: value for k, value in line.items() if value is not False and value != []}
     path = trial_dir / BLOCKS_NAME
-    try:
+    with writing.reporting(path, "free space there, then run the same command again"):
         writing.check_fence(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    except OSError as error:  # of a write, which names no path
-        raise WriteStoreError(
-            f"cannot write {str(path)!r}: {error.strerror}; free space there, then run"
-            " the same command again"
-        ) from error
 
 
 MIN_ROUNDS: Final = 5
