@@ -33,7 +33,7 @@ _held: dict[pathlib.Path, Callable[[], bool]] = {}
 def check_fence(path: os.PathLike[str]) -> None:
     """Raises if what is about to be written belongs to a study that was lost."""
     whole = pathlib.Path(path).absolute()
-    for root, is_owner in _held.items():
+    for root, is_owner in tuple(_held.items()):  # other threads take studies, too
         if whole.is_relative_to(root) and not is_owner():
             raise errors.StudyLostError(root)
 

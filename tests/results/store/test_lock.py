@@ -1,5 +1,6 @@
 """One owner of a study, on one machine and on several that do not share their locks."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -86,6 +87,27 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
     assert not (tmp_path / HEARTBEAT).exists()
     with lock_study(tmp_path):
         pass
+
+
+def test_a_study_is_written_while_another_thread_takes_one(tmp_path, make, monkeypatch):
+    (trial, *_), names = make().trials(), ("own", "other", "of a thread")
+    own, other, of_a_thread = map(tmp_path.joinpath, names)
+    for folder in (own, other, of_a_thread):
+        folder.mkdir()
+    is_relative_to, taken = pathlib.Path.is_relative_to, contextlib.ExitStack()
+
+    def ask(path, *parents):
+        """In the middle of a write, which asks whose study the file belongs to."""
+        monkeypatch.undo()
+        taken.enter_context(lock_study(of_a_thread))
+        return is_relative_to(path, *parents)
+
+    with taken, lock_study(own), lock_study(other):
+        monkeypatch.setattr(pathlib.Path, "is_relative_to", ask)
+        results.Store(own).write_spec(trial.trial_id, trial.spec)
+        assert is_own(of_a_thread)
+
+    assert trial.spec == results.Store(own).read_trial(trial.trial_id).spec
 
 
 def test_what_cannot_be_locked_is_one_line(tmp_path):
