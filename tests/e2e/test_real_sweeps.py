@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from fake_machine import two_cores
 
 from harness import ExitCode, main
 from results import Control, Store, TrialStatus, curves_frame, trials_frame
@@ -149,9 +150,7 @@ def test_a_case_is_checked_and_measured_in_turns(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="controls need a core for each replica"
-)
+@two_cores
 @pytest.mark.parametrize(
     ("workload", "data", "controls"),
     [
