@@ -42,7 +42,8 @@ MAPPINGS: Final = frozenset(_MAPPINGS.split())
 _OF_A_SPEC: Final = "code_digest"
 _ABRIDGED: Final = "is_abridged"
 # A number, or true or false, in quotes: it is read as such.
-_QUOTED: Final = re.compile(r"(?i)\s*(?:[-+._e\d]+|true|false|yes|no|on|off|[tfyn])\s*")
+_NUMBER: Final = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_QUOTED: Final = re.compile(rf"(?i)\s*(?:{_NUMBER}|true|false|yes|no|on|off|[tfyn])\s*")
 _CLOCK: Final = re.compile("[0-9a-f]{16}")
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 # What a picture or a film is drawn from; text and times are in other chunks.

@@ -82,11 +82,15 @@ def test_every_text_of_a_record_is_listed_or_left_out():
             {
                 "traceback": TOKEN,
                 "unknown": TOKEN,
+                "dated": "2026-11-30",
+                "serial": "555-12-34",
+                "quoted": "-1.5e3",
                 "also": {"unknown": [TOKEN, 1], "x": 2, "y": [[TOKEN], 3]},
                 "options": {"path": "/mnt/team/x", "depth": 3, "name": None},
                 "step_time_sec": [0.1, 2],
             },
             {
+                "quoted": "-1.5e3",
                 "also": {"x": 2, "unknown": [None, 1], "y": [None, 3]},
                 "options": {"path": ".../x", "depth": 3, "name": None},
                 "step_time_sec": [0.1, 2],
