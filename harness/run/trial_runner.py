@@ -37,8 +37,7 @@ from harness.run.trial_tree import ProcessTree, TrialExit
 from harness.trial import rank_file
 from results.records import measuring
 from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
-from results.store import untrusted
-from results.store.manifest import EVIDENCE
+from results.store import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +147,7 @@ class Prepared:
             "load_average_after": os.getloadavg()[0],
             "canary_after_sec": settings.canary(env.placement.cpusets[0][0]),
         }
-        names = sorted(filter(EVIDENCE.fullmatch, untrusted.names_in(self.trial_dir)))
+        names = manifest.names_in(self.trial_dir)
         left = [rank_file.put_aside(self.trial_dir / name) for name in names]
         self.store.write_spec(self.trial.trial_id, self.trial.spec)  # as it was
         conclusion = aggregate.conclude(

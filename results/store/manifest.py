@@ -47,10 +47,13 @@ def digest_of(path: pathlib.Path) -> str:
     return NOTHING if content is None else digest(content)
 
 
+def names_in(folder: pathlib.Path) -> list[str]:
+    return sorted(filter(EVIDENCE.fullmatch, untrusted.names_in(folder)))
+
+
 def evidence_in(folder: pathlib.Path) -> dict[str, str]:
     """Returns the digests of a trial's files, by name; raises as ``digest_of``."""
-    names = sorted(filter(EVIDENCE.fullmatch, untrusted.names_in(folder)))
-    return {name: digest_of(folder / name) for name in names}
+    return {name: digest_of(folder / name) for name in names_in(folder)}
 
 
 def renew(root: pathlib.Path, owner: str, files: Mapping[str, str]) -> None:
